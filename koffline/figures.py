@@ -1,4 +1,4 @@
-"""Metrics of a run as d3rlpy writes them, one CSV each: read, described in words, drawn, saved or shown."""
+"""Metrics of a run as d3rlpy writes them, one CSV each: read, described in words, and drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ INK = "#1f2933"
 # Okabe and Ito's palette, safe for colour-blind readers; further lines repeat it in other strokes.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4d4d4d")
 _STROKES = ("-", "--", ":", "-.")
-_NO_SCREEN = {"agg", "cairo", "pdf", "pgf", "ps", "svg", "template"}
 _DPI = 150
 STYLE: dict[Any, Any] = {
     "axes.spines.top": False,
@@ -188,28 +187,21 @@ def check_picture(path: Path) -> None:
     check_target(path, force=True)
 
 
-def save_or_show(draw: Callable[[Figure], None], size: tuple[float, float], save: str | None) -> Path | None:
-    """Draw a figure of `size` inches; the path of the file, None when it was shown on the screen.
+def save(draw: Callable[[Figure], None], size: tuple[float, float], path: Path) -> None:
+    """Draw a figure of `size` inches into a file, which replaces an older picture.
 
-    An older picture is replaced. Raises ConfigError for an unknown ending and where there is no display,
-    DataError for a file that cannot be written.
+    Raises ConfigError for an unknown ending, DataError for a file that cannot be written.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(STYLE):
-        if save is None:
-            pyplot = open_screen()
-            draw(pyplot.figure(figsize=size, layout="constrained"))
-            pyplot.show()
-            return None
-        figure, path = Figure(figsize=size, layout="constrained"), Path(save)
+        figure = Figure(figsize=size, layout="constrained")
         draw(figure)
         format_ = _file_format(path)
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format_)
         with atomic_file(path, force=True) as temporary:
             figure.savefig(temporary, format=format_, dpi=_DPI, metadata=metadata)
-    return path
 
 
 def _file_format(path: Path) -> str:
@@ -220,17 +212,3 @@ def _file_format(path: Path) -> str:
         endings = ", ".join(f".{format_}" for format_ in sorted(known))
         raise ConfigError(f"--save {path}: the ending says the format; give one of {endings}")
     return ending
-
-
-def open_screen() -> Any:
-    """matplotlib.pyplot where it can show something. Raises ConfigError."""
-    try:
-        import matplotlib.pyplot as pyplot
-
-        backend = pyplot.get_backend().lower()
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the plot cannot be shown ({reason}); give --save plot.png") from error
-    if backend in _NO_SCREEN:
-        raise ConfigError("there is no display to show the plot on; give --save plot.png")
-    return pyplot

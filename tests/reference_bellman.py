@@ -35,19 +35,6 @@ def products(scores, places, bandwidth, n):
     return result / n
 
 
-def window_residual(rewards, discounts, values, later, episode_of, ratios, start, window, of_state):
-    """Recursion from the end of the window: ρ (r + discount · (V' + what the next steps bring)) − Q."""
-    rest = 0.0
-    last = start
-    while last + 1 < len(rewards) and last + 1 - start < window and episode_of[last + 1] == episode_of[start]:
-        last += 1
-    for row in range(last, start - 1, -1):
-        delta = rewards[row] + discounts[row] * later[row] - values[row]
-        inner = delta + discounts[row] * rest
-        rest = ratios[row] * inner if row > start or of_state else inner
-    return rest
-
-
 def witness(residuals, weights, places, at, bandwidth):
     """f*, kernel-weighted mean, its standard error, effective rows."""
     n = sum(1 for w in weights if w > 0)

@@ -3,10 +3,14 @@
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from koffline.ope.comparisons import compare_replicas
+from koffline.ope.ranking import RankedPolicy
+from koffline.ope.results import Interval
 from koffline.policies import DiscretePolicy
 from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
 from scripts.bench.leaderboard_methods import Answer
@@ -14,7 +18,6 @@ from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_problems import BOARD, Greedy, Truncated
 from scripts.bench.leaderboard_scores import score_methods
 from tests.ope.problems import discrete_log
-from tests.report.rankings import NAMES, ranking
 
 
 def answer(method, value=None, low=None, high=None, reason=None):
@@ -145,8 +148,17 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
 
 def test_pairs_against_their_truths_by_hand():
     # Truths 4.5, 5.1, 2.2: the first pair has its sign wrong, which no claim of significance makes an error.
-    found = {(pair["better"], pair["worse"]): pair for pair in pairs_of(ranking())}
-    first = found[NAMES[0], NAMES[1]]
+    values, truths = (5.0, 4.9, 2.0), (4.5, 5.1, 2.2)
+    noise = np.hstack([np.zeros((3, 2)), 0.3 * np.random.default_rng(0).normal(size=(3, 6))])
+    ranking = SimpleNamespace(
+        policies=[
+            RankedPolicy(1, name, value, Interval(value - 1.0, value + 1.0, 0.95, "bootstrap"), truth)
+            for name, value, truth in zip("abc", values, truths, strict=True)
+        ],
+        comparisons=compare_replicas("abc", np.array(values)[:, None] + noise, full=2),
+    )
+    found = {(pair["better"], pair["worse"]): pair for pair in pairs_of(ranking)}
+    first = found["a", "b"]
     assert first["truth"] == pytest.approx(-0.6)
     assert (first["covered"], first["wrong"]) == (True, False)
     assert first["apart"] == pytest.approx(np.sqrt(8.0))

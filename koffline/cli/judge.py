@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
+from functools import partial
 from typing import Any
 
 import click
 
-from koffline.cli.options import (
-    THREADS,
-    Log,
-    Result,
-    gamma_option,
-    log_options,
-    reading_options,
-    result_options,
-    set_option,
-    settings_options,
-    whole,
-)
+from koffline.cli import options as shared
 from koffline.errors import ConfigError
 
 _OWN = ("kloss", "fqe")
@@ -35,24 +24,22 @@ _SEVERAL = ("--policies", "--truths")
 @click.command(no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
-@gamma_option()
+@shared.gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
-@click.option("--window", type=int, metavar="D", help="Residuals over D steps within an episode; default 1.")
-@click.option("--on-policy", is_flag=True, help="POLICY wrote the log: V(s) and windows need no ratios.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
-@whole("--regions", default=5, help="How many places of the largest error; default 5.")
+@shared.whole("--regions", default=5, help="How many places of the largest error; default 5.")
 @click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
 @click.option("--allow-training-rows", is_flag=True, help="Test rows MODEL was fitted to all the same.")
-@whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
-@set_option("One setting of kloss or fqe: steps=2000.")
-@THREADS
-@result_options("diagnosis.json")
-@log_options("data", reading_options)
+@shared.whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
+@shared.whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@shared.set_option("One setting of kloss or fqe: steps=2000.")
+@shared.THREADS
+@shared.result_options("diagnosis.json")
+@shared.log_options("data", shared.reading_options)
 def diagnose(
-    log: Log,
+    log: shared.Log,
     model: str,
-    result: Result,
+    result: shared.Result,
     assignments: tuple[str, ...],
     cross_fit: int | None,
     threads: int | None,
@@ -61,9 +48,9 @@ def diagnose(
     """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
 
     MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
-    function (observations, actions) -> values or of observations alone, or 'kloss' or 'fqe': then koffline
-    fits one itself, each row judged by a model that has not seen its episode. DATA must hold rows that MODEL
-    was not trained on. POLICY and DATA are as in 'koffline evaluate'.
+    function (observations, actions) -> values, or 'kloss' or 'fqe': then koffline fits one itself, each row
+    judged by a model that has not seen its episode. DATA must hold rows that MODEL was not trained on. POLICY
+    and DATA are as in 'koffline evaluate'.
 
     \b
     Examples:
@@ -98,13 +85,12 @@ def diagnose(
 
 
 def _diagnose(
-    log: Log,
+    log: shared.Log,
     model: str,
     settings: dict[str, Any],
     folds: int,
     policy: str,
     trained_on: str | None,
-    on_policy: bool,
     **options: Any,
 ) -> Any:
     """Read, load, fit where that is asked for, and look."""
@@ -122,8 +108,6 @@ def _diagnose(
     if trained_on is not None:
         mapping = log.mapping if is_table_source(trained_on) else None
         given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
-    if on_policy:
-        given["on_policy"] = True
     function = _fitted(transitions, loaded, settings, folds) if model in _OWN else model
     found = diagnose_value_function(function, transitions, loaded, **given)
     if sample.is_all:
@@ -137,17 +121,11 @@ def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int)
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.fitted import fit_value_function
-    from koffline.progress import progress_bar
+    from koffline.progress import training_bar
 
     chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
-    with progress_bar(f"fitting {chosen.estimator}", folds, sys.stderr.isatty()) as show:
-        done = iter(range(1, folds + 1))
-
-        def fit(part: Any) -> Any:
-            function = fit_value_function(part, policy, chosen)
-            show(next(done))
-            return function
-
+    with training_bar(f"fitting {chosen.estimator}") as bar:
+        fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)
         return cross_fit(transitions, fit, folds, chosen.seed)
 
 
@@ -172,22 +150,22 @@ class _Several(click.Command):
 
 @click.command(cls=_Several, no_args_is_help=True)
 @click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
-@gamma_option()
+@shared.gamma_option()
 @click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@shared.whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
 @click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")
-@settings_options
-@result_options("ranking.json")
-@log_options("data", reading_options)
+@shared.settings_options
+@shared.result_options("ranking.json")
+@shared.log_options("data", shared.reading_options)
 def select(
-    log: Log,
+    log: shared.Log,
     specs: tuple[str, ...],
     truths: tuple[float, ...],
     config: str | None,
     assignments: tuple[str, ...],
     initial_states: str | None,
-    result: Result,
+    result: shared.Result,
     **options: Any,
 ) -> None:
     """Which of several POLICIES is worth most from the initial states of DATA?

@@ -17,7 +17,7 @@ from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
-from koffline.store.run_record import shown_command, start_run
+from koffline.store.run_record import start_run
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -249,7 +249,7 @@ class Result:
 
             seconds = round(found.seconds, 3)
             record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=seconds)
-            page = write(found, Path(str(self.out)), shown_command(), self.force, record)
+            page = write(found, Path(str(self.out)), self.force, record)
         if self.as_json:
             click.echo(found.to_json())
         else:

@@ -45,46 +45,47 @@ def stats(path: str) -> None:
 @click.option("--show-steps", is_flag=True, help="Steps on the x-axis instead of epochs.")
 @click.option("--label", "labels", multiple=True, help="Label in the legend, one for each PATH.")
 @click.option("--title", help="Title of the plot.")
-@click.option("--save", metavar="FILE", help="Save the plot (.png, .svg, .pdf …) instead of showing it.")
-def plot(paths: tuple[str, ...], save: str | None, **options: Any) -> None:
+@click.option("--save", "target", required=True, metavar="FILE", help="The picture: .png, .svg, .pdf …")
+def plot(paths: tuple[str, ...], target: str, **options: Any) -> None:
     """Draw metrics of runs in one plot and print their statistics. PATH: CSV files.
 
     \b
     Examples:
       koffline plot runs/*/environment.csv --save returns.png
-      koffline plot runs/a/critic_loss.csv runs/b/critic_loss.csv --label kloss --label td
+      koffline plot runs/a/critic_loss.csv runs/b/critic_loss.csv --label kloss --label td --save ab.png
       koffline plot runs/a/critic_loss.csv --window 10 --show-steps --save loss.svg
     """
-    from koffline.figures import describe, draw_metrics, read_metric, save_or_show
+    from koffline.figures import describe, draw_metrics, read_metric, save
 
     labels = options["labels"]
     if labels and len(labels) != len(paths):
         raise ConfigError(
             f"there are {len(labels)} --label and {len(paths)} files; give one for each, or none"
         )
-    _check_where(save, paths)
+    out = _claim_picture(target, paths)
     metrics = [read_metric(path) for path in paths]
     for metric in metrics:
         click.echo("\n".join(describe(metric)) + "\n")
-    _say(save_or_show(lambda figure: draw_metrics(figure, metrics, **options), (7.0, 4.2), save))
+    save(lambda figure: draw_metrics(figure, metrics, **options), (7.0, 4.2), out)
+    click.echo(f"wrote {target}")
 
 
 @click.command("plot-all")
 @click.argument("path")
 @click.option("--title", help="Title of the plot.")
-@click.option("--save", metavar="FILE", help="Save the plot (.png, .svg, .pdf …) instead of showing it.")
-def plot_all(path: str, title: str | None, save: str | None) -> None:
+@click.option("--save", "target", required=True, metavar="FILE", help="The picture: .png, .svg, .pdf …")
+def plot_all(path: str, title: str | None, target: str) -> None:
     """Draw all metrics of a run in a grid and print its parameters. PATH: the folder of the run.
 
     \b
     Examples:
       koffline plot-all runs/a --save a.png
-      koffline plot-all d3rlpy_logs/DQN_20240101000000 --title "DQN on CartPole"
+      koffline plot-all d3rlpy_logs/DQN_20240101000000 --title "DQN on CartPole" --save dqn.png
     """
-    from koffline.figures import draw_grid, grid_size, metric_files, read_metric, save_or_show
+    from koffline.figures import draw_grid, grid_size, metric_files, read_metric, save
 
     files, metrics = metric_files(path), []
-    _check_where(save, [*files, Path(path) / "params.json"])
+    out = _claim_picture(target, [*files, Path(path) / "params.json"])
     for file in files:
         try:
             metrics.append(read_metric(file))
@@ -93,7 +94,8 @@ def plot_all(path: str, title: str | None, save: str | None) -> None:
     if not metrics:
         raise DataError(f"none of the {len(files)} CSV files in {path} can be drawn; see above")
     _print_parameters(Path(path) / "params.json")
-    _say(save_or_show(lambda figure: draw_grid(figure, metrics, title), grid_size(len(metrics)), save))
+    save(lambda figure: draw_grid(figure, metrics, title), grid_size(len(metrics)), out)
+    click.echo(f"wrote {target}")
 
 
 @click.command()
@@ -228,19 +230,11 @@ def _print_parameters(path: Path) -> None:
         click.echo(f"{key}={value}")
 
 
-def _check_where(save: str | None, reads: Iterable[str | Path]) -> None:
-    """Raise ConfigError or DataError before any work where the figure could be neither saved nor shown."""
-    from koffline.figures import check_picture, open_screen
+def _claim_picture(target: str, reads: Iterable[str | Path]) -> Path:
+    """Where a figure goes; ConfigError or DataError before any work where it could not be saved."""
+    from koffline.figures import check_picture
 
-    if save is None:
-        open_screen()
-    else:
-        claim(save, "--save", check=check_picture, reads=reads)
-
-
-def _say(path: Path | None) -> None:
-    if path is not None:
-        click.echo(f"wrote {path}")
+    return claim(target, "--save", check=check_picture, reads=reads)
 
 
 def _has_display() -> bool:

@@ -34,11 +34,6 @@ class CrossFitted:
         return f"{self.parts[0].name} (cross-fitted, {len(self.parts)} folds)"
 
     @property
-    def kind(self) -> str:
-        """ "action" or "state", as of the models."""
-        return self.parts[0].kind
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Sentences about the values, each once."""
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
@@ -74,8 +69,6 @@ def cross_fit(
         training = transitions.select(np.flatnonzero(assigned != number))
         seen = Provenance.of(training)
         parts.append(as_value_function(fit(training), *spaces, name=name, trained_on=seen))
-    if len({part.kind for part in parts}) > 1:
-        raise ConfigError("fit gave Q(s, a) for one fold and V(s) for another; let it give the same kind")
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))
 
 
@@ -104,7 +97,7 @@ def row_parts(
 
 
 def row_values(q: ValueFunction | CrossFitted, transitions: Transitions) -> Float[np.ndarray, " row"]:
-    """Q(s, a) or V(s) of every logged row, (N,)."""
+    """Q(s, a) of every logged row, (N,)."""
     values = np.empty(len(transitions))
     for rows, part in row_parts(q, transitions):
         values[rows] = part.values(transitions.observations[rows], transitions.actions[rows])

@@ -18,7 +18,6 @@ from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.problem import prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.results import Record, plain
-from koffline.ope.value_functions import ACTION
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
@@ -100,8 +99,8 @@ def diagnose(
     """Does q solve the policy's Bellman equation, and where does it not?
 
     q: anything `koffline.bellman_test` takes as a function, or what `koffline.ope.cross_fit.cross_fit` made
-    of this very log. policy, gamma, trained_on, allow_training_rows and ``options`` (method, level, window,
-    …): as in `koffline.bellman_test`. regions: how many places of the largest error to name.
+    of this very log. policy, gamma, trained_on, allow_training_rows and ``options`` (level, draws, …): as in
+    `koffline.bellman_test`. regions: how many places of the largest error to name.
     Raises KofflineError in one line.
     """
     started = time.perf_counter()
@@ -140,7 +139,7 @@ def diagnose(
         regions=places,
         maps=_maps(seen),
         shown=shown,
-        findings=_findings(test, coverage, places, by_value, by_step),
+        findings=_findings(test, coverage, places),
         warnings=(*_warnings(test, coverage), *merged.notes),
         n_transitions=len(transitions),
         n_episodes=transitions.n_episodes,
@@ -148,16 +147,9 @@ def diagnose(
         data_sha256=transitions.sha256,
         seed=seed,
         seconds=round(time.perf_counter() - started, 3),
-        settings=_named({**options, "regions": regions, "allow_training_rows": allow_training_rows}),
+        settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
         versions=versions(),
     )
-
-
-def _named(options: dict[str, Any]) -> dict[str, Any]:
-    """Options for the record: functions and kernels by their names."""
-    known = (bool, int, float, str, type(None))
-    names = {key: getattr(value, "__name__", str(value)) for key, value in options.items()}
-    return {key: value if isinstance(value, known) else names[key] for key, value in options.items()}
 
 
 def _behavior_return(log: Transitions, gamma: float) -> float | None:
@@ -174,18 +166,12 @@ def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
     if math.prod(log.observation_shape) != 2:
         return ()
     space = log.action_space
-    by_action = test.kind == ACTION and isinstance(space, Discrete) and space.n <= _MOST_MAPS
+    by_action = isinstance(space, Discrete) and space.n <= _MOST_MAPS
     actions = [int(action) for action in np.unique(log.actions)] if by_action else [None]
     return tuple(test.witness.map(action=action) for action in actions)
 
 
-def _findings(
-    test: BellmanTest,
-    coverage: Coverage,
-    regions: tuple[Region, ...],
-    by_value: Profile,
-    by_step: Profile | None,
-) -> tuple[str, ...]:
+def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]) -> tuple[str, ...]:
     """The conclusion, the kernel loss in words, and where the error is, where there is evidence of one."""
     found = [f"Bellman test: {test.conclusion}."]
     if math.isfinite(test.kernel_ratio):
@@ -195,10 +181,7 @@ def _findings(
         )
     significant = [region for region in regions if region.is_significant]
     if significant:
-        found.append(_describe_region(significant[0], len(significant), test.window))
-    if test.rejects:
-        said = [_describe_profile(profile, test.level) for profile in (by_value, by_step)]
-        found += [sentence for sentence in said if sentence]
+        found.append(_describe_region(significant[0], len(significant)))
     found.append(f"{coverage.fraction:.0%} of the policy's actions lie near logged ones (95 % on-policy).")
     return tuple(found)
 
@@ -225,42 +208,17 @@ def describe_place(center: np.ndarray, most: int = 6) -> str:
     return f"({', '.join(parts)}{', …' if len(center) > most else ''})"
 
 
-def describe_action(action: object) -> str:
-    """An action in few characters; nothing for V(s)."""
-    if action is None:
-        return ""
-    return f"action {describe_place(action) if isinstance(action, np.ndarray) else action}"
+def describe_action(action: Any) -> str:
+    """An action in few characters."""
+    return describe_place(action) if isinstance(action, np.ndarray) else str(action)
 
 
-def _describe_profile(profile: Profile | None, level: float) -> str | None:
-    """The bin with the largest mean among those that are clear after counting all bins."""
-    if profile is None or len(profile.mean) < 2:
-        return None
-    from scipy import stats
-
-    is_clear = np.abs(profile.z_scores) > float(stats.norm.isf(level / (2.0 * len(profile.mean))))
-    if not is_clear.any():
-        return None
-    worst = int(np.argmax(np.where(is_clear, np.abs(profile.mean), -1.0)))
-    error = profile.standard_error[worst]
-    spread = f" ± {error:.2g}" if error > 0.0 else " in every row"
-    return (
-        f"By {profile.label}, of the bins beyond chance the mean residual of one step is largest around "
-        f"{profile.label} {profile.center[worst]:.3g}: {profile.mean[worst]:+.3g}{spread}."
-    )
-
-
-def _describe_region(region: Region, count: int, window: int) -> str:
-    where = ", ".join(
-        filter(None, (f"state {describe_place(region.center)}", describe_action(region.action)))
-    )
+def _describe_region(region: Region, count: int) -> str:
     side = "above" if region.mean_residual < 0.0 else "below"
-    target = "reward plus discounted next value"
-    if window > 1:
-        target = f"the discounted rewards over {window} steps plus the value after them"
     others = f" ({count} such places are listed)" if count > 1 else ""
     return (
-        f"The error is clearest near {where}: there the value is {side} {target} by "
+        f"The error is clearest near state {describe_place(region.center)}, action "
+        f"{describe_action(region.action)}: there the value is {side} reward plus discounted next value by "
         f"{abs(region.mean_residual):.3g} ± {region.standard_error:.2g} on average over {region.size} "
         f"rows{others}."
     )

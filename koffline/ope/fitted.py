@@ -31,7 +31,7 @@ from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
 from koffline.ope.results import Interval
-from koffline.ope.value_functions import ACTION, ValueFunction
+from koffline.ope.value_functions import ValueFunction
 from koffline.ope.working_log import S, Sums
 from koffline.policies import Policy
 from koffline.replicas import StackedMLP
@@ -173,7 +173,6 @@ class FittedValues:
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
         return ValueFunction(
             name=name,
-            kind=ACTION,
             function=partial(_mean_values, self.heads[name].select(kept), self.problem.without_rows()),
             action_space=transitions.action_space,
             observation_shape=transitions.observation_shape,

@@ -77,17 +77,9 @@ class Limits:
         if self.unseen > _MOST_UNSEEN:
             found.append(
                 f"{self.unseen:.0%} of a constant reward's value lies beyond what any episode shows (the "
-                f"longest has {self.longest} steps); log longer episodes, or ask for a gamma of "
-                f"{self._largest_gamma():.3g} or less"
+                f"longest has {self.longest} steps); log longer episodes, or ask for a smaller gamma"
             )
         return found
-
-    def _largest_gamma(self) -> float:
-        """The discount at which half of the value is seen, rounded down to three digits."""
-        assert self.longest is not None  # where nothing is unseen nothing is asked
-        exact = _MOST_UNSEEN ** (1.0 / self.longest) / (1.0 - self.ending_rate)
-        digits = 10.0 ** max(2, len(str(self.longest)) + 1)
-        return int(min(exact, 1.0) * digits) / digits
 
     @property
     def _slack(self) -> tuple[float, float]:

@@ -72,7 +72,7 @@ class PolicyRanking(Record):
     policies: tuple[RankedPolicy, ...]
     comparisons: tuple[Comparison, ...]
     metrics: SelectionMetrics | None = None
-    unranked: tuple[tuple[str, str], ...] = ()
+    unranked: tuple[dict[str, str], ...] = ()
     estimator: str
     gamma: float
     level: float
@@ -96,12 +96,6 @@ class PolicyRanking(Record):
     def candidates(self) -> tuple[RankedPolicy, ...]:
         """The policies that may be the best: none is significantly better."""
         return tuple(policy for policy in self.policies if policy.maybe_best)
-
-    def as_dict(self) -> dict[str, Any]:
-        """The ranking as plain JSON types."""
-        return super().as_dict() | {
-            "unranked": [{"name": name, "reason": why} for name, why in self.unranked]
-        }
 
     def __str__(self) -> str:
         lines = []
@@ -178,7 +172,7 @@ def select_policies(
         ),
         comparisons=comparisons,
         metrics=metrics,
-        unranked=tuple(failed.items()),
+        unranked=tuple({"name": name, "reason": why} for name, why in failed.items()),
         level=level,
         assumptions=assumptions + _CHOSEN,
         warnings=_warnings(names, found, failed),

@@ -1,4 +1,4 @@
-"""Value functions to be examined: one record for Q(s, a) or V(s), whoever fitted it or holds it."""
+"""Value functions to be examined: one record for Q(s, a), whoever fitted it or holds it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from koffline.ope.provenance import Provenance, rows_of_run
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions, one_line
 
-ACTION, STATE = "action", "state"
 _ACCEPTED = (
     "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
-    "(observations, actions) -> (N,), or one of observations alone"
+    "(observations, actions) -> (N,), or one of observations that gives a column per action"
 )
 _ENTROPY = ("SAC", "DiscreteSAC", "KLossSAC", "KLossDiscreteSAC", "TrustPCL", "DiscreteTrustPCL")
 _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
@@ -31,15 +30,13 @@ _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 
 @dataclass(frozen=True, eq=False)
 class ValueFunction:
-    """Q(s, a) (kind ``"action"``) or V(s) (kind ``"state"``) in units of the discounted return.
+    """Q(s, a) in units of the discounted return.
 
-    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,), of observations alone for kind
-    ``"state"``. It is called in chunks. trained_on: the rows it was fitted to, None where unknown. notes:
-    sentences for a person about what these values are.
+    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,). It is called in chunks. trained_on: the
+    rows it was fitted to, None where unknown. notes: sentences for a person about what these values are.
     """
 
     name: str
-    kind: str
     function: Callable[..., Any] = field(repr=False)
     action_space: ActionSpace
     observation_shape: tuple[int, ...]
@@ -47,18 +44,16 @@ class ValueFunction:
     notes: tuple[str, ...] = ()
 
     def values(
-        self, observations: Shaped[np.ndarray, "row *observation"], actions: np.ndarray | None = None
+        self, observations: Shaped[np.ndarray, "row *observation"], actions: np.ndarray
     ) -> Float[np.ndarray, " row"]:
-        """Values (N,) float64; a state function ignores the actions. Raises DataError."""
+        """Values (N,) float64. Raises DataError."""
         observations = np.asarray(observations)
         if observations.shape[1:] != self.observation_shape:
             raise DataError(
                 f"{self.name}: observations have shape {observations.shape}, the value function takes "
                 f"(N, {', '.join(map(str, self.observation_shape))}); pass one row per observation"
             )
-        columns = [observations]
-        if self.kind == ACTION:
-            columns.append(self._checked_actions(actions, len(observations)))
+        columns = [observations, self._checked_actions(actions, len(observations))]
         size = chunk_rows_for(self.observation_shape)
         parts = [
             self._checked_values([column[start : start + size] for column in columns], start)
@@ -75,11 +70,9 @@ class ValueFunction:
     ) -> Float[np.ndarray, " row"]:
         """E_{a~π} Q(s, a) (N,) float64: exact for discrete actions and deterministic policies.
 
-        Otherwise the mean over ``draws`` draws per row from ``generator`` (seed 0 when None). A state
-        function ignores the policy. Raises DataError, PolicyError.
+        Otherwise the mean over ``draws`` draws per row from ``generator`` (seed 0 when None).
+        Raises DataError, PolicyError.
         """
-        if self.kind == STATE:
-            return self.values(observations)
         total = np.zeros(len(observations))
         if isinstance(policy, DiscretePolicy):
             probabilities = policy.probabilities(observations)
@@ -95,10 +88,10 @@ class ValueFunction:
             total += self.values(observations, policy.sample(observations, generator))
         return total / count
 
-    def _checked_actions(self, actions: np.ndarray | None, rows: int) -> np.ndarray:
+    def _checked_actions(self, actions: np.ndarray, rows: int) -> np.ndarray:
         space = self.action_space
         expected = (rows,) if isinstance(space, Discrete) else (rows, space.k)
-        if actions is None or np.shape(actions) != expected:
+        if np.shape(actions) != expected:
             raise DataError(f"{self.name}: give one action per observation, {expected} of {space}")
         return np.asarray(actions, dtype=np.int64 if isinstance(space, Discrete) else np.float64)
 
@@ -163,8 +156,7 @@ def as_value_function(
 
     q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
     file; ``package.module:name``; the result of `koffline.evaluate`; a torch module or a function of
-    (observations, actions), or of observations alone: then it is V(s) where it gives (N,), and Q(s, ·) where
-    it gives (N, n) for n discrete actions.
+    (observations, actions), or of observations alone that gives Q(s, ·) (N, n) for n discrete actions.
     trained_on: wins over what q itself knows. Raises DataError and PolicyError (files) in one line.
     """
     shape = tuple(int(side) for side in observation_shape)
@@ -257,25 +249,24 @@ def _of_model(
         where = "where the log has no actions"
         notes += (f"{name} is a {algorithm}: its values are pushed down on purpose {where}.",)
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
-    return ValueFunction(name, ACTION, function, own, shape, trained_on, notes)
+    return ValueFunction(name, function, own, shape, trained_on, notes)
 
 
 def _of_function(
     function: Callable[..., Any], space: ActionSpace, shape: tuple[int, ...], name: str, positions: int | None
 ) -> ValueFunction:
-    """A function of (observations, actions), or of observations: V(s), or a table Q(s, ·) (N, n)."""
+    """A function of (observations, actions), or of observations: a table Q(s, ·) (N, n)."""
     if positions != 1:
-        return ValueFunction(name, ACTION, function, space, shape)
+        return ValueFunction(name, function, space, shape)
     probe = np.zeros((2, *shape), np.float32)
     try:
         found = np.shape(function(probe))
     except (Exception, SystemExit) as error:
         raise _failed(name, [probe], error) from error
-    if len(found) < 2 or found[1] == 1:
-        return ValueFunction(name, STATE, function, space, shape)
     if not isinstance(space, Discrete) or found != (2, space.n):
         raise DataError(
-            f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {space}"
+            f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {space}; give a "
+            "function of observations and actions, or a column per action"
         )
 
     def taken(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
@@ -283,7 +274,7 @@ def _of_function(
         table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
         return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
 
-    return ValueFunction(name, ACTION, taken, space, shape)
+    return ValueFunction(name, taken, space, shape)
 
 
 def _failed(name: str, columns: Sequence[np.ndarray], error: BaseException) -> DataError:

@@ -9,10 +9,10 @@ import numpy as np
 
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
-from koffline.report import plots, table
-from koffline.report.page import write_page
+from koffline.report import page as pages
+from koffline.report import plots
+from koffline.report.page import number, write_page
 from koffline.report.plots import ACCENT, INK, SOFT
-from koffline.report.table import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,18 +30,16 @@ _NO_ROWS = "#c4c8cc"
 _SPACING = "distance to the nearest logged row / the log's own spacing"
 
 
-def write_diagnosis(
-    diagnosis: Diagnosis, out: Path, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_diagnosis(diagnosis: Diagnosis, out: Path, force: bool, run: Any) -> Path:
     """The folder of a diagnosis, see `write_page`."""
     places = [(region, _describe(region)) for region in diagnosis.regions]
-    context = {"command": command, "z_note": _Z_NOTE, "places": places}
+    context = {"z_note": _Z_NOTE, "places": places}
     return write_page(MARKER, diagnosis, lambda: draw_diagnosis(diagnosis), out, force, run, **context)
 
 
 def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
     """Test, kernel loss, coverage, places of the largest error; findings, warnings and the report's path."""
-    console, test = table.make_console(), diagnosis.test
+    console, test = pages.make_console(), diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
     rows = [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
@@ -52,13 +50,13 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("log's own return", number(diagnosis.behavior_return)),
         ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
-        ("log", table.describe_log(diagnosis)),
+        ("log", pages.describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
-    table.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
+    pages.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
     if diagnosis.regions:
         columns = ("state", "action", "rows", "mean residual", "z", "beyond chance")
-        places = table.make_table("Where residuals of one sign gather", *columns)
+        places = pages.make_table("Where residuals of one sign gather", *columns)
         for region in diagnosis.regions:
             mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
             clear = "yes" if region.is_significant else "no"
@@ -69,20 +67,20 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:
         console.print(diagnosis.shown, soft_wrap=True, style="dim")
-    table.print_end(console, diagnosis.warnings, page)
+    pages.print_end(console, diagnosis.warnings, page)
 
 
 def _describe(region: Region) -> tuple[str, str]:
     """State and action of a place."""
-    return describe_place(region.center), describe_action(region.action).removeprefix("action ") or "–"
+    return describe_place(region.center), describe_action(region.action)
 
 
 def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
     """All figures that this diagnosis has, by name."""
-    figures, value = {}, "V" if diagnosis.test.kind == "state" else "Q"
+    figures: dict[str, Figure] = {}
     if diagnosis.maps:
         figures["map"] = plot_maps(diagnosis)
-    figures["by_value"] = plot_profile(diagnosis.by_value, f"value {value} of the row")
+    figures["by_value"] = plot_profile(diagnosis.by_value, "value Q of the row")
     if diagnosis.by_step is not None:
         figures["by_step"] = plot_profile(diagnosis.by_step, "time step in the episode")
     rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
@@ -116,9 +114,7 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
         for panel, one, some in zip(panels, maps, seen, strict=False):
             mesh = _draw_map(panel, one, some, limit, threshold)
         bar = figure.colorbar(mesh, ax=list(panels[: len(maps)]), shrink=0.9)
-        window = diagnosis.test.window
-        steps = f" over {window} steps" if window > 1 else ""
-        bar.set_label(f"mean Bellman residual{steps} (reward units)")
+        bar.set_label("mean Bellman residual (reward units)")
     return figure
 
 
@@ -133,7 +129,8 @@ def _draw_map(axes: Any, one: WitnessMap, seen: np.ndarray, limit: float, thresh
         axes.contourf(*one.axes, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
         axes.contour(*one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2)
     axes.set_facecolor(_NO_ROWS)
-    axes.set_title(describe_action(one.action) or "all actions", fontsize=10)
+    title = "all actions" if one.action is None else f"action {describe_action(one.action)}"
+    axes.set_title(title, fontsize=10)
     axes.set_xlabel(f"state {one.columns[0]}")
     axes.set_ylabel(f"state {one.columns[1]}")
     axes.grid(visible=False)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.ope.results import Estimate, EstimateTable, percent
-from koffline.report import plots, table
+from koffline.report import page as pages
+from koffline.report import plots
 from koffline.report.page import write_page
 from koffline.report.plots import plot_estimate, plot_forest
 
@@ -16,9 +17,7 @@ if TYPE_CHECKING:
 ESTIMATE, ESTIMATES = "estimate.json", "estimates.json"
 
 
-def write_estimate(
-    found: Estimate, out: Path, truth: float | None, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_estimate(found: Estimate, out: Path, truth: float | None, force: bool, run: Any) -> Path:
     """The folder of one estimate, see `write_page`."""
 
     def draw() -> dict[str, Figure]:
@@ -40,14 +39,14 @@ def write_estimate(
         )
         return figures
 
-    return write_page(ESTIMATE, found, draw, out, force, run, truth=truth, command=command)
+    return write_page(ESTIMATE, found, draw, out, force, run, truth=truth)
 
 
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
     """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
     found, own = estimate.diagnostics, estimate.diagnostics.get("behavior_return")
     value = f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:.10g})"
-    rows = [("value", value), ("interval", table.describe_interval(estimate.interval))]
+    rows = [("value", value), ("interval", pages.describe_interval(estimate.interval))]
     if truth is not None:
         rows.append(("truth", f"{truth:.4g}"))
     if own is not None:
@@ -61,22 +60,20 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     near = f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
     rows += [
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
-        ("log", table.describe_log(estimate)),
+        ("log", pages.describe_log(estimate)),
         ("coverage", near),
         ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
     ]
-    console = table.make_console()
-    table.print_record(console, f"What {estimate.policy} is worth", rows)
-    table.print_end(console, estimate.warnings, page)
+    console = pages.make_console()
+    pages.print_record(console, f"What {estimate.policy} is worth", rows)
+    pages.print_end(console, estimate.warnings, page)
 
 
-def write_estimates(
-    found: EstimateTable, out: Path, truth: float | None, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_estimates(found: EstimateTable, out: Path, truth: float | None, force: bool, run: Any) -> Path:
     """The folder of every estimator's answer, see `write_page`."""
 
     warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
-    context = {"truth": truth, "command": command, "reasons": collected_reasons(found).items()}
+    context = {"truth": truth, "reasons": collected_reasons(found).items()}
     return write_page(
         ESTIMATES,
         found,
@@ -91,8 +88,8 @@ def write_estimates(
 
 def print_estimates(found: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
     """A line per estimator: estimate, interval and kind, effective sample size; then bounds and warnings."""
-    console = table.make_console()
-    drawn = table.make_table(f"What {found.policy} is worth (γ = {found.gamma:.10g})")
+    console = pages.make_console()
+    drawn = pages.make_table(f"What {found.policy} is worth (γ = {found.gamma:.10g})")
     columns = ["estimator", "estimate", f"{percent(found.level)} interval", "kind", "promise", "ESS", "error"]
     for name in columns[: 6 if truth is None else 7]:
         drawn.add_column(name, justify="right" if name in ("estimate", "ESS", "error") else "left")
@@ -104,7 +101,7 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
             about = ["–", "", ""]
             if interval is not None:
                 kind = interval.kind
-                about = [f"{interval.low:.4g} … {interval.high:.4g}", kind, table.promise(kind)]
+                about = [f"{interval.low:.4g} … {interval.high:.4g}", kind, pages.promise(kind)]
             name, value = row.name + (" !" if row.estimate.warnings else ""), row.estimate.value
             error = [] if truth is None else [f"{value - truth:+.3g}"]
             cells = [name, f"{value:.4g}", *about, "" if size is None else f"{size:.0f}", *error]
@@ -113,15 +110,15 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
     if truth is not None:
         console.print(f"truth: {truth:.4g}")
     for bound in found.bounds:
-        text = f"none: {bound.reason}" if bound.interval is None else table.describe_interval(bound.interval)
-        table.print_labelled(console, bound.kind, text, "bold")
+        text = f"none: {bound.reason}" if bound.interval is None else pages.describe_interval(bound.interval)
+        pages.print_labelled(console, bound.kind, text, "bold")
     for reason, names in collected_reasons(found).items():
         verb = "does" if len(names) == 1 else "do"
-        table.print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
+        pages.print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
     for warning, names in collected_warnings(found).items():
-        label, text = table.labelled(warning)
-        table.print_labelled(console, f"{label} ({', '.join(names)})", text)
-    table.print_end(console, (), page)
+        label, text = pages.labelled(warning)
+        pages.print_labelled(console, f"{label} ({', '.join(names)})", text)
+    pages.print_end(console, (), page)
 
 
 def collected_warnings(found: EstimateTable) -> dict[str, list[str]]:

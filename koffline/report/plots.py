@@ -10,7 +10,7 @@ import numpy as np
 from koffline.figures import INK
 from koffline.figures import STYLE as PLAIN
 from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
-from koffline.report.table import promise
+from koffline.report.page import promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

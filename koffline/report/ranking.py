@@ -11,9 +11,8 @@ import numpy as np
 from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import percent
-from koffline.report.page import write_page
-from koffline.report.plots import ACCENT, INK, RETURN, SOFT, WARM, list_rows, make_figure
-from koffline.report.table import make_console, make_table, number, print_end
+from koffline.report.page import make_console, make_table, number, print_end, write_page
+from koffline.report.plots import ACCENT, RETURN, SOFT, WARM, list_rows, make_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,28 +20,18 @@ if TYPE_CHECKING:
 
 MARKER = "ranking.json"
 _LONGEST_NAME = 36
-_MOST_IN_MATRIX = 15
 
 
-def write_ranking(
-    ranking: PolicyRanking, out: Path, command: str, force: bool = False, run: Any = None
-) -> Path:
+def write_ranking(ranking: PolicyRanking, out: Path, force: bool, run: Any) -> Path:
     """The folder of a ranking, see `write_page`."""
 
-    def draw() -> dict[str, Figure]:
-        figures = {"ranking": plot_ranking(ranking)}
-        if ranking.comparisons:
-            figures["differences"] = plot_differences(ranking)
-        return figures
-
     context = {
-        "command": command,
         "columns": _columns(ranking),
         "rows": [_row(policy, ranking) for policy in ranking.policies],
         "sentences": describe_differences(ranking),
         "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
     }
-    return write_page(MARKER, ranking, draw, out, force, run, **context)
+    return write_page(MARKER, ranking, lambda: {"ranking": plot_ranking(ranking)}, out, force, run, **context)
 
 
 def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
@@ -124,32 +113,6 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
         list_rows(axes, [_label(policy) for policy in policies])
 
     return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=RETURN.format(ranking.gamma))
-
-
-def plot_differences(ranking: PolicyRanking) -> Figure:
-    """Row minus column for the best policies; filled cells are significant after Holm's correction."""
-    policies = ranking.policies[:_MOST_IN_MATRIX]
-    place = {policy.name: number for number, policy in enumerate(policies)}
-
-    def draw(axes: Axes) -> None:
-        from matplotlib.patches import Rectangle
-
-        for comparison in ranking.comparisons:
-            if comparison.better not in place or comparison.worse not in place:
-                continue
-            row, column = place[comparison.better], place[comparison.worse]
-            if comparison.significant:
-                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, color=ACCENT, alpha=0.22, lw=0))
-            text, weight = f"{comparison.difference:+.3g}", "bold" if comparison.significant else "normal"
-            axes.text(column, row, text, ha="center", va="center", fontsize=8.5, weight=weight, color=INK)
-        axes.set_xticks(range(len(policies)), [str(policy.rank) for policy in policies])
-        axes.set_yticks(range(len(policies)), [_label(policy) for policy in policies])
-        axes.set_xlim(-0.5, len(policies) - 0.5)
-        axes.set_ylim(len(policies) - 0.5, -0.5)
-        axes.grid(visible=False)
-
-    size = 3.4 + 0.65 * len(policies), 1.4 + 0.42 * len(policies)
-    return make_figure(draw, *size, xlabel="worth less", ylabel="worth more")
 
 
 def short_name(name: str) -> str:

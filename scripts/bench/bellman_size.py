@@ -33,8 +33,6 @@ import koffline
 from koffline.ope.bellman_test.case import make_case, make_settings
 from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, random_signs
 from koffline.ope.bellman_test.front import make_form
-from koffline.ope.bellman_test.rows import make_space
-from koffline.ope.problem import prepare_problem
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
@@ -44,7 +42,7 @@ from scripts.bench.finite_worlds import random_mdp
 STATES, ACTIONS, DISCOUNT, LEVEL = 20, 2, 0.9, 0.05
 DRAWS = 499
 SIZES, PAIR_SIZES = (100, 300, 1000), (100, 300, 1000, 10_000)
-PAIR_KINDS = (("iid", 1), ("trajectory", 1), ("trajectory", 5))
+PAIR_KINDS = ("iid", "trajectory")
 FEATURES_FOR_MANY = 200  # rows beyond 3,000: fewer than the default 1,000, to save time
 
 
@@ -56,8 +54,6 @@ class Cell:
     error: str  # none, constant, noise, fitted here, fitted elsewhere
     n: int
     repetitions: int
-    window: int = 1
-    state_function: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,21 +152,11 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
     log = draw.transitions
     if cell.error == "fitted elsewhere":
         log = log.select(np.arange(len(log) // 2, len(log)))
-    if cell.state_function:
-        values = (draw.table * table).sum(axis=1)
-        q: Any = as_value_function(
-            lambda s: values[draw.states_of(s)], log.action_space, log.observation_shape
-        )
-    else:
-        q = as_value_function(
-            lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape
-        )
+    q = as_value_function(lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape)
     settings = make_settings(
         gamma=DISCOUNT,
         seed=seed,
         draws=DRAWS,
-        window=cell.window,
-        on_policy=True if cell.window > 1 or cell.state_function else None,
         features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
     )
     case = make_case(q, log, draw.policy, settings)
@@ -197,7 +183,6 @@ def study(cell: Cell) -> dict[str, Any]:
 def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
     """The study, cheap cells first; `study_by_pairs` has the level of one step at larger n."""
     for n in sizes:
-        yield Cell("trajectory", "none", n, repetitions, window=5)
         yield Cell("iid", "constant", n, repetitions)
         yield Cell("trajectory", "noise", n, repetitions)
         if n > 300:
@@ -207,32 +192,23 @@ def cells(repetitions: int, sizes: Sequence[int]) -> Iterator[Cell]:
         yield Cell("off-policy trajectory", "none", n, repetitions)
         yield Cell("iid", "noise", n, repetitions)
         yield Cell("trajectory", "constant", n, repetitions)
-        yield Cell("trajectory", "constant", n, repetitions, window=5)
         if n == 300:
-            yield Cell("trajectory", "none", n, repetitions, state_function=True)
             yield Cell("iid", "fitted here", n, repetitions)
             yield Cell("iid", "fitted elsewhere", 2 * n, repetitions)
 
 
-def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> float:
-    """p-value of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`.
-
-    Step s multiplies δ_s with its trace Σ_{j<window} γ^j e(pair of step s − j).
-    """
+def repeat_by_pairs(data: str, n: int, seed: int) -> float:
+    """p-value of the true Q from sums over state-action pairs; the kernel is that of `bellman_test`."""
     draw = draw_problem(Cell(data, "none", n, 1), seed)
     log = draw.transitions
     states, following = draw.states_of(log.observations), draw.states_of(log.next_observations)
     later = (draw.table * draw.q).sum(axis=1)[following]
     residuals = log.rewards + DISCOUNT * later - draw.q[states, log.actions]
     pairs, first, numbers = np.unique(states * ACTIONS + log.actions, return_index=True, return_inverse=True)
-    problem = prepare_problem(log, draw.policy, DISCOUNT, 1, np.random.default_rng(seed))
-    space, _ = make_space(problem, 2, True, None, make_settings(gamma=DISCOUNT).bandwidth)
-    gram = space.kernel.gram(space.place(log.observations[first], log.actions[first])).numpy()
-    visits = np.eye(len(pairs))[numbers]
-    traces = visits.copy()
-    for back in range(1, window):
-        traces[back:] += DISCOUNT**back * visits[:-back]
-    scores = residuals[:, None] * traces  # (n, pairs)
+    q = as_value_function(lambda s, a: draw.q[draw.states_of(s), a], log.action_space, log.observation_shape)
+    case = make_case(q, log, draw.policy, make_settings(gamma=DISCOUNT))
+    gram = case.space.kernel.gram(case.inputs[first]).numpy()
+    scores = residuals[:, None] * np.eye(len(pairs))[numbers]  # (n, pairs)
     total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
@@ -240,18 +216,14 @@ def repeat_by_pairs(data: str, n: int, seed: int, window: int = 1) -> float:
     return law.p_value(float(total @ gram @ total) / n)
 
 
-def study_by_pairs(
-    kinds: Sequence[tuple[str, int]], sizes: Sequence[int], repetitions: int
-) -> Iterator[dict[str, Any]]:
-    """Rejection rates of the true Q, one row per size, kind of data and window."""
+def study_by_pairs(sizes: Sequence[int], repetitions: int) -> Iterator[dict[str, Any]]:
+    """Rejection rates of the true Q, one row per size and kind of data."""
     for n in sizes:
-        for data, window in kinds:
+        for data in PAIR_KINDS:
             started = time.perf_counter()
-            first = 10**7 * window
-            found = [repeat_by_pairs(data, n, first + number, window) for number in range(repetitions)]
+            found = [repeat_by_pairs(data, n, 10**7 + number) for number in range(repetitions)]
             spent = round(time.perf_counter() - started, 1)
-            row = {"data": data, "n": n, "window": window, "repetitions": repetitions}
-            yield {**row, **rate_of(found), "seconds": spent}
+            yield {"data": data, "n": n, "repetitions": repetitions, **rate_of(found), "seconds": spent}
 
 
 def rate_of(p_values: Sequence[float]) -> dict[str, Any]:
@@ -284,7 +256,7 @@ def kept_rows(path: Path | None, made: Sequence[Cell]) -> list[dict[str, Any]]:
 
 def identity(row: dict[str, Any]) -> list[Any]:
     """What tells one line from another."""
-    return [row[name] for name in ("data", "error", "n", "window", "state_function")]
+    return [row[name] for name in ("data", "error", "n")]
 
 
 def measure_time(n: int) -> None:
@@ -300,7 +272,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=500, help="of every line")
     parser.add_argument("--sizes", type=int, nargs="+", help="only these n; other rows of the file stay")
-    parser.add_argument("--window", type=int, help="with --pairs: only windows of these steps, 1 or 5")
     parser.add_argument("--pairs", action="store_true", help="the level alone, from sums over pairs")
     parser.add_argument("--time", type=int, metavar="N", help="only measure the time of one test of N rows")
     parser.add_argument("--out", type=Path, help="JSON file for the rows")
@@ -311,8 +282,7 @@ def main() -> None:
         return
     if arguments.pairs:
         by_pairs = []
-        kinds = [kind for kind in PAIR_KINDS if arguments.window in (kind[1], None)]
-        for row in study_by_pairs(kinds, arguments.sizes or PAIR_SIZES, arguments.repetitions):
+        for row in study_by_pairs(arguments.sizes or PAIR_SIZES, arguments.repetitions):
             by_pairs.append(row)
             print(row, flush=True)
             write_out(arguments.out, size_by_pairs=by_pairs)
@@ -322,8 +292,7 @@ def main() -> None:
     for cell in chosen:
         rows.append(study(cell))
         print(
-            f"{cell.data:<22}{cell.error:<17}n={cell.n:<6}d={cell.window} "
-            f"{'V ' if cell.state_function else '  '}{rows[-1]['rate']:.3f}  {rows[-1]['seconds']} s",
+            f"{cell.data:<22}{cell.error:<17}n={cell.n:<6}{rows[-1]['rate']:.3f}  {rows[-1]['seconds']} s",
             flush=True,
         )
         write_out(arguments.out, rows=sorted(rows, key=lambda row: row["n"]))

@@ -78,4 +78,3 @@ def test_bins_by_hand() -> None:
     np.testing.assert_allclose(found.mean, [-1.0, 2.0])
     np.testing.assert_array_equal(found.rows, [16, 16])
     np.testing.assert_allclose(found.standard_error, np.full(2, 0.5 / np.sqrt(15)))
-    assert found.z_scores[0] < 0.0 < found.z_scores[1]

@@ -25,7 +25,7 @@ NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
 ONE = "the log has one episode that counts (copies and weights near zero do not): that says nothing of spread"
 FAR = (
     "98% of a constant reward's value lies beyond what any episode shows (the longest has 20 steps); "
-    "log longer episodes, or ask for a gamma of 0.965 or less"
+    "log longer episodes, or ask for a smaller gamma"
 )
 
 

@@ -6,7 +6,7 @@ import torch
 
 import koffline
 from koffline.errors import DataError
-from koffline.ope.value_functions import ACTION, STATE, as_value_function
+from koffline.ope.value_functions import as_value_function
 from tests.ope.problems import NOISY, SOFT, discrete_log
 
 THREE = koffline.Discrete(3)
@@ -27,17 +27,10 @@ def q(states, actions):
 @pytest.mark.parametrize("given", [q, table])
 def test_a_function_of_actions_or_a_table_of_them(given) -> None:
     made = as_value_function(given, THREE, (2,))
-    assert (made.kind, made.name) == (ACTION, given.__name__)
+    assert made.name == given.__name__
     np.testing.assert_array_equal(made.values(STATES, ACTIONS), q(STATES, ACTIONS))
     expected = (SOFT.probabilities(STATES) * table(STATES)).sum(axis=1)
     np.testing.assert_allclose(made.expected(STATES, SOFT), expected, rtol=1e-12)
-
-
-def test_a_function_of_states_ignores_actions_and_policy() -> None:
-    made = as_value_function(lambda states: states[:, 0], THREE, (2,))
-    assert made.kind == STATE
-    np.testing.assert_array_equal(made.values(STATES), STATES[:, 0])
-    np.testing.assert_array_equal(made.expected(STATES, SOFT), STATES[:, 0])
 
 
 def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
@@ -53,11 +46,12 @@ def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
     found = as_value_function(module, THREE, (2,)).values(STATES, ACTIONS)
     whole = module(torch.as_tensor(STATES, dtype=torch.float32)).detach().numpy()
     np.testing.assert_allclose(found, whole[np.arange(7), ACTIONS], rtol=1e-5)
-    (tmp_path / "my_values.py").write_text("def v(states):\n    return states.sum(axis=1)\n")
+    (tmp_path / "my_values.py").write_text(
+        "def q(states, actions):\n    return states.sum(axis=1) + actions\n"
+    )
     monkeypatch.chdir(tmp_path)
-    named = as_value_function("my_values:v", THREE, (2,))
-    assert named.kind == STATE
-    np.testing.assert_allclose(named.values(STATES), STATES.sum(axis=1))
+    named = as_value_function("my_values:q", THREE, (2,))
+    np.testing.assert_allclose(named.values(STATES, ACTIONS), STATES.sum(axis=1) + ACTIONS)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

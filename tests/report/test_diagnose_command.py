@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-import koffline
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from tests.ope.problems import discrete_log
@@ -68,36 +67,3 @@ def test_own_estimators_are_cross_fitted(log) -> None:
 )
 def test_bad_input_is_one_line(log, arguments, message) -> None:
     assert_refused(run(log, *BASE, *arguments), message)
-
-
-def test_training_rows_can_be_allowed(log) -> None:
-    """And what a model prints stays out of the result."""
-    done = run(log, *BASE, "--trained-on", log, "--allow-training-rows", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["test"]["held_out"] is False
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["diagnose", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9"],
-        ["select", "--policies", "uniform", "epsilon:0.5:uniform", "--gamma", "0.9", "--set", "steps=20"],
-    ],
-    ids=lambda command: command[0],
-)
-def test_shards_say_what_their_file_says(command, log) -> None:
-    write_transitions(discrete_log(120), "log.hdf5")
-    with koffline.ShardWriter("shards", shard_rows=30) as writer:
-        writer.append(discrete_log(120))
-    found = []
-    for data in (["log.hdf5"], ["shards"], ["log.hdf5", "--lazy"]):
-        done = CliRunner().invoke(cli, [command[0], *data, *command[1:], "--json"], prog_name="koffline")
-        assert done.exit_code == 0, done.output
-        found.append(_untimed(json.loads(done.stdout)))
-    assert found[0] == found[1] == found[2]
-
-
-def _untimed(record):
-    if not isinstance(record, dict):
-        return [_untimed(entry) for entry in record] if isinstance(record, list) else record
-    return {key: _untimed(entry) for key, entry in record.items() if key not in ("seconds", "source")}

@@ -144,20 +144,6 @@ def test_playing_leaves_the_random_generators_alone() -> None:
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
 
 
-def test_models_and_environments_that_fail_are_one_line() -> None:
-    class Undrawn(Box):
-        def render(self):
-            raise gymnasium.error.DependencyNotInstalled("run `pip install paint`")
-
-    algo = make("KLossTD3PlusBC", build=True)
-    with pytest.raises(ConfigError, match=r"box failed in render .*pip install paint"):
-        Player(algo, Undrawn(), "box").play(seed=0, on_frame=lambda frame: None)
-    algo = with_small_networks(d3rlpy.algos.DQNConfig).create()
-    algo.create_impl((2,), 2)
-    with pytest.raises(ConfigError, match=r"odd failed in step \(KeyError: 'lost\\nconnection'\)"):
-        Player(algo, environments.Odd(fault="step"), "odd").play(seed=0)
-
-
 def test_an_episode_that_fails_leaves_no_film(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="uint8"), film(tmp_path / "a.gif", 20.0, False) as add:
         [add(frame) for frame in (*colours(2), np.zeros(3))]

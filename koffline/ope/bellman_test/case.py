@@ -8,27 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+import torch
+from jaxtyping import Float
 from pydantic import Field
-from scipy import sparse
 from torch import Tensor
 
 from koffline.config import Section, read_section
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.bellman_test.rows import (
-    KernelSpace,
-    action_ratios,
-    block_numbers,
-    evenly_spaced,
-    make_space,
-    window_matrix,
-)
+from koffline.kernels import Gaussian, median_bandwidth
 from koffline.ope.cross_fit import CrossFitted, next_row_values, row_parts, row_values
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.value_functions import STATE, ValueFunction
+from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 
+_FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not hide all else
+_MEDIAN_ROWS = 1500  # evenly spaced; the median of as many is right to a percent
 _KERNEL_SAMPLE = 500
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # fourth powers of anything below stay finite
@@ -39,13 +34,9 @@ class BellmanSettings(Section):
     """Options of `koffline.bellman_test`.
 
     level: the test rejects where p ≤ level. draws: of random signs.
-    window: steps d over which residuals are summed, within episodes; each step has one random sign for all
-    windows it is in, as one-step residuals are martingale differences.
-    on_policy: the log's actions are the policy's own, so that no importance ratios are needed (for windows
-    and for state functions); None: use the log's behaviour probabilities.
     alternative: the departure whose power is reported: values off everywhere by this multiple of the root
     mean square return.
-    kernel: over ``kernel_inputs``; None: Gaussian. bandwidth: a multiple of the median distance between rows.
+    bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.
     features: random Fourier features in place of the Gram matrix; 0: the exact one; None: exact up to 3,000
     rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
     """
@@ -54,10 +45,7 @@ class BellmanSettings(Section):
     seed: int = Field(0, ge=0)
     level: float = Field(0.05, gt=0.0, lt=1.0)
     draws: int = Field(999, ge=1)
-    window: int = Field(1, ge=1)
-    on_policy: bool | None = None
     alternative: float = Field(0.1, gt=0.0)
-    kernel: Any = None
     bandwidth: float = Field(0.6, gt=0.0)
     features: int | None = Field(None, ge=0, multiple_of=2)
     action_draws: int = Field(8, ge=1)
@@ -77,16 +65,38 @@ def make_settings(**options: Any) -> BellmanSettings:
 
 
 @dataclass(frozen=True, eq=False)
+class KernelSpace:
+    """Coordinates and kernel of the test; the same coordinates as `EvaluationProblem.kernel_inputs`.
+
+    ``location``, ``scale (k,)``: of states and continuous actions. ``n_actions``: discrete actions stand
+    beside the state as one-hot columns; None otherwise. ``with_actions``: False where actions are ignored.
+    """
+
+    kernel: Gaussian
+    location: np.ndarray
+    scale: np.ndarray
+    n_actions: int | None
+    with_actions: bool = True
+
+    def place(self, observations: np.ndarray, actions: np.ndarray | None = None) -> Float[Tensor, "row k"]:
+        """Kernel inputs (N, k) float64 of observations (N, …) and actions (N,) or (N, a)."""
+        columns = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
+        if self.with_actions and self.n_actions is None:
+            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
+        placed = np.clip((columns - self.location) / self.scale, -_FAR, _FAR)
+        if self.with_actions and self.n_actions is not None:
+            placed = np.concatenate([placed, np.eye(self.n_actions)[np.asarray(actions)]], axis=1)
+        return torch.as_tensor(placed)
+
+
+@dataclass(frozen=True, eq=False)
 class BellmanCase:
     """A value function, a log and a policy, ready for the statistic; (N,) arrays in the user's units.
 
-    ``residuals``: of one step, ``window_residuals`` of d; ``values``: Q(s, a) or V(s); ``weights``: the log's
-    own, of mean one over the rows where they are positive. ``scores (N, N)``: row s, δ_s times its trace
-    Σ_j w_{s−j} c_{s−j, j} ψ(x_{s−j}), gets the s-th random sign: the trace is known before δ_s is drawn, so
-    scores are martingale differences whatever the overlap. ``shift_scores``: what one unit of the alternative
-    adds to them. ``units (N,)``: number of a row's block, as if rows of weight zero were not there.
-    ``inputs (N, k)``: rows in the kernel's ``space``. ``folds``: rows of each of several value functions,
-    whose residuals must not be multiplied with each other's. ``warnings``: sentences for a person.
+    ``residuals``: δ; ``values``: Q(s, a); ``weights``: the log's own, of mean one over the rows where they
+    are positive. ``shifts``: what one unit of the alternative adds to δ. ``inputs (N, k)``: rows in the
+    kernel's ``space``. ``folds``: rows of each of several value functions, whose residuals must not be
+    multiplied with each other's. ``warnings``: sentences for a person.
     """
 
     transitions: Transitions
@@ -95,10 +105,7 @@ class BellmanCase:
     weights: Float[np.ndarray, " row"]
     residuals: Float[np.ndarray, " row"]
     values: Float[np.ndarray, " row"]
-    window_residuals: Float[np.ndarray, " row"]
-    scores: sparse.csr_matrix
-    shift_scores: sparse.csr_matrix
-    units: Int[np.ndarray, " row"]
+    shifts: Float[np.ndarray, " row"]
     space: KernelSpace
     inputs: Float[Tensor, "row k"]
     folds: tuple[np.ndarray, ...]
@@ -114,7 +121,7 @@ class BellmanCase:
     def own_products(self) -> float:
         """Σ_i w_i² δ_i² k(x_i, x_i)."""
         diagonal = self.space.kernel.diagonal(self.inputs).numpy()
-        return float(np.square(self.weights * self.window_residuals) @ diagonal)
+        return float(np.square(self.weights * self.residuals) @ diagonal)
 
     @property
     def n(self) -> int:
@@ -124,7 +131,7 @@ class BellmanCase:
     @property
     def signs(self) -> int:
         """Random signs that change the statistic."""
-        return int(np.count_nonzero(np.diff(self.scores.indptr)))
+        return int(np.count_nonzero(self.weights * self.residuals))
 
     @property
     def is_hopeless(self) -> bool:
@@ -142,39 +149,29 @@ def make_case(
     signs carry that noise too. So the test needs no second, independent set of draws.
     Raises KofflineError in one line.
     """
-    generator, of_state = np.random.default_rng(settings.seed), q.kind == STATE
+    generator = np.random.default_rng(settings.seed)
     problem = prepare_problem(transitions, policy, settings.gamma, 1, np.random.default_rng(settings.seed))
-    counted = problem.row_weights > 0.0
-    if counted.sum() < 2:
+    counted = np.flatnonzero(problem.row_weights)
+    if len(counted) < 2:
         raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
     weights = problem.row_weights / problem.row_weights[counted].mean()  # their sum is n, as T = n·V̂ has it
     later = next_row_values(q, transitions, policy, settings.action_draws, generator)
     values, later = row_values(q, transitions), problem.discounts * later
-    residuals = _residuals(transitions, problem, values, later, weights)
-    window = settings.window
-    ratios, about_ratios = action_ratios(transitions, policy, window, settings.on_policy, of_state)
-    windows = window_matrix(transitions, problem.discounts, ratios, window, of_state)
-    traces, shift = windows @ sparse.diags(weights), problem.discounts - 1.0  # of an error of one everywhere
-    units = np.zeros(len(weights), dtype=np.int64)
-    units[counted] = np.unique(block_numbers(transitions, window)[counted], return_inverse=True)[1]
-    n_states = math.prod(transitions.observation_shape)
-    space, inputs = make_space(problem, n_states, not of_state, settings.kernel, settings.bandwidth)
+    inputs = torch.as_tensor(problem.kernel_inputs)
+    kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[_evenly_spaced(counted, _MEDIAN_ROWS)]))
     case = BellmanCase(
         transitions=transitions,
         settings=settings,
         reward_scale=problem.reward_scale,
         weights=weights,
-        residuals=residuals,
+        residuals=_residuals(transitions, problem, values, later, weights),
         values=values,
-        window_residuals=np.asarray(windows.T @ residuals),
-        scores=sparse.csr_matrix(sparse.diags(residuals) @ traces),
-        shift_scores=sparse.csr_matrix(sparse.diags(shift) @ traces),
-        units=units,
-        space=space,
+        shifts=problem.discounts - 1.0,  # of an error of one everywhere
+        space=KernelSpace(kernel, problem.input_location, problem.input_scale, problem.n_actions),
         inputs=inputs,
         folds=tuple(rows for rows, _ in row_parts(q, transitions)),
     )
-    return dataclasses.replace(case, warnings=(*about_ratios, *_doubts(case)))
+    return dataclasses.replace(case, warnings=tuple(_doubts(case)))
 
 
 def _residuals(
@@ -209,7 +206,7 @@ def _residuals(
 
 def _doubts(case: BellmanCase) -> list[str]:
     """Why the result may say little."""
-    found, signs, window = [], case.signs, case.settings.window
+    found, signs = [], case.signs
     if signs == 0:
         found.append("Every residual is zero up to rounding: there is nothing to test.")
     elif case.is_hopeless:
@@ -219,9 +216,7 @@ def _doubts(case: BellmanCase) -> list[str]:
         )
     elif signs < _FEW_SIGNS:
         found.append(f"Only {signs} rows have a residual: the level is only roughly kept.")
-    if window > 1 and window > (longest := int(case.transitions.episode_lengths.max())):
-        found.append(f"The longest episode has {longest} steps: no window is as long as {window}.")
-    rows = evenly_spaced(np.flatnonzero(case.weights), _KERNEL_SAMPLE)
+    rows = _evenly_spaced(np.flatnonzero(case.weights), _KERNEL_SAMPLE)
     gram = case.space.kernel.gram(case.inputs[rows]).abs()
     near = float((gram.sum() - gram.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
     if near < 1.0 / case.n:
@@ -230,3 +225,8 @@ def _doubts(case: BellmanCase) -> list[str]:
             "share go unseen; give a larger bandwidth."
         )
     return found
+
+
+def _evenly_spaced(rows: np.ndarray, most: int) -> Tensor:
+    """At most so many of the row numbers."""
+    return torch.as_tensor(rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)])

@@ -12,13 +12,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import sparse
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Kernel
@@ -86,13 +84,13 @@ class GramForm:
 class FeatureForm:
     """Scores in m features, computed block by block: O(G m) memory is never needed.
 
-    ``scores``, ``shift_scores (G, N)`` sparse of one pattern, ``inputs (N, k)``; ``rows``: n. The growth of
-    the null's spread is left out: among thousands of scores alternatives of interest are small.
+    f_g is ``scores[g]`` times the features of ``inputs[g]``, s_g ``shifts[g]`` times them; ``rows``: n. The
+    growth of the null's spread is left out: among thousands of scores alternatives of interest are small.
     """
 
-    scores: sparse.csr_matrix
-    shift_scores: sparse.csr_matrix
-    inputs: Float[Tensor, "row k"]
+    scores: Float[np.ndarray, " score"]
+    shifts: Float[np.ndarray, " score"]
+    inputs: Float[Tensor, "score k"]
     features: FourierFeatures
     rows: int
 
@@ -125,7 +123,7 @@ class FeatureForm:
     @cached_property
     def _totals(self) -> np.ndarray:
         """(2, m): Σ_g f_g and Σ_g s_g."""
-        coefficients = torch.as_tensor(np.vstack([self.scores.sum(axis=0), self.shift_scores.sum(axis=0)]))
+        coefficients = torch.as_tensor(np.stack([self.scores, self.shifts]))
         total = torch.zeros(2, 2 * self.features.frequencies.shape[1], dtype=torch.float64)
         for start in range(0, len(self.inputs), _BLOCK):
             part = slice(start, start + _BLOCK)
@@ -134,17 +132,11 @@ class FeatureForm:
 
     def _blocks(self) -> Iterator[tuple[Float[Tensor, "score feature"], Float[Tensor, "score feature"]]]:
         """Pairs of f_g and s_g in order, some thousand at a time."""
-        ends = self.scores.indptr
-        edges = np.searchsorted(ends, np.arange(0, ends[-1] + _BLOCK, _BLOCK))
-        for start, stop in pairwise(np.unique(np.append(edges, self.scores.shape[0]))):
-            parts = self.scores[start:stop], self.shift_scores[start:stop]
-            reached = np.concatenate([part.indices for part in parts])
-            if len(reached) == 0:
-                continue
-            first, last = int(reached.min()), int(reached.max()) + 1
-            columns = self.features(self.inputs[first:last]).numpy() / np.sqrt(self.rows)
-            scores, shifts = (torch.as_tensor(np.asarray(part[:, first:last] @ columns)) for part in parts)
-            yield scores, shifts
+        for start in range(0, len(self.inputs), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            columns = self.features(self.inputs[part]).numpy() / np.sqrt(self.rows)
+            scores, shifts = (each[part, None] * columns for each in (self.scores, self.shifts))
+            yield torch.as_tensor(scores), torch.as_tensor(shifts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,17 +165,16 @@ QuadraticForm = GramForm | FeatureForm | SumForm
 
 
 def gram_form(
-    scores: sparse.csr_matrix,
-    shift_scores: sparse.csr_matrix,
-    inputs: Float[Tensor, "row k"],
+    scores: Float[np.ndarray, " score"],
+    shifts: Float[np.ndarray, " score"],
+    inputs: Float[Tensor, "score k"],
     kernel: Kernel,
     rows: int,
 ) -> GramForm:
-    """The form with the exact Gram matrix of ``inputs``; scores (G, N), O(N²). rows: n."""
+    """The form with the exact Gram matrix of ``inputs``: O(G²). rows: n."""
     gram = kernel.gram(inputs).numpy()
-    against, shift_against = np.asarray(scores @ gram), np.asarray(shift_scores @ gram)  # (G, N)
-    pairs = ((scores, against), (scores, shift_against), (shift_scores, shift_against))
-    return GramForm(*(np.asarray(left @ right.T).T / rows for left, right in pairs))
+    against, shift_against = scores[:, None] * gram, shifts[:, None] * gram
+    return GramForm(against * scores / rows, shift_against * scores / rows, shift_against * shifts / rows)
 
 
 def random_signs(shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:

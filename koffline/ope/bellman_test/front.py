@@ -12,7 +12,7 @@ import torch
 
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
-from koffline.kernels import StationaryKernel, random_fourier_features
+from koffline.kernels import random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
 from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, QuadraticForm, SumForm, gram_form
 from koffline.ope.bellman_test.witness import Witness
@@ -24,7 +24,7 @@ from koffline.policies import Policy
 from koffline.policy_specs import as_policy
 
 _FEATURES = 1000
-_SHOWN = {"level", "gamma", "window", "draws", "seed"}
+_SHOWN = {"level", "gamma", "draws", "seed"}
 _EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
 _MOST_EXACT_ROWS = 20_000
 
@@ -51,15 +51,13 @@ class BellmanTest(Record):
     units: int
     held_out: bool | None
     value_function: str
-    kind: str
     policy: str
     gamma: float
-    window: int
     kernel_loss: float
     rms_residual: float
     mean_residual: float
     return_scale: float
-    bandwidth: float | None
+    bandwidth: float
     features: int
     draws: int
     seed: int
@@ -127,7 +125,7 @@ def bellman_test(
     """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
 
     q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
-    (observations, actions) -> (N,), one of observations alone for V(s) …), or what
+    (observations, actions) -> (N,) …), or what
     `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
     over models).
     policy, gamma: as in `koffline.evaluate`.
@@ -161,13 +159,12 @@ def bellman_test(
         units=case.signs,
         held_out=held_out,
         value_function=function.name,
-        kind=function.kind,
         policy=policy.name,
         kernel_loss=(form.statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
         return_scale=case.reward_scale,
-        bandwidth=case.space.bandwidth,
+        bandwidth=case.space.kernel.bandwidth,
         features=features,
         seconds=time.perf_counter() - started,
         warnings=(*function.notes, *said, *case.warnings),
@@ -201,7 +198,7 @@ def _read(
 
 def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
     """The exact form for few rows, features for many; and how many features, 0 for the exact one."""
-    count, rows, kernel = case.settings.features, len(case.transitions), case.space.kernel
+    count, rows = case.settings.features, len(case.transitions)
     if count is None:
         count = 0 if rows <= _EXACT_ROWS else _FEATURES
     if count == 0 and rows > _MOST_EXACT_ROWS:
@@ -209,24 +206,18 @@ def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
             f"features=0 asks for the Gram matrix of {rows} rows, more than {_MOST_EXACT_ROWS}; leave "
             "features out or give some thousand"
         )
-    if count and not isinstance(kernel, StationaryKernel):
-        raise ConfigError(
-            f"{kernel} has no random Fourier features; give features=0 (exact) or a stationary kernel"
-        )
     parts = tuple(_form_of_rows(case, rows, count) for rows in case.folds)
     return (parts[0] if len(parts) == 1 else SumForm(parts)), count
 
 
 def _form_of_rows(case: BellmanCase, rows: np.ndarray, count: int) -> GramForm | FeatureForm:
-    """The form of the rows of one value function; whatever shares a random sign shares a value function."""
-    inputs, kernel = case.inputs[torch.as_tensor(rows)], case.space.kernel
-    scores, shift_scores = case.scores[:, rows], case.shift_scores[:, rows]
-    used = np.flatnonzero(np.diff(scores.indptr) + np.diff(shift_scores.indptr))
-    scores, shift_scores = scores[used], shift_scores[used]
+    """The form of the rows of one value function."""
+    rows, kernel = rows[case.weights[rows] > 0.0], case.space.kernel
+    scores, shifts = (case.weights[rows] * each[rows] for each in (case.residuals, case.shifts))
+    inputs = case.inputs[torch.as_tensor(rows)]
     if count == 0:
-        return gram_form(scores, shift_scores, inputs, kernel, case.n)
+        return gram_form(scores, shifts, inputs, kernel, case.n)
     generator = torch.Generator().manual_seed(case.settings.seed)
-    assert isinstance(kernel, StationaryKernel)  # checked by `make_form`
     features = random_fourier_features(kernel, inputs.shape[1], count, generator)
-    form = FeatureForm(scores, shift_scores, inputs, features, case.n)
-    return form.condensed() if 0 < len(used) <= min(count, _EXACT_ROWS) else form
+    form = FeatureForm(scores, shifts, inputs, features, case.n)
+    return form.condensed() if 0 < len(rows) <= min(count, _EXACT_ROWS) else form

@@ -53,8 +53,7 @@ class WitnessValues(NamedTuple):
 class WitnessMap:
     """Over a grid of two coordinates of the flat observation, ``columns``: ``axes`` are x (W,) and y (H,).
 
-    ``values``: of (H, W) arrays. ``action``: the action of the map; None: rows' actions are ignored (V) or
-    averaged (see `Witness.map`).
+    ``values``: of (H, W) arrays. ``action``: the action of the map; None: averaged (see `Witness.map`).
     """
 
     axes: tuple[np.ndarray, np.ndarray]
@@ -67,8 +66,8 @@ class WitnessMap:
 class Region:
     """Rows around a place where the Bellman equation fails most.
 
-    ``center``: mean observation of its rows, flat. ``action``: theirs (an int) or their mean action (k,);
-    None for V(s). ``size``: number of rows; ``mean_residual`` ± ``standard_error`` over them. ``z_score``: of
+    ``center``: mean observation of its rows, flat. ``action``: theirs (an int) or their mean action (k,).
+    ``size``: number of rows; ``mean_residual`` ± ``standard_error`` over them. ``z_score``: of
     the kernel-weighted mean at the region's seed row; ``threshold``: what the largest |z| over all places
     exceeds with probability level under H0; ``is_significant``: z beyond it. ``rows``: row numbers.
     """
@@ -86,7 +85,7 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """f*(x) = Σ_i w_i δ_i k(x_i, x) / Σ_i w_i of the residuals over the window of a case's rows.
+    """f*(x) = Σ_i w_i δ_i k(x_i, x) / Σ_i w_i of the residuals of a case's rows.
 
     (Feng et al. 2019, thm:rkhs)
     """
@@ -94,7 +93,7 @@ class Witness:
     case: BellmanCase = field(repr=False)
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray | None = None) -> WitnessValues:
-        """At observations (Q, …) and, for Q(s, a), actions (Q,) or (Q, a). Raises DataError."""
+        """At observations (Q, …) and actions (Q,) or (Q, a). Raises DataError."""
         observations, shape = np.asarray(observations), self.case.transitions.observation_shape
         if observations.shape[1:] != shape or not np.isfinite(observations).all():
             received = f"observations have shape {observations.shape}, the log's rows {shape}"
@@ -114,8 +113,8 @@ class Witness:
     ) -> WitnessMap:
         """Over a grid of two coordinates, the others at their mean.
 
-        ``action``: the one the map is for; None: for Q(s, a) the kernel ignores actions, so that residuals
-        of all actions are averaged as the log holds them.
+        ``action``: the one the map is for; None: the kernel ignores actions, so that residuals of all actions
+        are averaged as the log holds them.
         """
         shape = self.case.transitions.observation_shape
         flat = self._flat(slice(None))
@@ -147,7 +146,8 @@ class Witness:
         generator = np.random.default_rng(self.case.settings.seed)
         rows = np.flatnonzero(self.case.weights > 0.0)
         rows = np.sort(generator.choice(rows, min(len(rows), _CANDIDATES), replace=False))
-        signs = random_signs((int(self.case.units.max()) + 1, _SIGN_DRAWS), generator)
+        signs = np.zeros((len(self.case.weights), _SIGN_DRAWS))
+        signs[self.case.weights > 0.0] = random_signs((self.case.n, _SIGN_DRAWS), generator)
         total, spread, drawn = self._sums(self.case.inputs[rows].numpy(), signs)
         usable = (spread[:, 0] > 0.0) & (total[:, 1] ** 2 > _FEWEST_EFFECTIVE * spread[:, 1])
         scale = np.where(usable, np.sqrt(np.where(usable, spread[:, 0], 1.0)), np.inf)
@@ -168,7 +168,7 @@ class Witness:
         if actions is None or np.shape(actions) != expected:
             got = "none" if actions is None else f"shape {np.shape(actions)}"
             raise DataError(
-                f"the witness of Q(s, a) needs one action per observation, got {got}; give actions {expected}"
+                f"the witness needs one action per observation, got {got}; give actions {expected}"
             )
         found = np.asarray(actions, dtype=np.float64)
         fine = np.isfinite(found) if n is None else np.isin(found, np.arange(n))
@@ -180,8 +180,8 @@ class Witness:
     def _sums(
         self, places: np.ndarray, signs: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2) at places (Q, k); with signs of units Σ k·wδ·sign (Q, B)."""
-        weights, residual = self.case.weights, self.case.window_residuals * self.case.weights
+        """Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2) at places (Q, k); with signs of rows Σ k·wδ·sign (Q, B)."""
+        weights, residual = self.case.weights, self.case.residuals * self.case.weights
         columns = torch.as_tensor(np.stack([residual, weights], axis=1))
         total, spread = np.zeros((len(places), 2)), np.zeros((len(places), 2))
         drawn = np.zeros((len(places), 0 if signs is None else signs.shape[1]))
@@ -189,7 +189,7 @@ class Witness:
             total += (near @ columns[rows]).numpy()
             spread += (near.square() @ columns[rows].square()).numpy()
             if signs is not None:
-                drawn += near.numpy() * residual[rows] @ signs[self.case.units[rows]]
+                drawn += near.numpy() * residual[rows] @ signs[rows]
         return total, spread, drawn
 
     def _region(self, row: int, score: float, threshold: float) -> Region:
@@ -198,14 +198,12 @@ class Witness:
         place = self.case.inputs[row : row + 1].numpy()
         close = np.concatenate([near.numpy()[0] for _, near in self._kernel_blocks(place)])
         inside = (close >= np.exp(-1.0)) & (self.case.weights > 0.0)
-        if space.with_actions and space.n_actions is not None:
+        if space.n_actions is not None:
             inside &= np.asarray(log.actions) == log.actions[row]
         rows = np.flatnonzero(inside)
-        residual, share = self.case.window_residuals[rows], self.case.weights[rows]
+        residual, share = self.case.residuals[rows], self.case.weights[rows]
         share = share / share.sum()
-        action = None
-        if space.with_actions:
-            action = share @ log.actions[rows] if space.n_actions is None else int(log.actions[row])
+        action = share @ log.actions[rows] if space.n_actions is None else int(log.actions[row])
         mean, error = float(share @ residual), float(np.sqrt(share**2 @ residual**2))
         center, clear = share @ self._flat(rows), abs(score) > threshold
         return Region(center, action, len(rows), mean, error, score, threshold, clear, rows)
@@ -246,13 +244,6 @@ class Profile:
     low: np.ndarray
     high: np.ndarray
     rows: np.ndarray
-
-    @property
-    def z_scores(self) -> np.ndarray:
-        """(B,) mean in standard errors; without spread infinite for enough rows of a mean, else 0."""
-        certain = (self.mean != 0.0) & (self.rows >= _FEWEST)
-        otherwise = np.where(certain, np.copysign(np.inf, self.mean), 0.0)
-        return np.divide(self.mean, self.standard_error, out=otherwise, where=self.standard_error > 0.0)
 
 
 def make_profile(

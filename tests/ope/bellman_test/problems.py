@@ -16,43 +16,32 @@ from scripts.bench.rollouts import as_transitions, log_episodes
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A log, a policy and Q^π as functions of observations and actions; V^π of observations."""
+    """A log, a policy and Q^π as a function of observations and actions."""
 
     transitions: koffline.Transitions
     policy: DiscretePolicy
     gamma: float
     q: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    v: Callable[[np.ndarray], np.ndarray]
 
 
-def known_problem(
-    seed: int, n: int, kind: str = "iid", gamma: float = 0.9, behavior: bool = False, states: int = 20
-) -> Known:
-    """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
-
-    behavior: the log is another policy's, with its log probabilities.
-    """
+def known_problem(seed: int, n: int, kind: str = "iid", gamma: float = 0.9, states: int = 20) -> Known:
+    """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps)."""
     generator = np.random.default_rng(seed)
     mdp = random_mdp(states, 2, generator)
     world = EmbeddedMDP(mdp, generator.uniform(-1.0, 1.0, size=(states, 2)))
-    target, other = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
-    writer = other if behavior else target
+    target, _ = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
     if kind == "iid":
-        log = world.log_tuples(writer, n, generator)
+        log = world.log_tuples(target, n, generator)
     else:
         limit = n if kind == "trajectory" else 50
-        log = log_episodes(world, world.policy(writer), n, limit, generator)
+        log = log_episodes(world, world.policy(target), n, limit, generator)
     rows = as_transitions(log, world, with_episodes=kind != "iid")
-    if behavior:
-        chances = writer[world.states_of(rows.observations), rows.actions]
-        rows = rows.replace(behavior_log_probabilities=np.log(chances))
-    q, v = mdp.action_values(target, gamma), mdp.state_values(target, gamma)
+    q = mdp.action_values(target, gamma)
     return Known(
         rows,
         DiscretePolicy(2, world.policy(target), name="target"),
         gamma,
         lambda s, a: q[world.states_of(s), a],
-        lambda s: v[world.states_of(s)],
     )
 
 
