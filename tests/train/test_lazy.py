@@ -129,7 +129,7 @@ class TestRuns:
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("trust_pcl", {}, "trust_pcl learns from paths of several steps"),
+        ("trust_pcl", {}, "trust_pcl learns from paths"),
         ("cal_ql", {}, "returns to the end of an episode"),
         ("iql", {"weights": np.arange(1.0, 161.0)}, "the log has weights"),
     ],
