@@ -62,12 +62,9 @@ class PassSettings:
 
     workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
-    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure in place
-        of a value; otherwise the pass ends with the error, which names the item. Other errors end it always.
+    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure, not a value.
     retries: how often an item is given to another worker after one has died over it.
     ordered: False gives values as they are computed.
-
-    Raises ConfigError for numbers that make no sense.
     """
 
     workers: int = 1
@@ -93,8 +90,6 @@ class PassSettings:
         call: must not change ``shared``, which a worker receives once and keeps for its next items.
         name: what an item is called in errors and the bar; default "item 3".
         progress: True draws a bar on a terminal; or a callable that hears every change.
-
-        At most twice as many values as there are workers wait for their turn.
         Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError
         for what cannot be sent to workers and for a cluster that does not answer.
         """

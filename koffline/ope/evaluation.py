@@ -18,8 +18,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.ope.coverage import common_diagnostics, common_warnings
-from koffline.ope.estimators import bounds_of, run_estimator
+from koffline.ope.estimators import bounds_of, common_diagnostics, common_warnings, run_estimator
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for

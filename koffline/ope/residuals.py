@@ -14,9 +14,9 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import FittedValues
+from koffline.ope.importance.problem import RowValues
 from koffline.ope.learning import Ensemble, Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import Columns
 from koffline.replicas import StackedMLP
 

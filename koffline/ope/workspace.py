@@ -21,13 +21,12 @@ from koffline.ope.features import (
     system_of_part,
 )
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
-from koffline.ope.importance.problem import EpisodeProblem, episodes_of_log, prepare_episodes
+from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, network_features
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import ResidualSummary, out_of_bag_values, summarise_residuals
-from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
 from koffline.solvers.features import FeatureMap

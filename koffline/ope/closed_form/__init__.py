@@ -33,8 +33,8 @@ from koffline.ope.closed_form.fits import FOLDS, LinearFit, fit, kernel_path, us
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units
 from koffline.ope.closed_form.sums import RowSums, warnings_of_weights
 from koffline.ope.features import FeatureSystem
+from koffline.ope.importance.problem import RowValues
 from koffline.ope.results import PointEstimate
-from koffline.ope.value_functions import RowValues
 
 ValuesOfPart = Callable[[FeatureSystem], RowValues]
 _SEEN = (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from koffline.ope.importance import episode_intervals as intervals
-from koffline.ope.importance.problem import EpisodeProblem
+from koffline.ope.importance.problem import EpisodeProblem, RowValues
 from koffline.ope.importance.statistics import StepwiseMean, magic, make_statistic, standard_error
 from koffline.ope.names import (
     CERTIFIABLE,
@@ -19,7 +19,6 @@ from koffline.ope.names import (
     WITH_MODEL,
 )
 from koffline.ope.results import PointEstimate, Unavailable
-from koffline.ope.value_functions import RowValues
 
 BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0

@@ -13,13 +13,35 @@ from jaxtyping import Bool, Float, Int
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.ope.importance.ratios import AUTO, Ratios, action_log_probabilities, importance_ratios
-from koffline.ope.value_functions import RowValues
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _ROW_BYTES = 150  # of a row's columns, ratios and weights
 _NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
 _NEVER = -np.inf
+
+
+@dataclass(frozen=True, eq=False)
+class RowValues:
+    """A value function at the rows of a log, in units of the return.
+
+    ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
+    ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
+    trained on their episode. ``notes``: what else to know of the model. DataError for what is not finite.
+    """
+
+    now: np.ndarray
+    later: np.ndarray
+    starts: np.ndarray
+    unseen: float = 1.0
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("now", "later", "starts"):
+            array = np.asarray(getattr(self, name), dtype=np.float64)
+            if array.ndim != 1 or not np.isfinite(array).all():
+                raise DataError(f"the model's values ({name}) are no finite numbers, one per row or episode")
+            object.__setattr__(self, name, array)
 
 
 @dataclass(frozen=True, eq=False)

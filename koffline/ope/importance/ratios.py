@@ -66,9 +66,7 @@ def importance_ratios(
 ) -> Ratios:
     """Ratios of the log's actions; β from the log (``"log"``), estimated from it (``"estimate"``), or from
     the log where it has probabilities (``"auto"``). target: log π(a|s), where it is known.
-
-    Raises DataError when the log's are asked for and missing, PolicyError for a policy without probabilities
-    of given actions.
+    Raises DataError where the log's are missing, PolicyError for a policy without probabilities of actions.
     """
     if target is None:
         target = action_log_probabilities(transitions, policy)
@@ -127,13 +125,12 @@ def _warnings_at_bounds(
     actions = np.asarray(transitions.actions, np.float64)
     below, above = at_bounds(actions, np.asarray(space.low), np.asarray(space.high))
     share = float((below | above).any(axis=1).mean())
-    there = f"{share:.1%} of the actions lie on the bounds"
-    if share > _AT_BOUNDS and policy.cut_to is None:
-        return (f"{there}, where the policy's draws do not collect: their weights are not to be trusted.",)
-    if share > _AT_BOUNDS and transitions.behavior_log_probabilities is not None:
-        alike = "logged densities must count the probability of being cut off there, as the policy's do"
-        return (f"{there}: {alike}.",)
-    return ()
+    if share <= _AT_BOUNDS or (policy.cut_to and transitions.behavior_log_probabilities is None):
+        return ()
+    what = "logged densities must count the probability of being cut off there, as the policy's do"
+    if policy.cut_to is None:
+        what = "the policy's draws do not collect there: their weights are not to be trusted"
+    return (f"{share:.1%} of the actions lie on the bounds: {what}.",)
 
 
 class Behavior(NamedTuple):

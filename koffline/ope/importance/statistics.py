@@ -16,8 +16,7 @@ from jaxtyping import Float, Int
 from scipy.optimize import nnls
 from scipy.sparse import csr_matrix
 
-from koffline.ope.importance.problem import EpisodeWeights
-from koffline.ope.value_functions import RowValues
+from koffline.ope.importance.problem import EpisodeWeights, RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # a share of the weight that leaves nothing for the others

@@ -12,8 +12,8 @@ from koffline.envs.finite import FiniteMDP
 from koffline.ope.closed_form import doubly_robust_sums
 from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.features import FeatureSystem, make_feature_system
+from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import prepare_problem
-from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from scripts.bench.finite_worlds import random_mdp

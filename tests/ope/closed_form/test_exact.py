@@ -7,8 +7,8 @@ from koffline.ope.closed_form import closed_form, doubly_robust_value
 from koffline.ope.closed_form.fits import PATHS, fit, whitened_path
 from koffline.ope.closed_form.moments import whole_moments
 from koffline.ope.features import make_feature_system
+from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import prepare_problem
-from koffline.ope.value_functions import RowValues
 from tests import reference_closed_form as reference
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.closed_form.systems import GAMMA, combined, described, one_hot_problem, plain, small_system

@@ -8,7 +8,7 @@ from koffline.ope.closed_form import FoldWeights, doubly_robust_value, moments
 from koffline.ope.closed_form.fits import CRITIC_RIDGES, fit, held_out_losses, kernel_path
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units, whole_moments
 from koffline.ope.closed_form.sums import RowSums
-from koffline.ope.value_functions import RowValues
+from koffline.ope.importance.problem import RowValues
 from tests import reference_closed_form as reference
 from tests.ope.closed_form.systems import combined, plain, small_system
 

@@ -12,11 +12,10 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError, PolicyError
 from koffline.ope.importance import estimate_one
-from koffline.ope.importance.problem import EpisodeWeights, make_weights, prepare_episodes
+from koffline.ope.importance.problem import EpisodeWeights, RowValues, make_weights, prepare_episodes
 from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES
 from koffline.ope.results import PointEstimate, Unavailable
-from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
 
 

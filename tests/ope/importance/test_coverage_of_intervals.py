@@ -10,10 +10,9 @@ import pytest
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.ope.importance.episode_intervals import certified_interval, student_interval
-from koffline.ope.importance.problem import prepare_episodes
+from koffline.ope.importance.problem import RowValues, prepare_episodes
 from koffline.ope.importance.statistics import make_statistic
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
-from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
 from scripts.bench.finite_worlds import sample_episodes
 from tests.ope.importance.cases import Enumerated, enumerated
