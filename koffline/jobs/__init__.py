@@ -62,7 +62,7 @@ class PassSettings:
 
     workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
-    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure, not a value.
+    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure.
     retries: how often an item is given to another worker after one has died over it.
     ordered: False gives values as they are computed.
     """

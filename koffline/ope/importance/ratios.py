@@ -41,8 +41,6 @@ _WARNING = (
     "{held_out:.3g} a row against {constant:.3g} without the observation): intervals leave that error out."
 )
 
-Box = tuple[np.ndarray, np.ndarray]
-
 
 @dataclass(frozen=True, eq=False)
 class Ratios:
@@ -141,7 +139,9 @@ class Behavior(NamedTuple):
     diagnostics: dict[str, Any]
 
 
-def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Box | None = None) -> Behavior:
+def estimate_behavior(
+    transitions: Transitions, seed: int = 0, cut_to: tuple[Any, Any] | None = None
+) -> Behavior:
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
 
     ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.distributions`), as those of
@@ -259,7 +259,10 @@ def _features(transitions: Transitions, generator: np.random.Generator) -> Float
 
 
 def _model(
-    transitions: Transitions, cut_to: Box | None, features: np.ndarray, generator: np.random.Generator
+    transitions: Transitions,
+    cut_to: tuple[Any, Any] | None,
+    features: np.ndarray,
+    generator: np.random.Generator,
 ) -> _Model:
     space = transitions.action_space
     if isinstance(space, Discrete):
