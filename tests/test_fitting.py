@@ -120,29 +120,6 @@ def test_fitted_evaluation_finds_the_exact_values(objective):
     torch.testing.assert_close(record.network.forward(one_hot)[0, :, 0], exact, rtol=0.0, atol=5e-3)
 
 
-def test_bounds_stop_a_divergent_regression():
-    """One feature, V(s') = 2 V(s): the fixed-point iteration multiplies by 1.98 (Tsitsiklis & Van Roy)."""
-    one = torch.ones(8, 1)
-    table = Table(inputs=one, next_inputs=2.0 * one, rewards=torch.zeros(8), discounts=torch.full((8,), 0.99))
-    network = StackedMLP((1, 1), torch.tensor([[1.0, 0.0]]))
-    settings, plan = FitSettings(steps=200, batch_size=8), ReplicaPlan.of_seeds([0], 1.0)
-    free, bounded = (
-        float(fit(table, network, FittedIteration(CopyTarget(1), bounds), plan, settings).network.flat.sum())
-        for bounds in (None, (-3.0, 3.0))
-    )
-    assert abs(free) > 100.0
-    assert abs(bounded) < 6.0
-
-
-def test_row_sets_train_on_their_rows_only():
-    table, few = make_table("state"), torch.arange(40) < 10
-    changed = torch.where(few, table.rewards, table.rewards + 100.0)
-    other = Table(table.inputs, table.next_inputs, changed, table.discounts)
-    plan = ReplicaPlan((1e-2,), (0,), (torch.arange(10),), (0,))
-    results = [fit(t, network_of("state", [0]), fitted_q(), plan, STEPS).network.flat for t in (table, other)]
-    assert torch.equal(results[0], results[1])
-
-
 def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):
     network = network_of("state", seeds, dtype)
     return fit(

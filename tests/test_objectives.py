@@ -11,7 +11,6 @@ from koffline.objectives import (
     ResidualGradient,
     TemporalDifference,
     fitted_q,
-    gram_product,
 )
 from tests.engine_problems import reference_loss
 
@@ -55,32 +54,6 @@ def test_closed_form_gradients_are_autograds(objective, own_grams):
         torch.testing.assert_close(found.next_value, slopes[1], rtol=1e-12, atol=1e-14)
     else:
         assert found.next_value is None
-
-
-def test_gradients_by_hand():
-    """Two rows, identity kernel: V-statistic gradients are 2 δ / 4, the mean-square ones 2 δ / 2."""
-    residual, discount = torch.tensor([[1.0, -2.0]]), torch.tensor([[0.5, 0.0]])
-    found = KernelLoss(Linear()).compute_gradients(residual, discount, torch.eye(2))
-    torch.testing.assert_close(found.loss, torch.tensor([5.0 / 4.0]))
-    torch.testing.assert_close(found.value, torch.tensor([[-0.5, 1.0]]))
-    torch.testing.assert_close(found.next_value, torch.tensor([[0.25, 0.0]]))
-    for objective in (TemporalDifference(), FittedIteration()):
-        found = objective.compute_gradients(residual, discount)
-        torch.testing.assert_close(found.loss, torch.tensor([2.5]))
-        torch.testing.assert_close(found.value, torch.tensor([[-1.0, 2.0]]))
-
-
-@pytest.mark.parametrize("weight", [None, 0.2])
-def test_replicas_of_a_group_share_its_gram(weight):
-    reward, discount, value, next_value, x = rows(replicas=6)
-    residual = reward + discount * next_value - value
-    grams = torch.stack((Gaussian(0.5).gram(x), Gaussian(2.0).gram(x)))
-    objective = KernelLoss(Gaussian(0.5), weight)
-    shared = objective.compute_gradients(residual, discount, grams)
-    repeated = objective.compute_gradients(residual, discount, grams.repeat_interleave(3, dim=0))
-    torch.testing.assert_close(shared.loss, repeated.loss)
-    torch.testing.assert_close(shared.value, repeated.value)
-    torch.testing.assert_close(gram_product(residual, grams)[4], grams[1] @ residual[4])
 
 
 def test_settings_are_checked():

@@ -11,7 +11,6 @@ import torch
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.base import CHUNK_ROWS
 from koffline.policy_specs import as_policy, load_policy
 
 BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
@@ -77,20 +76,6 @@ def test_bad_continuous_output_is_refused(output, word):
         ContinuousPolicy(2, lambda observations: output, name="test").mean(rows(1))
 
 
-def test_large_inputs_are_called_in_chunks_and_keep_their_order():
-    seen = []
-
-    def function(observations):
-        seen.append(len(observations))
-        return (observations[:, 0] > 0).astype(int)
-
-    observations = rows(2 * CHUNK_ROWS + 5)
-    policy = as_policy(function, Discrete(2), (3,))
-    np.testing.assert_array_equal(policy.probabilities(observations)[:, 1], observations[:, 0] > 0)
-    assert seen == [CHUNK_ROWS, CHUNK_ROWS, 5]
-    assert policy.probabilities(rows(0)).shape == (0, 2)
-
-
 def test_a_failing_policy_is_named_with_its_error():
     def broken(observations):
         raise ValueError("first\nsecond")
@@ -138,21 +123,6 @@ def test_epsilon_mixes_discrete_probabilities_exactly():
     expected[np.arange(7), observations.argmax(axis=1)] += 0.7
     np.testing.assert_allclose(policy.probabilities(observations), expected, atol=1e-15)
     assert policy.name == "epsilon:0.3:tests.policy_zoo:greedy"
-
-
-def test_epsilon_mixes_continuous_draws():
-    n, epsilon = 20_000, 0.3
-    policy = load_policy(f"epsilon:{epsilon}:tests.policy_zoo:push", BOX, (3,))
-    observations = rows(n)
-    base = load_policy("tests.policy_zoo:push", BOX, (3,)).mean(observations)
-    draws = policy.sample(observations, np.random.default_rng(1))
-    kept = (draws == base).all(axis=1)
-    # five standard errors of a binomial proportion
-    assert abs(kept.mean() - (1 - epsilon)) < 5 * np.sqrt(epsilon * (1 - epsilon) / n)
-    assert (draws[~kept] >= BOX.low).all()
-    assert (draws[~kept] <= BOX.high).all()
-    np.testing.assert_allclose(policy.mean(observations), epsilon * np.array([1, 0.25]) + 0.7 * base)
-    np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(1)))
 
 
 def test_a_callable_with_a_generator_is_stochastic():
