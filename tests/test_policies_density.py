@@ -60,8 +60,8 @@ def gaussian_file(folder: Path, **settings) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("settings", [{"std": 0.9}, {"std": None, "log_std": math.log(0.9)}])
-def test_gaussian_file_that_is_cut_off(tmp_path: Path, settings: dict[str, float | None]) -> None:
+@pytest.mark.parametrize("settings", [{"std": 0.9}, {"std": None, "log_std": np.log([0.9])}])
+def test_gaussian_file_that_is_cut_off(tmp_path: Path, settings: dict) -> None:
     policy = load_policy(gaussian_file(tmp_path, **CUT_OFF, **settings), BOX, (2,))
     assert mass_at(policy, STATE, 0.7) == pytest.approx(gaussian_density(0.7, -0.15, 0.9))
     assert mass_at(policy, STATE, -1.0) == pytest.approx(stats.norm.cdf(-1.0, -0.15, 0.9))
