@@ -7,9 +7,12 @@ import torch
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
+from koffline.kernels import Linear
 from koffline.objectives import (
     CopyTarget,
     FittedIteration,
+    FollowTarget,
+    KernelLoss,
     ResidualGradient,
     TemporalDifference,
     fitted_q,
@@ -91,17 +94,6 @@ def test_any_module_is_fitted_the_same(name):
     torch.testing.assert_close(values[0], values[1])
 
 
-def test_history_is_the_mean_over_its_steps():
-    table, plan, network = make_table("state"), ReplicaPlan.of_seeds(range(2)), network_of("state", range(2))
-    fine, coarse = (
-        fit(table, network, ResidualGradient(), plan, FitSettings(25, batch_size=9, record_every=every))
-        for every in (1, 10)
-    )
-    assert coarse.loss_steps == (10, 20, 25)
-    torch.testing.assert_close(coarse.losses[1], fine.losses[10:20].mean(dim=0))
-    torch.testing.assert_close(coarse.losses[2], fine.losses[20:].mean(dim=0))
-
-
 @pytest.mark.parametrize("objective", [fitted_q(0.2), TemporalDifference(), FittedIteration(CopyTarget(10))])
 def test_fitted_evaluation_finds_the_exact_values(objective):
     """One weight per state and a table with every transition in proportion: the fixed point is V itself."""
@@ -134,6 +126,10 @@ def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: KernelLoss(Linear(), 2.0), "diag_weight is 2"),
+        (lambda: FollowTarget(0.0), "target rate is 0"),
+        (lambda: CopyTarget(0), "copy interval is 0"),
+        (lambda: fitted_q(0.1, (1.0, -1.0)), "next_bounds is"),
         (lambda: fit_two(seeds=range(3)), "network has 3 replicas"),
         (lambda: fit_two(dtype=torch.float32), r"network is torch\.float32"),
         (lambda: fit_two(replace(make_table("state"), kernel_inputs=None), objective=OBJECTIVES["kloss"]),

@@ -11,7 +11,7 @@ from koffline.policies import DiscretePolicy
 from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
 from scripts.bench.leaderboard_methods import Answer
 from scripts.bench.leaderboard_pairs import pairs_of, summarise
-from scripts.bench.leaderboard_problems import BOARD, Greedy
+from scripts.bench.leaderboard_problems import BOARD
 from scripts.bench.leaderboard_scores import score_methods
 from tests.ope.problems import discrete_log
 from tests.report.rankings import NAMES, ranking
@@ -76,22 +76,6 @@ def test_padded_episodes_change_no_importance_sum():
         assert np.prod(ratios[padded]) == pytest.approx(np.prod(plain[start:end]))
         assert given["reward"][padded].sum() == pytest.approx(uneven.rewards[start:end].sum())
     assert given["state_action_value_prediction"][14:20].sum() == 0.0
-
-
-def test_d3rlpys_fqe_learns_a_reward_of_one():
-    problem = BOARD["graph short"]()
-    log = problem.log(0, 400)
-    ends = dataclasses.replace(
-        log,
-        rewards=np.ones(400),
-        terminated=np.ones(400, bool),
-        truncated=np.zeros(400, bool),
-        episode_ids=np.arange(400),
-        steps=np.zeros(400, int),
-    )
-    policy = DiscretePolicy(2, Greedy(lambda s: np.tile([0.9, 0.1], (len(s), 1))))
-    fqe = leaderboard_d3rlpy.fit_fqe(ends, policy, 0.5, 0, n_steps=150)
-    assert fqe.start_value(ends, policy) == pytest.approx(1.0, abs=0.1)
 
 
 def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):

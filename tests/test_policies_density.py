@@ -81,7 +81,7 @@ def test_mixture_with_uniform(tmp_path: Path, cut: bool) -> None:
     assert load_policy(f"epsilon:1.0:{gaussian_file(tmp_path, **box)}", BOX, (2,)).has_density
 
 
-def test_deterministic_policies_have_none(tmp_path: Path) -> None:
+def test_policies_that_are_deterministic_or_choose_among_candidates_have_none(tmp_path: Path) -> None:
     path = tmp_path / "policy.npz"
     save_mlp_policy(path, [(np.ones((2, 1)), np.zeros(1))], "tanh")
     policy = load_policy(path, BOX, (2,))
@@ -89,6 +89,8 @@ def test_deterministic_policies_have_none(tmp_path: Path) -> None:
     assert "deterministic" in policy.why_no_density
     with refused(PolicyError, "deterministic"):
         policy.log_density(STATE, np.zeros((1, 1)))
+    chooses = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
+    assert not chooses.has_density
 
 
 def noisy(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -99,16 +101,11 @@ def test_functions_may_bring_their_own() -> None:
     assert not as_policy(noisy, BOX, (2,)).has_density
     assert "log_density" in as_policy(noisy, BOX, (2,)).why_no_density
 
-    class Noisy:
-        """A callable with the density of its draws."""
+    def with_density(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return noisy(observations, generator)
 
-        def __call__(self, observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-            return noisy(observations, generator)
-
-        def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-            return stats.norm.logpdf(actions[:, 0], observations[:, 0], 1.0)
-
-    policy = as_policy(Noisy(), Continuous(1), (2,))
+    with_density.log_density = lambda s, a: stats.norm.logpdf(a[:, 0], s[:, 0], 1.0)
+    policy = as_policy(with_density, Continuous(1), (2,))
     assert mass_at(policy, STATE, 1.0) == pytest.approx(gaussian_density(1.0, 0.3, 1.0))
 
 
@@ -130,12 +127,8 @@ SQUASHED, CUT = ("SAC", "BEAR"), ("AWAC", "IQL", "CRR")
 @pytest.mark.parametrize("algorithm", SQUASHED + CUT)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_d3rlpy_density_is_that_of_its_draws(algorithm: str, scaled: bool) -> None:
-    scalers = (
-        {"observation_scaler": d3_models.standard_scaler(), "action_scaler": d3_models.action_scaler()}
-        if scaled
-        else {}
-    )
-    algo = d3_models.build(algorithm, 2, **scalers)
+    scalers = {"observation_scaler": d3_models.standard_scaler(), "action_scaler": d3_models.action_scaler()}
+    algo = d3_models.build(algorithm, 2, **(scalers if scaled else {}))
     policy = as_policy(algo, d3_models.BOX, d3_models.SHAPE)
     state = np.array(d3_models.raw_observations()[:1]) if scaled else np.full((1, 4), 0.3, dtype=np.float32)
     states = np.repeat(state, 4000, axis=0)
@@ -159,8 +152,3 @@ def test_trust_pcl_density_is_that_of_its_draws(squash: bool) -> None:
     policy = as_policy(algo, Continuous(1), d3_models.SHAPE)
     state = np.array([[0.1, -0.2, 0.3, 0.0]], dtype=np.float32)
     check_draws(policy, state, [-1.0, -0.3, 0.3, 1.0], sides=True)
-
-
-def test_algorithms_that_choose_among_candidates_have_none() -> None:
-    policy = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
-    assert not policy.has_density
