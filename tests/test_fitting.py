@@ -70,18 +70,19 @@ def plain_fit(table, objective, network, seed, rate, settings):
 )
 def test_fit_is_the_plain_loop_for_every_replica(name, plan, form):
     table, objective, seeds = make_table(form), OBJECTIVES[name], PLANS[plan].batch_seeds
-    settings = FitSettings(steps=9, batch_size=9, record_every=1, schedule="cosine")
+    settings = FitSettings(steps=9, batch_size=9, record_every=3, schedule="cosine")
     rates = (1e-2, 1e-3, 3e-3, 1e-2)
     network = network_of(form, (1, 1, 2, 3))
     before = network.flat.clone()
     record = fit(table, network, objective, ReplicaPlan(rates, seeds), settings)
     assert torch.equal(network.flat, before)
     assert record.diverged_at == (None,) * 4
-    assert record.loss_steps == tuple(range(1, 10))
+    assert record.loss_steps == (3, 6, 9)
     for replica, (seed, rate) in enumerate(zip(seeds, rates, strict=True)):
         last, losses = plain_fit(table, objective, network.select([replica]), seed, rate, settings)
         torch.testing.assert_close(record.network.flat[replica], last[0], rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(record.losses[:, replica], losses, rtol=1e-9, atol=1e-11)
+        means = losses.view(3, 3).mean(dim=1)  # over the steps of each record
+        torch.testing.assert_close(record.losses[:, replica], means, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["kloss", "td0"])

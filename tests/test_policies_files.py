@@ -72,9 +72,8 @@ def onnx_file(path: Path, last: str, batch: object = "batch", element: int = Ten
     return weight
 
 
-@pytest.mark.parametrize("element", [TensorProto.FLOAT, TensorProto.DOUBLE])
-def test_onnx_probabilities(tmp_path, element):
-    weight = onnx_file(tmp_path / "p", "Softmax", element=element)
+def test_onnx_probabilities(tmp_path):
+    weight = onnx_file(tmp_path / "p", "Softmax", element=TensorProto.DOUBLE)
     result = load_policy(tmp_path / "p", Discrete(3), SHAPE).probabilities(observations())
     expected = torch.softmax(torch.tensor(observations() @ weight), dim=1).numpy()
     np.testing.assert_allclose(result, expected, atol=1e-5)
