@@ -9,14 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
-from koffline.cli.targets import claim
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
 from koffline.store.targets import LOCK, locked
 from tests.refusals import assert_refused
@@ -214,13 +211,3 @@ def test_one_of_many_at_a_time(tmp_path: Path) -> None:
     assert [one.wait() for one in many] == [0, 0, 0, 0]
     assert (tmp_path / "n").read_text() == "800"
     assert not list(tmp_path.rglob("*.lock"))
-
-
-def test_what_a_command_calls_has_its_lock_and_others_of_the_process_do_not(tmp_path: Path) -> None:
-    with click.Context(click.Command("any")).scope():
-        claim(tmp_path / "a")
-        with locked(tmp_path / "a"):
-            assert (tmp_path / ".a.lock").exists()
-    assert list(tmp_path.iterdir()) == []
-    with locked(tmp_path / "a"), pytest.raises(ConfigError, match="another process"), locked(tmp_path / "a"):
-        pass
