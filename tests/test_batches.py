@@ -1,4 +1,4 @@
-import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,9 +12,8 @@ def plan_of(seeds, **options):
     return ReplicaPlan((1e-3,) * len(seeds), tuple(seeds), **options)
 
 
-def table_of(rows=5, draws=None):
-    following = torch.randn(rows, 2) if draws is None else torch.randn(rows, draws, 2)
-    return Table(torch.randn(rows, 2), following, torch.randn(rows), torch.rand(rows))
+def table_of(rows=5):
+    return Table(torch.randn(rows, 2), torch.randn(rows, 2), torch.randn(rows), torch.rand(rows))
 
 
 def epoch_of(schedule, group, steps):
@@ -72,47 +71,25 @@ def test_draws_cover_all_continuations():
     assert not torch.equal(picks[:, 0], picks[:, 1])
 
 
-def test_plans_group_replicas_that_share_mini_batches():
-    grid = ReplicaPlan.grid([5, 6], [1e-2, 1e-3])
-    assert grid.learning_rates == (1e-2, 1e-3, 1e-2, 1e-3)
-    assert grid.batch_seeds == (5, 5, 6, 6)
-    assert grid.group_of == (0, 0, 1, 1)
-    own = ReplicaPlan.of_seeds(range(3), 0.1)
-    assert own.group_of == (0, 1, 2)
-    assert len(own) == 3
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"rewards": torch.zeros(4)}, "rewards has 4 rows"),
-        ({"discounts": torch.full((5,), torch.nan)}, "discounts holds NaN"),
-        ({"next_inputs": torch.zeros(5, 3)}, "next_inputs has shape"),
-        ({"readout": torch.ones(5, 1)}, "come together"),
-        ({"inputs": torch.zeros(0, 2)}, "inputs has shape"),
-    ],
-)
-def test_tables_are_checked_once(change, words):
-    with refused(DataError, words):
-        dataclasses.replace(table_of(), **change)
-
-
 def sets_of(*sets):
     return tuple(torch.tensor(rows, dtype=torch.int64) for rows in sets)
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("kind", "make", "words"),
     [
-        (lambda: ReplicaPlan((1e-3,), (1, 2)), "one of each per replica"),
-        (lambda: plan_of([1], row_sets=sets_of([0])), "one of each per replica"),
-        (lambda: plan_of([1], row_sets=sets_of([0]), row_set_of=(1,)), "there are 1 row sets"),
-        (
-            lambda: BatchSchedule(plan_of([1], row_sets=sets_of([10]), row_set_of=(0,)), 10, 2),
-            "points outside",
-        ),
+        (DataError, lambda: replace(table_of(), rewards=torch.zeros(4)), "rewards has 4 rows"),
+        (DataError, lambda: replace(table_of(), discounts=torch.full((5,), torch.nan)), "holds NaN"),
+        (DataError, lambda: replace(table_of(), next_inputs=torch.zeros(5, 3)), "next_inputs has shape"),
+        (DataError, lambda: replace(table_of(), readout=torch.ones(5, 1)), "come together"),
+        (DataError, lambda: replace(table_of(), inputs=torch.zeros(0, 2)), "inputs has shape"),
+        (ConfigError, lambda: ReplicaPlan((1e-3,), (1, 2)), "one of each per replica"),
+        (ConfigError, lambda: plan_of([1], row_sets=sets_of([0])), "one of each per replica"),
+        (ConfigError, lambda: plan_of([1], row_sets=sets_of([0]), row_set_of=(1,)), "are 1 row sets"),
+        (ConfigError, lambda: BatchSchedule(plan_of([1], row_sets=sets_of([10]), row_set_of=(0,)), 10, 2),
+         "points outside"),
     ],
-)
-def test_plans_are_checked_once(make, words):
-    with pytest.raises(ConfigError, match=words):
+)  # fmt: skip
+def test_tables_and_plans_are_checked_once(kind, make, words):
+    with refused(kind, words):
         make()

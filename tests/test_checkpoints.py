@@ -1,7 +1,7 @@
-"""A checkpoint is read whole or not at all."""
+"""A checkpoint is read whole or not at all, and holds no code."""
 
 import errno
-from pathlib import Path
+import io
 
 import pytest
 import torch
@@ -11,28 +11,52 @@ from koffline.data.hdf5 import disk_faults
 from koffline.errors import ConfigError
 
 
-def test_one_wrong_byte_is_seen(tmp_path: Path) -> None:
+class Evil:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def one_wrong_byte(content):
+    middle = len(content) // 2
+    changed = content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+    torch.load(io.BytesIO(changed), weights_only=True)  # torch itself does not see it
+    return changed
+
+
+def with_code(content):
+    buffer = io.BytesIO()
+    torch.save({"fingerprint": "x", "evil": Evil()}, buffer)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("damaged", [one_wrong_byte, with_code, lambda content: b"", lambda content: b"text"])
+def test_damaged_checkpoints_are_refused_in_one_line(damaged, tmp_path, capsys):
     path = tmp_path / "a.pt"
     write_checkpoint(path, {"fingerprint": "x", "numbers": torch.arange(5000.0)})
-    content = bytearray(path.read_bytes())
-    middle = len(content) // 2
-    content[middle] ^= 0xFF
-    torch.load(path, weights_only=True)  # as it was
-    path.write_bytes(content)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    path.write_bytes(damaged(path.read_bytes()))
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
         read_checkpoint(path, "x")
+    assert "\n" not in str(caught.value)
+    assert "executed" not in capsys.readouterr().out
 
 
-def test_there_and_back(tmp_path: Path) -> None:
-    path = tmp_path / "a.pt"
-    write_checkpoint(path, {"fingerprint": "x", "numbers": torch.arange(3.0)})
-    state = read_checkpoint(path, "x")
-    assert state is not None
-    assert state["numbers"].tolist() == [0.0, 1.0, 2.0]
-    assert read_checkpoint(tmp_path / "b.pt", "x") is None
+def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "state.pt"
+    write_checkpoint(path, {"fingerprint": "x", "step": 1})
+
+    def torn(state, file):
+        file.write(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr("koffline.checkpoints.torch.save", torn)
+    with pytest.raises(OSError, match="disk full"):
+        write_checkpoint(path, {"fingerprint": "x", "step": 2})
+    monkeypatch.undo()
+    assert read_checkpoint(path, "x") == {"fingerprint": "x", "step": 1}
+    assert list(tmp_path.iterdir()) == [path]
 
 
-def test_hdf5s_own_words_become_an_error_of_the_system() -> None:
+def test_hdf5s_own_words_become_an_error_of_the_system():
     with pytest.raises(OSError, match="HDF5: flush failed") as caught, disk_faults():
         raise RuntimeError("flush \n failed")
     assert caught.value.errno == errno.EIO

@@ -1,6 +1,5 @@
 """GTD2 and SBEED against derivations that share nothing with them; how they fail: test_fitting_failures."""
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -129,17 +128,3 @@ def test_test_function_ascends():
     value, following = network.forward(batch.inputs)[..., 0], network.forward(batch.next_inputs)[..., 0]
     residual = batch.rewards + batch.discounts * following - value
     assert bool((gains[2] <= residual.square().mean(dim=-1) + 1e-9).all())  # the unconstrained maximum
-
-
-@pytest.mark.parametrize("objective", [GradientTD2(), SaddlePoint(ascent_steps=2)], ids=["gtd2", "sbeed"])
-def test_one_replica_equals_the_same_among_many(objective):
-    table, network, settings = make_table("state"), networks("state"), FitSettings(steps=12, batch_size=9)
-    together = fit(table, network, objective, PLAN, settings)
-    for replica in (1, 3):
-        plan = replace(
-            PLAN, learning_rates=PLAN.learning_rates[replica:][:1], batch_seeds=PLAN.batch_seeds[replica:][:1]
-        )
-        alone = fit(table, network.select([replica]), objective, plan, settings)
-        torch.testing.assert_close(
-            alone.network.flat[0], together.network.flat[replica], rtol=1e-10, atol=1e-10
-        )

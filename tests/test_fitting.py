@@ -7,9 +7,12 @@ import torch
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
+from koffline.kernels import Linear
 from koffline.objectives import (
     CopyTarget,
     FittedIteration,
+    FollowTarget,
+    KernelLoss,
     ResidualGradient,
     TemporalDifference,
     fitted_q,
@@ -67,18 +70,19 @@ def plain_fit(table, objective, network, seed, rate, settings):
 )
 def test_fit_is_the_plain_loop_for_every_replica(name, plan, form):
     table, objective, seeds = make_table(form), OBJECTIVES[name], PLANS[plan].batch_seeds
-    settings = FitSettings(steps=9, batch_size=9, record_every=1, schedule="cosine")
+    settings = FitSettings(steps=9, batch_size=9, record_every=3, schedule="cosine")
     rates = (1e-2, 1e-3, 3e-3, 1e-2)
     network = network_of(form, (1, 1, 2, 3))
     before = network.flat.clone()
     record = fit(table, network, objective, ReplicaPlan(rates, seeds), settings)
     assert torch.equal(network.flat, before)
     assert record.diverged_at == (None,) * 4
-    assert record.loss_steps == tuple(range(1, 10))
+    assert record.loss_steps == (3, 6, 9)
     for replica, (seed, rate) in enumerate(zip(seeds, rates, strict=True)):
         last, losses = plain_fit(table, objective, network.select([replica]), seed, rate, settings)
         torch.testing.assert_close(record.network.flat[replica], last[0], rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(record.losses[:, replica], losses, rtol=1e-9, atol=1e-11)
+        means = losses.view(3, 3).mean(dim=1)  # over the steps of each record
+        torch.testing.assert_close(record.losses[:, replica], means, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["kloss", "td0"])
@@ -89,17 +93,6 @@ def test_any_module_is_fitted_the_same(name):
     records = [fit(table, stack, OBJECTIVES[name], plan, STEPS) for stack in (fast, general)]
     values = [record.network.forward(table.inputs).detach() for record in records]
     torch.testing.assert_close(values[0], values[1])
-
-
-def test_history_is_the_mean_over_its_steps():
-    table, plan, network = make_table("state"), ReplicaPlan.of_seeds(range(2)), network_of("state", range(2))
-    fine, coarse = (
-        fit(table, network, ResidualGradient(), plan, FitSettings(25, batch_size=9, record_every=every))
-        for every in (1, 10)
-    )
-    assert coarse.loss_steps == (10, 20, 25)
-    torch.testing.assert_close(coarse.losses[1], fine.losses[10:20].mean(dim=0))
-    torch.testing.assert_close(coarse.losses[2], fine.losses[20:].mean(dim=0))
 
 
 @pytest.mark.parametrize("objective", [fitted_q(0.2), TemporalDifference(), FittedIteration(CopyTarget(10))])
@@ -120,29 +113,6 @@ def test_fitted_evaluation_finds_the_exact_values(objective):
     torch.testing.assert_close(record.network.forward(one_hot)[0, :, 0], exact, rtol=0.0, atol=5e-3)
 
 
-def test_bounds_stop_a_divergent_regression():
-    """One feature, V(s') = 2 V(s): the fixed-point iteration multiplies by 1.98 (Tsitsiklis & Van Roy)."""
-    one = torch.ones(8, 1)
-    table = Table(inputs=one, next_inputs=2.0 * one, rewards=torch.zeros(8), discounts=torch.full((8,), 0.99))
-    network = StackedMLP((1, 1), torch.tensor([[1.0, 0.0]]))
-    settings, plan = FitSettings(steps=200, batch_size=8), ReplicaPlan.of_seeds([0], 1.0)
-    free, bounded = (
-        float(fit(table, network, FittedIteration(CopyTarget(1), bounds), plan, settings).network.flat.sum())
-        for bounds in (None, (-3.0, 3.0))
-    )
-    assert abs(free) > 100.0
-    assert abs(bounded) < 6.0
-
-
-def test_row_sets_train_on_their_rows_only():
-    table, few = make_table("state"), torch.arange(40) < 10
-    changed = torch.where(few, table.rewards, table.rewards + 100.0)
-    other = Table(table.inputs, table.next_inputs, changed, table.discounts)
-    plan = ReplicaPlan((1e-2,), (0,), (torch.arange(10),), (0,))
-    results = [fit(t, network_of("state", [0]), fitted_q(), plan, STEPS).network.flat for t in (table, other)]
-    assert torch.equal(results[0], results[1])
-
-
 def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):
     network = network_of("state", seeds, dtype)
     return fit(
@@ -157,6 +127,10 @@ def fit_two(table=None, dtype=torch.float64, objective=None, seeds=range(2)):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
+        (lambda: KernelLoss(Linear(), 2.0), "diag_weight is 2"),
+        (lambda: FollowTarget(0.0), "target rate is 0"),
+        (lambda: CopyTarget(0), "copy interval is 0"),
+        (lambda: fitted_q(0.1, (1.0, -1.0)), "next_bounds is"),
         (lambda: fit_two(seeds=range(3)), "network has 3 replicas"),
         (lambda: fit_two(dtype=torch.float32), r"network is torch\.float32"),
         (lambda: fit_two(replace(make_table("state"), kernel_inputs=None), objective=OBJECTIVES["kloss"]),

@@ -124,25 +124,3 @@ def test_same_as_td_with_the_linear_kernel(seed):
     expected = reference.lstd(features, next_features, rewards, 0.9)
     found = minimiser(torch.tensor(features), torch.tensor(next_features), torch.tensor(rewards), 0.9)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-7, atol=1e-9)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_same_as_td_with_indicators_is_certainty_equivalence(seed):
-    """One-hot features: the values of the empirical process, estimated by counting."""
-    case, rng = draw_finite_case(seed, states=4), np.random.default_rng(seed)
-    sample = case.mdp.sample_transitions(400, case.policy, rng)
-    one_hot = np.eye(4)
-    counts, gains = np.zeros((4, 4)), np.zeros(4)
-    for state, following, reward in zip(sample.states, sample.next_states, sample.rewards, strict=True):
-        counts[state, following] += 1.0
-        gains[state] += reward
-    visits = counts.sum(axis=1)
-    model = np.eye(4) - case.gamma * counts / visits[:, None]
-    expected = np.linalg.solve(model, gains / visits)
-    found = minimiser(
-        torch.tensor(one_hot[sample.states]),
-        torch.tensor(one_hot[sample.next_states]),
-        torch.tensor(sample.rewards),
-        case.gamma,
-    )
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-7, atol=1e-9)

@@ -3,17 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import (
     Gaussian,
     InverseMultiquadric,
-    Kernel,
     Laplacian,
     Linear,
-    StationaryKernel,
     median_bandwidth,
     random_fourier_features,
 )
@@ -45,35 +41,12 @@ def test_diagonal_is_the_grams_diagonal_exactly(kernel):
     x = rows(8, dtype=torch.float32) + 100.0
     gram = kernel.gram(x)
     torch.testing.assert_close(kernel.diagonal(x), gram.diagonal(), rtol=1e-6, atol=0.0)
-    assert isinstance(kernel, Kernel)
-
-
-@pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: type(kernel).__name__)
-def test_leading_axes_are_separate_problems(kernel):
-    x, y = rows(12).view(2, 6, 3), rows(8, seed=1).view(2, 4, 3)
-    gram = kernel.gram(x, y)
-    assert gram.shape == (2, 6, 4)
-    torch.testing.assert_close(gram[1], kernel.gram(x[1], y[1]))
-
-
-@settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**31), count=st.integers(1, 12), which=st.integers(0, len(ALL) - 1))
-def test_gram_is_symmetric_and_positive_semidefinite(seed, count, which):
-    gram = ALL[which].gram(rows(count, seed=seed))
-    torch.testing.assert_close(gram, gram.T, rtol=0.0, atol=1e-12)
-    assert torch.linalg.eigvalsh(gram).min() > -1e-10 * count
 
 
 def test_gaussian_in_single_precision_survives_data_far_from_zero():
     x = rows(50, dtype=torch.float32) + 1000.0
     exact = Gaussian(1.0).gram(x.double())
     torch.testing.assert_close(Gaussian(1.0).gram(x).double(), exact, rtol=0.0, atol=3e-6)
-
-
-def test_gram_is_differentiable_in_the_rows():
-    x = rows(4).requires_grad_()
-    for kernel in ALL:
-        assert torch.autograd.gradcheck(lambda left, k=kernel: k.gram(left, rows(3, seed=1)), (x,))
 
 
 @pytest.mark.parametrize(("kernel", "naive"), STATIONARY, ids=lambda part: type(part).__name__)
@@ -87,34 +60,24 @@ def test_random_features_converge_to_the_kernel(kernel, naive):
         errors.append(float((features @ features.T - kernel.gram(x)).square().mean().sqrt()))
     assert errors[1] < 0.02  # standard error of a mean of count/2 cosines: at most 1/√10 000
     assert errors[1] < errors[0] / 4.0  # a hundred times the features: a tenth of the error, with room
-    assert isinstance(kernel, StationaryKernel)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 8])
 def test_median_bandwidth_is_the_median_off_diagonal_distance(count):
     x = rows(count)
     assert median_bandwidth(x) == pytest.approx(reference.median_distance(x.tolist()), rel=1e-12)
-    assert isinstance(median_bandwidth(x.float()), float)
 
 
 def test_median_bandwidth_of_a_sample_is_near_that_of_all():
     x = rows(2000)
-    generator = torch.Generator().manual_seed(1)
-    whole = median_bandwidth(x)
     # 300 rows give 45 000 distances; the median's relative standard error is about 2 %
-    assert median_bandwidth(x, max_rows=300) == pytest.approx(whole, rel=0.1)
-    assert median_bandwidth(x, max_rows=300, generator=generator) == pytest.approx(whole, rel=0.1)
+    assert median_bandwidth(x, max_rows=300) == pytest.approx(median_bandwidth(x), rel=0.1)
 
 
-def test_median_bandwidth_has_a_floor_and_needs_two_rows():
+def test_bandwidths_are_positive_numbers():
     assert median_bandwidth(torch.zeros(5, 2)) == 1e-6
     with refused(DataError, match="at least two rows"):
         median_bandwidth(torch.zeros(1, 2))
-    with refused(DataError, match="at least two rows"):
-        median_bandwidth(torch.zeros(5))
-
-
-@pytest.mark.parametrize("bandwidth", [0.0, -1.0, math.nan, math.inf])
-def test_bandwidths_are_positive_numbers(bandwidth):
-    with pytest.raises(ConfigError, match="bandwidth is"):
-        Laplacian(bandwidth)
+    for bandwidth in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match="bandwidth is"):
+            Laplacian(bandwidth)

@@ -1,13 +1,9 @@
 """The benchmark of online runs: it measures what it says, and the plain side is the same algorithm."""
 
-import json
-
-import numpy as np
 import pytest
 import torch
 
-from scripts.bench import online
-from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettings, solve_kl_coef
+from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettings
 from tests.online import reference_trust_pcl as reference
 
 CRITICS = ("kloss", "fvi", "td0", "rg")
@@ -78,27 +74,3 @@ def test_plain_gradients_are_the_algorithms(critic, plain):
     for here, there in zip(found, expected, strict=True):
         scale = float(there.abs().max())
         torch.testing.assert_close(here.double(), there, rtol=2e-3, atol=2e-4 * scale)
-
-
-def test_plain_trust_region_is_the_naive_one():
-    returns, lengths = np.random.default_rng(0).normal(size=20) * 30.0, [100] * 20
-    found = solve_kl_coef(returns.tolist(), lengths, 0.001)
-    assert reference.divergence(returns.tolist(), found) == pytest.approx(0.1, rel=0.01)
-    assert solve_kl_coef([1.0] * 8, [1] * 8, 0.1) == 500.0
-
-
-def test_the_benchmark_says_what_it_measured(tmp_path, capsys):
-    out = tmp_path / "online.json"
-    sizes = ["--runs", "2", "--rounds", "2", "--steps", "20", "--warm-up", "700"]
-    online.main(["--environment", "Pendulum-v1", "--critics", "kloss,td0", *sizes, "--out", str(out)])
-    printed = capsys.readouterr().out
-    [case] = json.loads(out.read_text())["cases"]
-    assert case["critics"] == ["kloss", "td0"]
-    assert case["runs"] == 2
-    assert len(case["ratios"]) == 2
-    for side in ("plain", "stacked"):
-        assert case[side]["microseconds"] > 0.0
-        assert set(case[side]["shares"]) == {"environment", "acting", "learning"}
-        assert sum(case[side]["shares"].values()) == pytest.approx(1.0)
-        assert f"{case[side]['microseconds']:.1f} µs" in printed
-    assert f"{case['ratio']:.2f}" in printed

@@ -1,8 +1,9 @@
-"""The two policy kinds, their output checks, the built-ins and callables."""
+"""The two policy kinds, their output checks, the built-ins, callables, and `package.module:name`."""
 
 from __future__ import annotations
 
-import re
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ import torch
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.base import CHUNK_ROWS
 from koffline.policy_specs import as_policy, load_policy
 
 BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
@@ -32,21 +32,8 @@ def test_probabilities_are_renormalised_in_float64():
     np.testing.assert_allclose(result.sum(axis=1), 1.0, atol=1e-15)
     np.testing.assert_allclose(result[0], raw[0] / raw[0].sum(dtype=float), rtol=1e-6)
     np.testing.assert_array_equal(result[1], [0, 0, 1])
-
-
-@pytest.mark.parametrize(
-    "output",
-    [
-        np.array([2, 0]),
-        np.array([2.0, 0.0], np.float32),
-        [2, 0],
-        torch.tensor([2, 0]),
-        torch.tensor([[0.0, 0, 1], [1, 0, 0]], requires_grad=True),
-        np.array([[0, 0, 1], [1, 0, 0]]),
-    ],
-)
-def test_indices_tensors_and_lists_are_accepted(output):
-    np.testing.assert_array_equal(discrete(output).probabilities(rows(2)), [[0, 0, 1], [1, 0, 0]])
+    for indices in ([2, 0], np.array([2.0, 0.0], np.float32), torch.tensor([2, 0])):
+        np.testing.assert_array_equal(discrete(indices).probabilities(rows(2)), [[0, 0, 1], [1, 0, 0]])
 
 
 @pytest.mark.parametrize(
@@ -70,28 +57,17 @@ def test_bad_discrete_output_is_one_line_with_the_remedy(output, words):
 
 
 @pytest.mark.parametrize(
-    ("output", "word"), [(np.zeros((1, 3)), "(1, 2)"), (np.array([[0.0, np.inf]]), "not finite")]
+    ("output", "word"), [(np.zeros((1, 3)), r"\(1, 2\)"), (np.array([[0.0, np.inf]]), "not finite")]
 )
 def test_bad_continuous_output_is_refused(output, word):
-    with pytest.raises(PolicyError, match=re.escape(word)):
+    with pytest.raises(PolicyError, match=word):
         ContinuousPolicy(2, lambda observations: output, name="test").mean(rows(1))
 
 
-def test_large_inputs_are_called_in_chunks_and_keep_their_order():
-    seen = []
+def test_what_is_no_policy_or_fails_is_named():
+    with pytest.raises(PolicyError, match="is not a policy; give a d3rlpy"):
+        as_policy({"a": 1}, Discrete(2), (3,))
 
-    def function(observations):
-        seen.append(len(observations))
-        return (observations[:, 0] > 0).astype(int)
-
-    observations = rows(2 * CHUNK_ROWS + 5)
-    policy = as_policy(function, Discrete(2), (3,))
-    np.testing.assert_array_equal(policy.probabilities(observations)[:, 1], observations[:, 0] > 0)
-    assert seen == [CHUNK_ROWS, CHUNK_ROWS, 5]
-    assert policy.probabilities(rows(0)).shape == (0, 2)
-
-
-def test_a_failing_policy_is_named_with_its_error():
     def broken(observations):
         raise ValueError("first\nsecond")
 
@@ -111,20 +87,6 @@ def test_samples_follow_the_probabilities_and_never_take_an_impossible_action():
     np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(0)))
 
 
-def test_uniform_continuous_fills_the_box():
-    policy = load_policy("uniform", BOX, (3,))
-    assert not policy.deterministic
-    np.testing.assert_array_equal(policy.mean(rows(2)), [[1.0, 0.25]] * 2)
-    n = 20_000
-    draws = policy.sample(rows(n), np.random.default_rng(3))
-    assert (draws >= BOX.low).all()
-    assert (draws <= BOX.high).all()
-    width = np.subtract(BOX.high, BOX.low)
-    # moments of a uniform law; five standard errors of the mean, 2 % for the standard deviation
-    assert (np.abs(draws.mean(axis=0) - [1.0, 0.25]) < 5 * width / np.sqrt(12 * n)).all()
-    np.testing.assert_allclose(draws.std(axis=0), width / np.sqrt(12), rtol=0.02)
-
-
 @pytest.mark.parametrize("spec", ["uniform", "epsilon:0.2:tests.policy_zoo:push"])
 def test_uniform_parts_need_a_finite_box(spec):
     with pytest.raises(PolicyError, match=r"finite bounds.*declare the action bounds"):
@@ -138,21 +100,6 @@ def test_epsilon_mixes_discrete_probabilities_exactly():
     expected[np.arange(7), observations.argmax(axis=1)] += 0.7
     np.testing.assert_allclose(policy.probabilities(observations), expected, atol=1e-15)
     assert policy.name == "epsilon:0.3:tests.policy_zoo:greedy"
-
-
-def test_epsilon_mixes_continuous_draws():
-    n, epsilon = 20_000, 0.3
-    policy = load_policy(f"epsilon:{epsilon}:tests.policy_zoo:push", BOX, (3,))
-    observations = rows(n)
-    base = load_policy("tests.policy_zoo:push", BOX, (3,)).mean(observations)
-    draws = policy.sample(observations, np.random.default_rng(1))
-    kept = (draws == base).all(axis=1)
-    # five standard errors of a binomial proportion
-    assert abs(kept.mean() - (1 - epsilon)) < 5 * np.sqrt(epsilon * (1 - epsilon) / n)
-    assert (draws[~kept] >= BOX.low).all()
-    assert (draws[~kept] <= BOX.high).all()
-    np.testing.assert_allclose(policy.mean(observations), epsilon * np.array([1, 0.25]) + 0.7 * base)
-    np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(1)))
 
 
 def test_a_callable_with_a_generator_is_stochastic():
@@ -185,7 +132,48 @@ def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
     np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("value", [3, None, {"a": 1}])
-def test_what_is_no_policy_is_refused(value):
-    with pytest.raises(PolicyError, match="is not a policy; give a d3rlpy"):
-        as_policy(value, Discrete(2), (3,))
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder that is the current directory and not on sys.path; its modules are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if getattr(sys.modules[name], "__file__", "") and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def test_a_function_in_the_current_directory(project):
+    (project / "mine_for_test.py").write_text("def act(s):\n    return (s[:, 0] > 0).astype(int)\n")
+    path_before = list(sys.path)
+    policy = load_policy("mine_for_test:act", Discrete(2), (1,))
+    assert sys.path == path_before
+    np.testing.assert_array_equal(policy.probabilities(np.array([[1.0], [-1.0]])), [[0, 1], [1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "spec", "words"),
+    [
+        ("", "no_such_module_here:act", "no_such_module_here.*install it or run from the folder"),
+        ("", "mine_for_test.py:act", "named without .py"),
+        ("def act(x): pass", "mine_for_test:atc", r"has no 'atc'; did you mean 'act'\?"),
+        ("class Act: pass", "mine_for_test:Act", "this is a class.*give an instance"),
+        ("raise RuntimeError('two\\nlines')", "mine_for_test:act", "RuntimeError: two lines.*importable"),
+        ("", "missing.d3", r"there is no such file; a policy is a d3rlpy \.d3.*uniform"),
+        ("", "", "there is no such file"),
+        ("", Path("uniform"), "no such file"),
+        ("", "unifrom", "did you mean 'uniform'"),
+        ("", Path(), "this is a folder"),
+        ("", "epsilon:1.5:uniform", "epsilon"),
+        ("", "epsilon:0.1:" * 10_000 + "uniform", "names 10000 layers of epsilon; give at most 3"),
+    ],
+)
+def test_what_gives_no_policy_is_refused_in_one_line(project, text, spec, words):
+    (project / "mine_for_test.py").write_text(text)
+    path_before = list(sys.path)
+    with pytest.raises(PolicyError, match=words) as caught:
+        load_policy(spec, Discrete(2), (1,))
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert sys.path == path_before

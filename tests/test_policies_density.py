@@ -13,7 +13,6 @@ from scipy import stats
 from koffline.data.transitions import Continuous
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, save_mlp_policy
-from koffline.policies.distributions import gaussian_log_density, squashed_gaussian_log_density
 from koffline.policy_specs import as_policy, load_policy
 from tests import d3_models
 from tests.reference_importance import gaussian_density
@@ -50,40 +49,29 @@ def check_draws(policy: ContinuousPolicy, state: np.ndarray, edges: list[float],
             assert share == pytest.approx(expected, abs=4.0 * math.sqrt(max(expected, 1e-3) / len(draws)))
 
 
+CUT_OFF = {"action_low": np.array([-1.0]), "action_high": np.array([2.0])}
+
+
 def gaussian_file(folder: Path, **settings) -> str:
+    """Its mean at STATE is −0.15."""
     path = folder / "policy.npz"
     layers = [(np.array([[0.5], [1.0]]), np.array([0.4]))]
-    save_mlp_policy(path, layers, "gaussian", std=np.array([0.9]), **settings)
+    save_mlp_policy(path, layers, "gaussian", **{"std": np.array([0.9]), **settings})
     return str(path)
 
 
-def test_formulas_equal_plain_ones() -> None:
-    actions, mean, deviation = np.array([[0.3, -1.2]]), np.array([[0.1, 0.5]]), np.array([0.4, 2.0])
-    plain = gaussian_density(0.3, 0.1, 0.4) * gaussian_density(-1.2, 0.5, 2.0)
-    assert np.exp(gaussian_log_density(actions, mean, deviation)) == pytest.approx(plain)
-    cut = gaussian_log_density(np.array([[-1.0, 0.2]]), mean, deviation, np.full(2, -1.0), np.full(2, 3.0))
-    plain = stats.norm.cdf(-1.0, 0.1, 0.4) * gaussian_density(0.2, 0.5, 2.0)
-    assert np.exp(cut) == pytest.approx(plain)
-    squashed = squashed_gaussian_log_density(np.array([[0.6]]), np.array([[0.2]]), np.array([0.7]))
-    plain = gaussian_density(math.atanh(0.6), 0.2, 0.7) / (1.0 - 0.6**2)
-    assert np.exp(squashed) == pytest.approx(plain)
-
-
-def test_gaussian_file_that_is_cut_off(tmp_path: Path) -> None:
-    path = gaussian_file(tmp_path, action_low=np.array([-1.0]), action_high=np.array([2.0]))
-    policy = load_policy(path, BOX, (2,))
-    total = (
-        mass_between(policy, STATE, -0.99999, 1.99999)
-        + mass_at(policy, STATE, -1)
-        + mass_at(policy, STATE, 2)
-    )
-    assert total == pytest.approx(1.0, abs=1e-4)
+@pytest.mark.parametrize("settings", [{"std": 0.9}, {"std": None, "log_std": np.log([0.9])}])
+def test_gaussian_file_that_is_cut_off(tmp_path: Path, settings: dict) -> None:
+    policy = load_policy(gaussian_file(tmp_path, **CUT_OFF, **settings), BOX, (2,))
+    assert mass_at(policy, STATE, 0.7) == pytest.approx(gaussian_density(0.7, -0.15, 0.9))
+    assert mass_at(policy, STATE, -1.0) == pytest.approx(stats.norm.cdf(-1.0, -0.15, 0.9))
+    assert mass_at(policy, STATE, 2.0) == pytest.approx(stats.norm.sf(2.0, -0.15, 0.9))
     check_draws(policy, STATE, [-1.0, 0.0, 0.5, 1.0, 2.0], sides=True)
 
 
 @pytest.mark.parametrize("cut", [False, True])
 def test_mixture_with_uniform(tmp_path: Path, cut: bool) -> None:
-    box = {"action_low": np.array([-1.0]), "action_high": np.array([2.0])} if cut else {}
+    box = CUT_OFF if cut else {}
     policy = load_policy(f"epsilon:0.3:{gaussian_file(tmp_path, **box)}", BOX, (2,))
     if cut:
         check_draws(policy, STATE, [-1.0, 0.0, 0.5, 1.0, 2.0], sides=True)
@@ -93,7 +81,7 @@ def test_mixture_with_uniform(tmp_path: Path, cut: bool) -> None:
     assert load_policy(f"epsilon:1.0:{gaussian_file(tmp_path, **box)}", BOX, (2,)).has_density
 
 
-def test_deterministic_policies_have_none(tmp_path: Path) -> None:
+def test_policies_that_are_deterministic_or_choose_among_candidates_have_none(tmp_path: Path) -> None:
     path = tmp_path / "policy.npz"
     save_mlp_policy(path, [(np.ones((2, 1)), np.zeros(1))], "tanh")
     policy = load_policy(path, BOX, (2,))
@@ -101,6 +89,8 @@ def test_deterministic_policies_have_none(tmp_path: Path) -> None:
     assert "deterministic" in policy.why_no_density
     with refused(PolicyError, "deterministic"):
         policy.log_density(STATE, np.zeros((1, 1)))
+    chooses = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
+    assert not chooses.has_density
 
 
 def noisy(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -111,16 +101,11 @@ def test_functions_may_bring_their_own() -> None:
     assert not as_policy(noisy, BOX, (2,)).has_density
     assert "log_density" in as_policy(noisy, BOX, (2,)).why_no_density
 
-    class Noisy:
-        """A callable with the density of its draws."""
+    def with_density(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return noisy(observations, generator)
 
-        def __call__(self, observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-            return noisy(observations, generator)
-
-        def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-            return stats.norm.logpdf(actions[:, 0], observations[:, 0], 1.0)
-
-    policy = as_policy(Noisy(), Continuous(1), (2,))
+    with_density.log_density = lambda s, a: stats.norm.logpdf(a[:, 0], s[:, 0], 1.0)
+    policy = as_policy(with_density, Continuous(1), (2,))
     assert mass_at(policy, STATE, 1.0) == pytest.approx(gaussian_density(1.0, 0.3, 1.0))
 
 
@@ -142,12 +127,8 @@ SQUASHED, CUT = ("SAC", "BEAR"), ("AWAC", "IQL", "CRR")
 @pytest.mark.parametrize("algorithm", SQUASHED + CUT)
 @pytest.mark.parametrize("scaled", [False, True])
 def test_d3rlpy_density_is_that_of_its_draws(algorithm: str, scaled: bool) -> None:
-    scalers = (
-        {"observation_scaler": d3_models.standard_scaler(), "action_scaler": d3_models.action_scaler()}
-        if scaled
-        else {}
-    )
-    algo = d3_models.build(algorithm, 2, **scalers)
+    scalers = {"observation_scaler": d3_models.standard_scaler(), "action_scaler": d3_models.action_scaler()}
+    algo = d3_models.build(algorithm, 2, **(scalers if scaled else {}))
     policy = as_policy(algo, d3_models.BOX, d3_models.SHAPE)
     state = np.array(d3_models.raw_observations()[:1]) if scaled else np.full((1, 4), 0.3, dtype=np.float32)
     states = np.repeat(state, 4000, axis=0)
@@ -171,8 +152,3 @@ def test_trust_pcl_density_is_that_of_its_draws(squash: bool) -> None:
     policy = as_policy(algo, Continuous(1), d3_models.SHAPE)
     state = np.array([[0.1, -0.2, 0.3, 0.0]], dtype=np.float32)
     check_draws(policy, state, [-1.0, -0.3, 0.3, 1.0], sides=True)
-
-
-def test_algorithms_that_choose_among_candidates_have_none() -> None:
-    policy = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
-    assert not policy.has_density

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import sys
 import warnings
 from pathlib import Path
 
@@ -73,9 +72,8 @@ def onnx_file(path: Path, last: str, batch: object = "batch", element: int = Ten
     return weight
 
 
-@pytest.mark.parametrize("element", [TensorProto.FLOAT, TensorProto.DOUBLE])
-def test_onnx_probabilities(tmp_path, element):
-    weight = onnx_file(tmp_path / "p", "Softmax", element=element)
+def test_onnx_probabilities(tmp_path):
+    weight = onnx_file(tmp_path / "p", "Softmax", element=TensorProto.DOUBLE)
     result = load_policy(tmp_path / "p", Discrete(3), SHAPE).probabilities(observations())
     expected = torch.softmax(torch.tensor(observations() @ weight), dim=1).numpy()
     np.testing.assert_allclose(result, expected, atol=1e-5)
@@ -103,13 +101,6 @@ def test_what_does_not_fit_is_refused_on_loading(tmp_path, space, shape, batch, 
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-def test_onnx_without_the_extra_names_the_extra(tmp_path, monkeypatch):
-    onnx_file(tmp_path / "p", "ArgMax")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # makes the import fail
-    with pytest.raises(PolicyError, match=r"pip install 'koffline\[onnx\]'"):
-        load_policy(tmp_path / "p", Discrete(3), SHAPE)
-
-
 # Telling files apart
 
 
@@ -124,7 +115,7 @@ def all_kinds(tmp_path_factory) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", ["torchscript", "onnx", "npz", "torch.save"])
-@pytest.mark.parametrize("fraction", [0.3, 0.8, 0.99])
+@pytest.mark.parametrize("fraction", [0.3, 0.99])
 def test_truncated_files_are_refused(all_kinds, tmp_path, kind, fraction):
     content = all_kinds[kind]
     path = tmp_path / "policy"
@@ -140,21 +131,15 @@ def test_truncated_files_are_refused(all_kinds, tmp_path, kind, fraction):
         (b"", ["empty"]),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), ["HDF5", "a log and not a policy"]),
         (b"\x08\x08\x12\x03abc", ["the ONNX file cannot be read"]),
-        (b"PK\x03\x04", ["truncated or corrupt"]),
+        ("torch.save", ["torch.save checkpoint", "algo.save", "torch.jit.script"]),
     ],
 )
-def test_other_files_are_refused_by_content(tmp_path, content, words):
+def test_other_files_are_refused_by_content(all_kinds, tmp_path, content, words):
     path = tmp_path / "policy.d3"
-    path.write_bytes(content)
+    path.write_bytes(all_kinds.get(content, content))
     with pytest.raises(PolicyError) as caught:
         load_policy(path, Discrete(3), SHAPE)
     assert all(word in str(caught.value) for word in [str(path), *words]), str(caught.value)
-
-
-def test_a_checkpoint_of_weights_alone_is_refused(all_kinds, tmp_path):
-    (tmp_path / "model.pt").write_bytes(all_kinds["torch.save"])
-    with pytest.raises(PolicyError, match=r"torch\.save checkpoint.*algo\.save.*torch\.jit\.script"):
-        load_policy(tmp_path / "model.pt", Discrete(3), SHAPE)
 
 
 # Passes over a log on many machines send the policy along.

@@ -29,24 +29,13 @@ def quick(monkeypatch):
 
 
 @EACH
-def test_rebuilt_bit_for_bit(name, quick, tmp_path, capsys):
+def test_rebuilt_bit_for_bit(name, quick, tmp_path):
     learn_policies.main(["--env", name, "--out", str(tmp_path)])
     written = (tmp_path / f"{name}.npz").read_bytes()
     assert written == (FOLDER / f"{name}.npz").read_bytes()
     entry = json.loads((tmp_path / "policies.json").read_text())[f"{name}.npz"]
     assert entry["sha256"] == hashlib.sha256(written).hexdigest() == ENTRIES[f"{name}.npz"]["sha256"]
     assert entry["command"] == ENTRIES[f"{name}.npz"]["command"]
-    assert f"{name}.npz: entropy" in capsys.readouterr().out
-
-
-@EACH
-def test_good_but_stochastic(name):
-    entry = ENTRIES[f"{name}.npz"]
-    returns = {kind: value["mean"] for kind, value in entry["returns"].items()}
-    # it loses little to the greedy policy and much less than the uniform one does
-    assert returns["uniform"] < returns["policy"] < returns["greedy"] + 0.01
-    assert returns["greedy"] - returns["policy"] < 0.1 * (returns["greedy"] - returns["uniform"])
-    assert 0.3 < entry["entropy"] < 0.65
 
 
 @EACH
@@ -63,7 +52,7 @@ def test_returns_are_those_of_the_file(name):
 
 
 @pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
-def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
+def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path):
     from koffline.algos import stock_learners
 
     monkeypatch.setattr(stock_learners, "TUPLES", 300)
@@ -79,8 +68,4 @@ def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path, capsys):
     # rewards are scaled but not centred: a constant added to every step would change what is best
     config = json.loads(read_d3(tmp_path / "b" / "cart_pole_dqn.d3").config)
     scaler = config["config"]["params"]["reward_scaler"]
-    assert scaler["type"] == "clip"
-    assert scaler["params"]["low"] == -scaler["params"]["high"] == -3.0
-    entry = json.loads((tmp_path / "b" / "policies.json").read_text())["cart_pole_dqn.d3"]
-    assert (entry["steps"], entry["seed"], entry["rows"]) == (3, 2, 300)
-    assert set(entry["returns"]) == {"policy", "uniform"}
+    assert scaler == {"type": "clip", "params": scaler["params"] | {"low": -3.0, "high": 3.0}}

@@ -9,14 +9,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 from click.testing import CliRunner, Result
 
 from koffline.cli import cli
-from koffline.cli.targets import claim
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.store.run_record import digest_of
 from koffline.store.targets import LOCK, locked
 from tests.refusals import assert_refused
@@ -61,11 +58,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("lr=0.1,b").mkdir()
     Path("lr=0.1,b/p.npz").write_bytes(b"another")
     Path("both").mkdir()
-    Path("both/estimate.json").write_text("{}")
+    Path("both/estimate.json").write_text('{"value": 1.0}')
     Path("both/p.npz").write_bytes(b"a third")
     Path("new.npz.parts").mkdir()
     Path("new.npz.parts/part-p.npz").write_bytes(b"a fourth")
-    Path("train.yaml").write_text("data: {source: log.hdf5}\nalgo: {type: kloss_dqn}\ntrain: {n_steps: 2}\n")
+    for name, log in (("train.yaml", "log.hdf5"), ("both/train.yaml", "../log.hdf5")):
+        Path(name).write_text(f"data: {{source: {log}}}\nalgo: {{type: kloss_dqn}}\ntrain: {{n_steps: 2}}\n")
     return tmp_path
 
 
@@ -78,58 +76,39 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ((*ROLLOUTS, "--policy", "uniform", "--policy", POLICY), POLICY, POLICY),
         ((*ROLLOUTS, "--policy", "hard.npz"), POLICY, "hard.npz"),
         ((*ROLLOUTS, "--policy", POLICY), "soft.npz", POLICY),
+        ((*ROLLOUTS, "--policy", "new.npz.parts/part-p.npz"), "new.npz", "new.npz.parts/part-p.npz"),
         ((*ROLLOUTS, "--policy=lr=0.1,b/p.npz"), "lr=0.1,b/p.npz", "lr=0.1,b/p.npz"),
         ((*UNIFORM, "--policy", POLICY), POLICY, POLICY),
         ((*EVALUATE, "--policy", "epsilon:0.1:both/p.npz"), "both", "both/p.npz"),
         ((*EVALUATE, "--policy", "uniform", "--initial-states", "both/p.npz"), "both", "both/p.npz"),
         ((*EVALUATE, "--policy", "uniform", "--truth", "both/estimate.json"), "both", "both/estimate.json"),
-        (
-            ("select", "log.hdf5", "--policies", "uniform", "both/p.npz", "--gamma", "0.9"),
-            "both",
-            "both/p.npz",
-        ),
+        (("select", "log.hdf5", "--policies", "uniform", "both/p.npz", "--gamma", "0.9"), "both",
+         "both/p.npz"),
+        (("sweep", "both/train.yaml", "--metric", "loss"), "both", "both/train.yaml"),
     ],
-)
+)  # fmt: skip
 def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], out: str, read: str) -> None:
     before = digest_of(place)
-    if "--truth" in words:
-        Path("both/estimate.json").write_text('{"value": 1.0}')
-        before = digest_of(place)
-    done = koffline(*words, "--out", out, "--force")
-    assert_refused(
-        done,
-        f"error: --out {out} would replace {read} or a part of it, which this command reads, also with "
-        "--force; choose another name",
-    )
+    line = f" would replace {read} or a part of it, which this command reads, also with --force"
+    assert_refused(koffline(*words, "--out", out, "--force"), line)
     assert digest_of(place) == before
 
 
-def test_neither_do_its_other_targets(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ((*ROLLOUTS, "--policy", "uniform", "--format", "npz", "--out", "manifest.json"), "is the name"),
+        (("export", "soft.npz", POLICY), "OUTPUT_PATH p.npz would replace soft.npz"),
+        (("data", "convert", "log.hdf5", "log.hdf5"), "TARGET log.hdf5 would replace"),
+        (("data", "convert", "log.csv", "columns.yaml", "--mapping", "columns.yaml", "--format", "npz"),
+         "TARGET columns.yaml would replace columns.yaml or a part of it"),
+    ],
+)  # fmt: skip
+def test_neither_do_its_other_targets(place: Path, words: tuple[str, ...], line: str) -> None:
+    Path("columns.yaml").write_text("observations: [x]\naction: a\nreward: r\n")
     before = digest_of(place)
-    done = koffline(*ROLLOUTS, "--policy", "uniform", "--out", "manifest.json", "--format", "npz")
-    assert_refused(done, "--out manifest.json is the name of the manifest beside it")
-    done = koffline(*ROLLOUTS, "--policy", "new.npz.parts/part-p.npz", "--out", "new.npz", "--force")
-    assert_refused(done, "--out new.npz.parts would replace new.npz.parts/part-p.npz or a part of it")
-    assert_refused(
-        koffline("export", "soft.npz", POLICY, "--force"), "OUTPUT_PATH p.npz would replace soft.npz"
-    )
-    for mapping in ("columns.yaml", "columns.csv"):
-        Path(mapping).write_text("observations: [x]\naction: a\nreward: r\n")
-        words = ("data", "convert", "log.csv", mapping, "--mapping", mapping, "--format", "npz", "--force")
-        assert_refused(koffline(*words), f"TARGET {mapping} would replace {mapping} or a part of it")
-        Path(mapping).unlink()
-    assert_refused(
-        koffline("data", "convert", "log.hdf5", "log.hdf5", "--force"), "TARGET log.hdf5 would replace"
-    )
+    assert_refused(koffline(*words, "--force"), line)
     assert digest_of(place) == before
-
-
-def test_a_sweep_that_begins_anew_keeps_its_inputs(place: Path) -> None:
-    Path("s").mkdir()
-    Path("train.yaml").rename("s/best.yaml")
-    Path("log.hdf5").rename("s/log.hdf5")
-    done = koffline("sweep", "s/best.yaml", "--metric", "loss", "--out", "s", "--force")
-    assert_refused(done, "--out s would replace s/best.yaml or a part of it")
 
 
 def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
@@ -137,28 +116,21 @@ def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
     words = (*EVALUATE, "--policy", "uniform", "--interval", "episodes-t", "--out", "is")
     assert koffline(*words).exit_code == 0
     assert koffline(*words, "--force").exit_code == 0
-    for name in ("rollouts", "10", "koffline", "uniform"):
-        Path(name).mkdir(exist_ok=True)
-        assert koffline(*UNIFORM, "--policy", "uniform", "--out", f"{name}/x.npz", "--force").exit_code == 0
+    Path("uniform").mkdir()
+    assert koffline(*UNIFORM, "--policy", "uniform", "--out", "uniform/x.npz", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str) -> None:
     before = digest_of(place)
     words = COMMANDS[name]
-    option = (
-        words[-1] if words[-1] in ("--out", "--save") else "TARGET" if name == "convert" else "OUTPUT_PATH"
-    )
-    for blank in ("", "  "):
-        assert_refused(koffline(*words, blank), f"error: {option} is empty; name a file or a folder\n")
-    for other, reason in (("x" * 300, "File name too long"), ("a\x1bb", "holds control characters")):
-        assert_refused(koffline(*words, other), reason)
+    cases = [("  ", "is empty"), ("x" * 300, "File name too long"), ("a\x1bb", "holds control characters")]
     if name in ADD_TO_FOLDERS:
-        assert_refused(koffline(*words, POLICY), f"error: --out {POLICY} is a file; name a folder\n")
+        cases.append((POLICY, "is a file; name a folder"))
     else:
-        for above in (".", "..", "/", str(place), "both/.."):
-            line = f"error: {option} {above} is the current folder or holds it; name another one\n"
-            assert_refused(koffline(*words, above), line)
+        cases += [(above, "is the current folder or holds it") for above in (".", "/", "both/..")]
+    for target, reason in cases:
+        assert_refused(koffline(*words, target), reason)
     assert digest_of(place) == before
     assert not any(path.name.endswith(LOCK) for path in place.iterdir())
 
@@ -171,24 +143,6 @@ def test_no_word_reaches_a_terminal_that_would_obey_it(place: Path, word: str) -
         done = koffline(*words)
         assert_refused(done, "holds control characters; rename the file, or leave them out")
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]", done.stderr)
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        ((*EVALUATE, "--policy", "~nobody-here/p.npz"), "there is no such file"),
-        ((*EVALUATE, "--policy", "epsilon:0.1:" * 10_000 + "uniform"), "names 10000 layers of epsilon"),
-        (
-            (*EVALUATE, "--policy", "uniform", "--truth", "9" * 400),
-            "give a number or a JSON file with 'value'",
-        ),
-        ((*EVALUATE, "--policy", "uniform", "--set", "steps=1" + ":1" * 900), "should be a valid integer"),
-        ((*EVALUATE, "--policy", "uniform", "--set", "steps=0x" + "f" * 1_000), "write a number or a word"),
-        (("diagnose", "log.hdf5", "--policy", "uniform", "--model", "~nobody-here/q.d3"), "there is no such"),
-    ],
-)
-def test_words_made_to_do_harm_are_one_line(place: Path, words: tuple[str, ...], reason: str) -> None:
-    assert_refused(koffline(*words), reason)
 
 
 @contextlib.contextmanager
@@ -257,13 +211,3 @@ def test_one_of_many_at_a_time(tmp_path: Path) -> None:
     assert [one.wait() for one in many] == [0, 0, 0, 0]
     assert (tmp_path / "n").read_text() == "800"
     assert not list(tmp_path.rglob("*.lock"))
-
-
-def test_what_a_command_calls_has_its_lock_and_others_of_the_process_do_not(tmp_path: Path) -> None:
-    with click.Context(click.Command("any")).scope():
-        claim(tmp_path / "a")
-        with locked(tmp_path / "a"):
-            assert (tmp_path / ".a.lock").exists()
-    assert list(tmp_path.iterdir()) == []
-    with locked(tmp_path / "a"), pytest.raises(ConfigError, match="another process"), locked(tmp_path / "a"):
-        pass
