@@ -1,13 +1,11 @@
 """Learn the policies whose values the evaluation problems ask for, and say how good they are.
 
-    python scripts/learn_policies.py [--out datasets/policies]                       # all three, from grids
-    python scripts/learn_policies.py --source dqn --env koffline/NoisyPole-v0 --steps 20000 --out runs/dqn
+    python scripts/learn_policies.py [--out datasets/policies]
 
 The grid's policies (value iteration, then a softmax) are the ones of the experiments. Their values are
 rounded to 1e-6 and none is nearer than 1e-10 to a boundary, while processors differ by 3e-14: hence the same
-bytes on all of them. The second source is a greedy d3rlpy DQN. Beside each file policies.json takes an entry:
-the command, the file's sha256, and discounted returns from uniform states of the policy, of its greedy
-version where it has one, and of the uniform policy.
+bytes on all of them. Beside each file policies.json takes an entry: the command, the file's sha256, and
+discounted returns from uniform states of the policy, of its greedy version and of the uniform policy.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
-from koffline.builders.uniform import build_uniform, learn_grid_policy
+from koffline.builders.uniform import learn_grid_policy
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
 from koffline.errors import KofflineError
@@ -47,21 +44,6 @@ def learn_grid(name: str, folder: Path) -> dict[str, Any]:
     save_grid_policy(path, policy)
     greedy = replace(policy, temperature=_COLD)
     return entry_of(name, path, {"temperature": policy.temperature}, {"greedy": greedy})
-
-
-def learn_dqn(name: str, folder: Path, steps: int, seed: int) -> dict[str, Any]:
-    """Write folder/<name>_dqn.d3 and return its entry."""
-    from koffline.algos.stock_learners import TUPLES, train_dqn
-
-    path = folder / f"{name}_dqn.d3"
-    log = build_uniform(name, "uniform", TUPLES, np.random.default_rng(seed), GAMMA)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        train_dqn(log, GAMMA, steps, seed, temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return entry_of(name, path, {"steps": steps, "seed": seed, "rows": TUPLES}, {})
 
 
 def entry_of(name: str, path: Path, settings: dict[str, Any], others: dict[str, Function]) -> dict[str, Any]:
@@ -103,28 +85,17 @@ def write_entries(folder: Path, entries: dict[str, dict[str, Any]]) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Learn, write, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--source", choices=("grid", "dqn"), default="grid")
     parser.add_argument(
         "--env", action="append", help="world or Gymnasium id; may be repeated (default: all)"
     )
-    parser.add_argument("--steps", type=int, default=20_000, help="gradient steps of the DQN")
-    parser.add_argument("--seed", type=int, default=0, help="of the DQN and its tuples")
     parser.add_argument("--out", type=Path, default=Path("datasets/policies"))
     options = parser.parse_args(arguments)
-    if options.steps < 1 or options.seed < 0:
-        parser.error("--steps must be positive and --seed not negative")
     try:
         names = [world_name(env) for env in options.env or WORLDS]
         options.out.mkdir(parents=True, exist_ok=True)
         for name in names:
-            if options.source == "grid":
-                entry, command = learn_grid(name, options.out), f"--env {name}"
-                file = f"{name}.npz"
-            else:
-                entry = learn_dqn(name, options.out, options.steps, options.seed)
-                command = f"--source dqn --env {name} --steps {options.steps} --seed {options.seed}"
-                file = f"{name}_dqn.d3"
-            entry = {"command": f"python scripts/learn_policies.py {command}", **entry}
+            entry, file = learn_grid(name, options.out), f"{name}.npz"
+            entry = {"command": f"python scripts/learn_policies.py --env {name}", **entry}
             write_entries(options.out, {file: entry})
             shown = ", ".join(f"{k} {v['mean']} ± {v['error']}" for k, v in entry["returns"].items())
             print(f"{options.out / file}: entropy {entry['entropy']} of the largest; returns: {shown}")

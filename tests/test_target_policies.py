@@ -11,7 +11,6 @@ import pytest
 
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states
-from koffline.policies.files import read_d3
 from koffline.policy_specs import load_policy
 from scripts import learn_policies
 from scripts.bench.rollouts import monte_carlo_value
@@ -49,23 +48,3 @@ def test_returns_are_those_of_the_file(name):
     # other starts, 200 here and 1000 there: four standard errors of both means
     error = found.standard_error * np.sqrt(1 + 200 / learn_policies.STARTS)
     assert found.value == pytest.approx(said["mean"], abs=4 * error)
-
-
-@pytest.mark.filterwarnings("ignore")  # d3rlpy's own, while it trains
-def test_a_dqn_is_the_second_source(quick, monkeypatch, tmp_path):
-    from koffline.algos import stock_learners
-
-    monkeypatch.setattr(stock_learners, "TUPLES", 300)
-    choices = []
-    for folder in ("a", "b"):
-        arguments = ["--source", "dqn", "--env", "koffline/NoisyPole-v0", "--steps", "3", "--seed", "2"]
-        learn_policies.main([*arguments, "--out", str(tmp_path / folder)])
-        policy = load_policy(tmp_path / folder / "cart_pole_dqn.d3", Discrete(3), (2,))
-        points = uniform_states(make_world("cart_pole"), 200, np.random.default_rng(0)).astype(np.float32)
-        choices.append(policy.probabilities(points))
-    np.testing.assert_array_equal(*choices)
-    np.testing.assert_array_equal(choices[0].max(axis=1), 1.0)
-    # rewards are scaled but not centred: a constant added to every step would change what is best
-    config = json.loads(read_d3(tmp_path / "b" / "cart_pole_dqn.d3").config)
-    scaler = config["config"]["params"]["reward_scaler"]
-    assert scaler == {"type": "clip", "params": scaler["params"] | {"low": -3.0, "high": 3.0}}

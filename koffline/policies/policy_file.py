@@ -160,7 +160,7 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
     values: dict[str, Any] = {k: str(a) if k in CHOICES else _numbers(k, a) for k, a in arrays.items()}
     layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
     if "log_std" in values:
-        values["std"] = np.exp(values.pop("log_std"))
+        values["std"] = np.asarray(np.exp(values.pop("log_std")))
     if "temperature" in values:
         values["temperature"] = float(values["temperature"])
     return Mlp(layers[0], layers[1], **values)
