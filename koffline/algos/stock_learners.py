@@ -1,4 +1,4 @@
-"""d3rlpy's own learners as a source of policies: double DQN trained on tuples, double DQN or SAC by playing.
+"""d3rlpy's own learners as a source of policies: double DQN or SAC, by playing.
 
 `koffline.builders.control_learning` plays, and keeps the policies whose logs control is learned from.
 """
