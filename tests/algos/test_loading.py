@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -103,20 +101,3 @@ def test_what_is_no_model_file_is_refused(model: Path, tmp_path: Path) -> None:
 def test_devices_that_are_not_there_are_refused(model: Path, device: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         koffline.load(model, device=device)
-
-
-def test_loading_leaves_the_random_generator_alone(model: Path) -> None:
-    state = torch.random.get_rng_state()
-    koffline.load(model)
-    assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_scikit_learn_waits_until_prdc_asks_for_it() -> None:
-    """It would be a third of the time that every command needs which names an algorithm."""
-    code = """
-import sys, numpy, koffline.algos, d3rlpy
-assert not {"sklearn", "pandas"} & set(sys.modules)
-found = d3rlpy.algos.PRDC._nbsr.fit(numpy.eye(3)).kneighbors(numpy.eye(3))[1]
-assert found.ravel().tolist() == [0, 1, 2] and "sklearn" in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
