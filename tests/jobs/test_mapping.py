@@ -6,7 +6,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,22 +72,6 @@ def test_passes_share_kept_workers(tmp_path: Path) -> None:
         one, other = (settings.map(functions.double, range(3)) for _ in range(2))  # one within the other
         assert [(a.value, b.value) for a, b in zip(one, other, strict=True)] == [(0, 0), (2, 2), (4, 4)]
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("where", WHERE)
-def test_no_more_than_the_window_is_asked_for(where: dict[str, int]) -> None:
-    taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for item in range(50):
-            taken.append(item)
-            yield item
-
-    results = PassSettings(**where).map(functions.slow_first, items())
-    assert taken == []  # nothing starts before a value is asked for
-    assert next(results).value == 0
-    assert len(taken) <= 2 * where.get("workers", 1)
-    results.close()
 
 
 @pytest.mark.parametrize("where", WHERE)
