@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.builders.resumable import PartsFolder, add_to_manifest, read_manifest
+from koffline.builders.rollouts import RolloutPlayer
 from koffline.builders.uniform import build_chain
 from koffline.cli import cli
 from tests.refusals import assert_refused
@@ -36,22 +37,15 @@ def policy(observations):
 """
 
 POLICIES = Path(__file__).parents[2] / "datasets" / "policies"
-BUILD = "--env CartPole-v1 --policy mortal:policy --policy epsilon:0.1:p.npz --num-envs 2 --time-limit 20"
+BUILD = (
+    "rollouts --env CartPole-v1 --policy mortal:policy --policy epsilon:0.1:p.npz --episodes 10"
+    " --num-envs 2 --time-limit 20"
+)
 TARGETS = {"a.hdf5": [], "shards": ["--shard-rows", "60"]}
 
 
 def build(target, *more):
-    words = [
-        "build",
-        "rollouts",
-        *BUILD.split(),
-        "--episodes",
-        "10",
-        "--out",
-        target,
-        *TARGETS[target],
-        *more,
-    ]
+    words = ["build", *BUILD.split(), "--out", target, *TARGETS[target], *more]
     return CliRunner().invoke(cli, words, prog_name="koffline")
 
 
@@ -62,10 +56,8 @@ def killed(tmp_path_factory):
     (folder / "mortal.py").write_text(MORTAL)
     shutil.copy(POLICIES / "cartpole_medium.npz", folder / "p.npz")
     for target, shards in TARGETS.items():
-        words = ["build", "rollouts", *BUILD.split(), "--episodes", "10", "--out", target, *shards]
-        done = subprocess.run(
-            [sys.executable, "-m", "koffline", *words], env=os.environ | {"KILL": "9"}, cwd=folder
-        )
+        words = [sys.executable, "-m", "koffline", "build", *BUILD.split(), "--out", target, *shards]
+        done = subprocess.run(words, env=os.environ | {"KILL": "9"}, cwd=folder)
         assert done.returncode == -signal.SIGKILL
         assert not (folder / target).exists()
         assert 2 <= len(list((folder / f"{target}.parts").glob("part-*.npz"))) < 5
@@ -80,13 +72,17 @@ def place(killed, tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("damage", [lambda data: data, lambda data: data[:100], lambda data: b"x" + data[1:]])
+@pytest.mark.parametrize("damage", [None, lambda data: data[:100], lambda data: b"x" + data[1:]])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_killed_build_resumes_to_the_same_rows(place, target, damage):
-    """A part that is not whole is played again."""
+def test_a_killed_build_resumes_to_the_same_rows(place, monkeypatch, target, damage):
+    """A part that is whole is not played again, one that is not is."""
     part = place / f"{target}.parts" / "part-000001.npz"
-    part.write_bytes(damage(part.read_bytes()))
+    if damage:
+        part.write_bytes(damage(part.read_bytes()))
+    real, played = RolloutPlayer.play_batch, []
+    monkeypatch.setattr(RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i))
     assert build(target, "--resume").exit_code == 0
+    assert (0 in played, 1 in played, 4 in played) == (False, damage is not None, True)
     again = koffline.open_transitions(target).sha256
     assert not list(place.glob(f"{target}.parts"))
     assert build(target, "--force").exit_code == 0

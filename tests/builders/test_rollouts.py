@@ -20,11 +20,6 @@ def lean_one(observation):
     return [1.0 - right, right]
 
 
-def rows_of(log):
-    starts = np.flatnonzero(log.steps == 0)
-    return [slice(a, b) for a, b in zip(starts, [*starts[1:], len(log)], strict=True)]
-
-
 @pytest.mark.parametrize(("num_envs", "workers"), [(1, 1), (3, 1), (None, 1), (3, 2)])
 def test_a_mixture_gives_the_rows_of_a_single_environment(num_envs, workers):
     settings = RolloutSettings("CartPole-v1", 7, (1.0, 3.0), time_limit=30, num_envs=num_envs, seed=5)
@@ -66,23 +61,6 @@ def test_continuous_actions_are_sampled_by_each_episode_clipped_and_counted():
     note = f"{choose.clipped} actions were outside the action space; they are stored as clipped"
     assert log.metadata.notes == (note,)
     assert log.truncated.sum() == 4
-
-
-def test_weights_are_the_shares_of_episodes():
-    left = lambda observations: np.tile([1.0, 0.0], (len(observations), 1))  # noqa: E731
-    right = lambda observations: np.tile([0.25, 0.75], (len(observations), 1))  # noqa: E731
-    never = lambda observations: np.full((len(observations), 2), np.nan)  # noqa: E731
-    settings = RolloutSettings("CartPole-v1", 300, (0.0, 1.0, 3.0, 0.0), time_limit=5, num_envs=50)
-    log = build_rollouts(settings, [never, left, right, never])
-    chances = np.exp(log.behavior_log_probabilities)
-    lefts = 0
-    for rows in rows_of(log):
-        if np.all(chances[rows] == 1.0):
-            assert (log.actions[rows] == 0).all()
-            lefts += 1
-        else:
-            np.testing.assert_allclose(chances[rows], np.where(log.actions[rows] == 1, 0.75, 0.25), rtol=1e-6)
-    assert 45 <= lefts <= 105  # 75 expected, four standard deviations
 
 
 def test_an_array_that_is_used_again_and_actions_from_one():

@@ -14,7 +14,7 @@ import numpy as np
 SECRET = 777_000.0
 
 
-def flat(path: Path, **arrays: np.ndarray) -> h5py.File:
+def flat(path: Path, lacking: str = "") -> h5py.File:
     """An open flat file of four rows, to be spoilt."""
     file = h5py.File(path, "w")
     columns = {
@@ -24,8 +24,8 @@ def flat(path: Path, **arrays: np.ndarray) -> h5py.File:
         "rewards": np.ones(4),
         "terminals": np.ones(4, bool),
     }
-    for name, values in {**columns, **arrays}.items():
-        file[name] = values
+    for name in columns.keys() - {lacking}:
+        file[name] = columns[name]
     return file
 
 
@@ -39,15 +39,13 @@ def other_file(path: Path) -> Path:
 
 def external_link(path: Path) -> None:
     other = other_file(path)
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         file["rewards"] = h5py.ExternalLink(other.name, "/rewards")
 
 
 def soft_link_through_an_external_one(path: Path) -> None:
     other = other_file(path)
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         file["out"] = h5py.ExternalLink(other.name, "/")
         file["rewards"] = h5py.SoftLink("/out/rewards")
 
@@ -55,23 +53,20 @@ def soft_link_through_an_external_one(path: Path) -> None:
 def external_storage(path: Path) -> None:
     private = path.with_name("private.bin")
     private.write_bytes(np.full(4, SECRET).tobytes())
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         file.create_dataset("rewards", (4,), "f8", external=[(str(private), 0, 32)])
 
 
 def virtual_dataset(path: Path) -> None:
     other = other_file(path)
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         layout = h5py.VirtualLayout((4,), "f8")
         layout[:] = h5py.VirtualSource(str(other), "rewards", (4,))
         file.create_virtual_dataset("rewards", layout)
 
 
 def hard_link_loop(path: Path) -> None:
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         group = file.create_group("infos")
         group["infos"] = file["/"]
         file["loop"] = group
@@ -83,8 +78,7 @@ def deep_groups(path: Path) -> None:
 
 
 def one_huge_column(path: Path) -> None:
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         file.create_dataset("rewards", (2**36,), "f8")
 
 
@@ -107,8 +101,7 @@ def gzip_twice(path: Path) -> None:
 
 
 def one_huge_chunk(path: Path) -> None:
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         file.create_dataset("rewards", (4,), "f8", maxshape=(None,), chunks=(2**28,), compression="gzip")
 
 
@@ -130,8 +123,7 @@ def same_data_many_times(path: Path) -> None:
 
 
 def a_missing_filter(path: Path) -> None:
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         plan.set_chunk((4,))
         plan.set_shuffle()
@@ -161,8 +153,7 @@ def a_heap_without_progress(path: Path) -> None:
 
 def a_chunk_without_its_checksum(path: Path) -> None:
     """Found by fuzzing: HDF5 subtracts the checksum's 4 bytes from 2, and reads on."""
-    with flat(path) as file:
-        del file["rewards"]
+    with flat(path, lacking="rewards") as file:
         rewards = file.create_dataset("rewards", (4,), "f8", chunks=(4,), fletcher32=True)
         rewards.id.write_direct_chunk((0,), b"\0\0")
 

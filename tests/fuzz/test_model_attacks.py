@@ -39,8 +39,6 @@ BOMBS = {
     "bytes that are not there": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3fx.", "truncated or corrupt"),
     "many instructions": (b"\x80\x04]" + b"N0" * 20_000 + b".", "more than 10000 instructions"),
     "a loop": (b"\x80\x04]\x94h\x00a.", "does not hold a d3rlpy model (torch, config, version) but a list"),
-    "an import by name": (b"\x80\x02cos\nsystem\n.", "asks to import os.system"),
-    "an import from the stack": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "asks to import os.system"),
     "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
     "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
     "too little on the stack": (b"\x80\x04s.", "truncated or corrupt"),

@@ -55,7 +55,6 @@ def test_table_and_report(log, tmp_path) -> None:
         (["--policies", "uniform", "uniform"], "each once"),
         ([*TWO, "--truths", "1", "x"], "'x' is not a valid float"),
         ([*TWO, "--set", "step=3"], "did you mean 'steps'"),
-        (["--policies", "uniform", "nothing.d3"], "there is no such file"),
         (["--policies", "--json"], "Missing option '--policies'"),
     ],
 )
