@@ -16,7 +16,6 @@ from tests.algos.hand_steps import (
     batch_of,
     bellman_residual,
     critics,
-    hand_discount,
     hand_gram,
     hand_loss,
     in_float64,
@@ -62,11 +61,7 @@ def test_discrete_cql() -> None:
     batch = batch_of(discrete=True)
     values = critics(algo, batch.observations)
     value = row_values(values, batch)
-    residual = (
-        batch.rewards[:, 0]
-        + hand_discount(batch) * critics(algo, batch.next_observations).max(dim=2).values
-        - value
-    )
+    residual = bellman_residual(batch, critics(algo, batch.next_observations).max(dim=2).values, value)
     gap = torch.log(torch.exp(values).sum(dim=2)) - value
     assert_critic_step(algo, batch, residual, 0.7 * gap.mean(dim=1).sum())
 
@@ -97,9 +92,7 @@ def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
         noise = torch.randn_like(output.mu)
         drawn = torch.tanh(output.mu + output.logstd.exp() * noise).double()
     value = critics(algo, batch.observations, batch.actions)[0]
-    residual = (
-        batch.rewards[:, 0] + hand_discount(batch) * critics(algo, batch.next_observations, drawn)[0] - value
-    )
+    residual = bellman_residual(batch, critics(algo, batch.next_observations, drawn)[0], value)
     assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the draw is float32
 
 
@@ -233,18 +226,14 @@ def test_continuous_cql_critic() -> None:
     value = critics(algo, batch.observations, batch.actions)
     next_value = critics(algo, batch.next_observations, next_actions) - 0.3 * next_log
     residual = bellman_residual(batch, next_value, value)
-    gap = 0.0
-    for critic in range(2):
-        for i in range(ROWS):
-            terms = []
-            for k in range(draws):
-                for action, log_density in (
-                    (own[k, i], own_log[k, i]),
-                    (others[k, i], others_log[k, i]),
-                    (uniform[i, k], torch.tensor(-ACTIONS * math.log(2.0))),
-                ):
-                    drawn = critics(algo, batch.observations[i : i + 1], action[None])[critic, 0]
-                    terms.append(torch.exp(drawn - log_density))
-            soft_maximum = torch.log(sum(terms) / len(terms))
-            gap = gap + weight * (soft_maximum - value[critic, i]) / ROWS
+    terms = []
+    for k in range(draws):
+        for action, log_density in (
+            (own[k], own_log[k]),
+            (others[k], others_log[k]),
+            (uniform[:, k], -ACTIONS * math.log(2.0)),
+        ):
+            terms.append(torch.exp(critics(algo, batch.observations, action) - log_density))
+    soft_maximum = torch.log(sum(terms) / len(terms))
+    gap = weight * (soft_maximum - value).mean(dim=1).sum()
     assert_critic_step(algo, batch, residual, gap, rtol=1e-8, atol=1e-10)

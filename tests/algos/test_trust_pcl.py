@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
-from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import DataError
 from tests.algos.hand_steps import GAMMA, RATE, assert_stepped, hand_loss, in_float64, stepped
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
@@ -47,16 +47,6 @@ def test_paths_need_episodes() -> None:
     with pytest.raises(DataError, match="set path_length to 1"):
         fit(make("TrustPCL", path_length=4), ColumnarReplayBuffer(loose))
     assert len(fit(make("TrustPCL", path_length=1), ColumnarReplayBuffer(loose))) == 1
-
-
-@pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
-def test_a_stock_buffer_of_our_own_episodes_gives_paths(name: str) -> None:
-    """Views of cut episodes show one observation more than they have rewards."""
-    log = make_log(name.startswith("Discrete"))
-    episodes = list(ColumnarReplayBuffer(log, seed=0).episodes)
-    buffer = d3rlpy.dataset.ReplayBuffer(d3rlpy.dataset.InfiniteBuffer(), episodes=episodes)
-    assert len(from_d3rlpy(buffer)) == len(log)
-    assert len(fit(make(name, path_length=4), buffer)) == 1
 
 
 def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:

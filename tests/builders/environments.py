@@ -1,12 +1,9 @@
-"""Small environments with the oddities that other people's environments have."""
+"""Small environments with the oddities of other people's, registered under koffline-tests/."""
 
 import gymnasium
 import numpy as np
 
 Box, Discrete = gymnasium.spaces.Box, gymnasium.spaces.Discrete
-
-
-FAULTS = ("step", "nan", "shape", "reset", "infinite")
 
 
 class Odd(gymnasium.Env):
@@ -101,21 +98,12 @@ class Drawn(gymnasium.Env):
         return np.full((32, 48, 3), 20 * self.time, np.uint8)
 
 
-def register():
-    """Under koffline-tests/; twice is fine."""
-    for name, entry, options in (
-        ("Odd", Odd, {}),
-        ("Shapes", Shapes, {}),
-        ("Endless", Endless, {}),
-        ("TwoActions", TwoActions, {}),
-        ("Drawn", Drawn, {}),
-        *(
-            (f"Fails-{fault}", Odd, {"fault": fault})
-            for fault in ("step", "nan", "shape", "reset", "infinite")
-        ),
-    ):
-        if f"koffline-tests/{name}-v0" not in gymnasium.registry:
-            gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)
-
-
-register()
+for name, entry, options in (
+    ("Odd", Odd, {}),
+    ("Shapes", Shapes, {}),
+    ("Endless", Endless, {}),
+    ("TwoActions", TwoActions, {}),
+    ("Drawn", Drawn, {}),
+    *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("step", "nan", "shape", "reset", "infinite")),
+):
+    gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)

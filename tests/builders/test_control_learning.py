@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
-from koffline.builders.control_learning import LearningSettings, learn, network_policy, policy_returns
+from koffline.builders.control_learning import LearningSettings, learn
 from koffline.data.transitions import Continuous, Discrete
-from koffline.policies.mlp import Mlp
 
 SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 100, "episodes": 2}
 SETTINGS = {
@@ -17,23 +16,6 @@ SETTINGS = {
     ),
     "Pendulum-v1": LearningSettings(env="Pendulum-v1", steps=401, update_every=20, **SMALL),
 }
-
-
-def test_the_seed_decides_and_the_callers_generator_is_left_alone():
-    import torch
-
-    settings = dataclasses.replace(SETTINGS["CartPole-v1"], steps=80)
-    torch.manual_seed(7)
-    first, heard = learn(settings), []
-    drawn = torch.rand(1)
-    torch.manual_seed(7)
-    assert torch.rand(1) == drawn
-    again = learn(settings, heard.append)
-    assert heard[-1] == 80
-    for name, column in first.rows.items():
-        np.testing.assert_array_equal(again.rows[name], column, err_msg=name)
-    other = learn(dataclasses.replace(settings, seed=1))
-    assert not np.array_equal(first.rows["observations"], other.rows["observations"])
 
 
 def test_rows_are_the_environments_own():
@@ -76,25 +58,3 @@ def test_the_network_is_what_the_learner_predicts(space):
             assert (drawn >= space.low).all()
             assert (drawn <= space.high).all()
             assert not np.allclose(drawn, predicted)
-
-
-def test_returns_are_those_of_an_episode_played_by_hand():
-    import gymnasium
-
-    from koffline.builders.rollouts import environment_seed
-
-    network = Mlp((np.zeros((4, 2)),), (np.array([1.0, 0.0]),), "argmax")  # always to the left
-    env = gymnasium.make("CartPole-v1")
-    expected = []
-    for episode in range(3):
-        env.reset(seed=environment_seed(5, episode))
-        total, over = 0.0, False
-        while not over:
-            _, reward, terminated, truncated, _ = env.step(0)
-            total, over = total + reward, terminated or truncated
-        expected.append(total)
-    env.close()
-    np.testing.assert_array_equal(policy_returns("CartPole-v1", network, 3, 5), expected)
-    np.testing.assert_array_equal(
-        policy_returns("CartPole-v1", network_policy("CartPole-v1", network), 3, 5), expected
-    )

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,18 +45,3 @@ def test_the_chain_moves_as_drawn():
     np.testing.assert_allclose(shares, expected, atol=0.05)
     np.testing.assert_array_equal(log.rewards, at == 1)
     np.testing.assert_array_equal(log.terminated, to == 4)
-
-
-@pytest.mark.slow
-def test_scripts_build_them_again(tmp_path):
-    script = DATASETS.parent / "scripts" / "build_uniform.py"
-    command = [sys.executable, script, "--out", tmp_path / "uniform"]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
-    for name in (*GYMNASIUM_IDS, "chain"):
-        again, log = (
-            koffline.open_transitions(folder / "uniform" / f"{name}.hdf5") for folder in (tmp_path, DATASETS)
-        )
-        np.testing.assert_allclose(again.observations, log.observations, atol=1e-5)
-    done = subprocess.run([*command, "--policies", tmp_path], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "make it with python scripts/learn_policies.py" in done.stderr

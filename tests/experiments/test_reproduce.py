@@ -12,11 +12,12 @@ from click.testing import CliRunner, Result
 
 from koffline.cli import cli
 from koffline.experiments import ablation
-from koffline.experiments.cells import EPOCHS, Scale
+from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco_plan import NOISE_LEVELS
 from koffline.experiments.results import read_results
 from tests.experiments.fake_mujoco import FakeLockStep
 from tests.experiments.shrunk import blank_figures, shrink_experiments
+from tests.refusals import assert_refused
 
 NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]
@@ -54,20 +55,12 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     for suffix in ("json", "png", "svg", "md", "curves.h5"):
         assert (puddle / f"figure-puddle.{suffix}").stat().st_size > 500
     content = json.loads((puddle / "figure-puddle.json").read_text())
-    assert content["name"] == "figure-puddle"
-    assert {"command", "versions"} <= set(content)
     assert "seconds" not in content  # the same run, the same bytes
     assert "seconds" in json.loads((puddle / "figure-puddle.run.json").read_text())
     rows = content["rows"]
     assert len(rows) == 6 * 3 * 2
     assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
-    assert {row["truth"] for row in rows} == {"paper", "monte_carlo"}
-    for row in rows:
-        assert (row["world"], row["seeds"]) == ("puddle_world", 2)
-        assert row["mse_low"] <= row["mse"] <= row["mse_high"]
-    for flag in ("best_by_truth", "best_without_truth"):
-        chosen = [(row["method"], row["truth"]) for row in rows if row[flag]]
-        assert len(chosen) == len(set(chosen)) == 12
+    assert all(row["mse_low"] <= row["mse"] <= row["mse_high"] for row in rows)
     with h5py.File(puddle / "figure-puddle.curves.h5") as file:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
@@ -85,30 +78,23 @@ def test_cells_are_shared_found_again_and_missed_in_one_line(
     assert run("figure-puddle").exit_code == 0
     assert read_results(tmp_path / "figure-puddle.json").rows == first.rows
     assert run("ablation").exit_code == 0
-    next((tmp_path / "cells").glob("puddle_world-rg-*.npz")).unlink()
-    failed = run("figure-puddle")
-    assert failed.exit_code == 2
-    assert "rg on puddle_world" in failed.stderr
-    assert failed.stderr.count("\n") == 1
+    cell = next((tmp_path / "cells").glob("puddle_world-rg-*.npz"))
+    cell.write_bytes(cell.read_bytes()[: cell.stat().st_size // 2])
+    assert_refused(run("figure-puddle"), "rg on puddle_world")
 
 
 def test_files_of_others_and_of_another_scale_are_left_alone(run: Call, tmp_path: Path) -> None:
     (tmp_path / "figure-toy.md").write_text("precious")
-    refused = run("figure-toy")
-    assert refused.exit_code == 2
-    assert "figure-toy.md exists already" in refused.stderr
+    assert_refused(run("figure-toy"), "figure-toy.md exists already")
     assert (tmp_path / "figure-toy.md").read_text() == "precious"
     assert run("figure-toy", "--force").exit_code == 0
     before = (tmp_path / "figure-toy.json").read_bytes()
     assert {row["world"] for row in json.loads(before)["rows"]} == {"chain"}
-    refused = run("figure-toy", "--quick")
-    assert refused.exit_code == 2
-    assert "--force" in refused.stderr
+    assert_refused(run("figure-toy", "--quick"), "--force")
     assert (tmp_path / "figure-toy.json").read_bytes() == before
     assert run("figure-toy", "--quick", "--force").exit_code == 0
     (tmp_path / "figure-toy.json").write_text("{}")
-    damaged = run("figure-toy")
-    assert (damaged.exit_code, damaged.stderr.count("\n")) == (2, 1)
+    assert_refused(run("figure-toy"))
     assert (tmp_path / "figure-toy.json").read_text() == "{}"
 
 
@@ -139,9 +125,7 @@ def test_mujoco_leaves_everything_it_promises(
     ],
 )
 def test_bad_requests_are_one_line(run: Call, arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
-    assert (done.exit_code, done.stderr.count("\n"), done.stdout) == (2, 1, "")
-    assert message in done.stderr
+    assert_refused(run(*arguments), message)
 
 
 def test_mujoco_with_the_real_learner(run: Call, tmp_path: Path) -> None:
@@ -165,7 +149,6 @@ def test_mujoco_with_the_real_learner(run: Call, tmp_path: Path) -> None:
 
 def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert EPOCHS == {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}
     full, quick = Scale(), Scale(quick=True)
     settings = full.training("mountain_car")
     assert (settings.epochs, settings.seeds, settings.batch_size, settings.hidden) == (3000, 10, 150, (80,))
@@ -173,7 +156,5 @@ def test_the_scales_are_those_of_the_paper(monkeypatch: pytest.MonkeyPatch) -> N
     assert full.problem("puddle_world").rows == 5000
     assert quick.training("mountain_car").epochs == 150
     variants = ablation.ablation_variants(full)
-    bandwidths = {v.name for v in variants if v.group == "bandwidth"}
-    assert bandwidths == {"0.05", "0.1", "0.25", "0.5", "1.0", "median"}
     assert len({v.cell.name for v in variants}) == len({v.cell for v in variants})
     assert variants[0].cell.name == "puddle_world-kloss-9123bf8fa4e9"  # cells lie in folders of users

@@ -9,7 +9,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from h5py import h5d, h5s, h5t
 
 from koffline.data.sources import open_transitions
 from koffline.errors import DataError
@@ -28,25 +27,6 @@ def test_a_hostile_file_is_one_line(tmp_path: Path, build, lazy, monkeypatch):
     assert str(path) in str(error.value)
     assert str(error.value).isprintable()
     assert (hostile.HDF5 | (hostile.LAZY if lazy else {}))[build] in str(error.value)
-
-
-@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
-def test_a_missing_filter_is_named(tmp_path: Path, lazy):
-    path = tmp_path / "log.hdf5"
-    with hostile.flat(path) as file:
-        del file["rewards"]
-        plan = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-        plan.set_chunk((4,))
-        plan.set_shuffle()
-        plan.set_filter(32001, h5py.h5z.FLAG_OPTIONAL, ())
-        h5d.create(file.id, b"rewards", h5t.NATIVE_DOUBLE, h5s.create_simple((4,)), plan)
-        file["rewards"].id.write_direct_chunk((0,), b"packed")
-    with pytest.raises(DataError) as error:
-        open_transitions(path, lazy=lazy)
-    assert str(error.value) == (
-        f"{path} is not read: rewards uses HDF5 filter 32001 (), which this library lacks; "
-        "rewrite it with gzip (h5repack -f GZIP=4)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -80,20 +60,6 @@ def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatc
         lazy.load()
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed))
     assert len(open_transitions(path)) == 3000
-
-
-def test_many_episodes_count_too(tmp_path: Path, monkeypatch):
-    """The ids of episodes are kept while a log is opened lazily, to see whether any comes back."""
-    with hostile.flat(tmp_path / "log.hdf5") as file:
-        for name in list(file):
-            shape = (100_000, *file[name].shape[1:])
-            del file[name]
-            file.create_dataset(name, shape, "i1", chunks=True, compression="gzip")
-        file.create_dataset("episode_ids", data=np.arange(100_000), compression="gzip")
-    assert open_transitions(tmp_path / "log.hdf5", lazy=True).n_episodes == 100_000
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "3000000")
-    with pytest.raises(DataError, match=r"takes 3\.\d+ MB in memory, 3 MB are allowed"):
-        open_transitions(tmp_path / "log.hdf5", lazy=True)
 
 
 def test_the_allowance_is_a_quarter_of_the_memory(monkeypatch):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.checkpoints import read_checkpoint, write_checkpoint
+from koffline.checkpoints import read_checkpoint
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, PolicyError
 from koffline.policy_specs import load_policy
@@ -39,8 +39,6 @@ BOMBS = {
     "bytes that are not there": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3fx.", "truncated or corrupt"),
     "many instructions": (b"\x80\x04]" + b"N0" * 20_000 + b".", "more than 10000 instructions"),
     "a loop": (b"\x80\x04]\x94h\x00a.", "does not hold a d3rlpy model (torch, config, version) but a list"),
-    "an import by name": (b"\x80\x02cos\nsystem\n.", "asks to import os.system"),
-    "an import from the stack": (b"\x80\x04\x8c\x02os\x8c\x06system\x93.", "asks to import os.system"),
     "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
     "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
     "too little on the stack": (b"\x80\x04s.", "truncated or corrupt"),
@@ -53,43 +51,18 @@ def test_pickles_are_followed_before_they_are_loaded(tmp_path: Path, bomb):
     assert words in refused(tmp_path / "model.d3", content)
 
 
-def torch_archive(content: bytes, change, method: int = zipfile.ZIP_STORED) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(content)) as source:
-        members = {name: source.read(name) for name in source.namelist()}
-    return archive(change(members), method)
-
-
-def with_claimed_size(members: dict[str, bytes]) -> dict[str, bytes]:
-    """A tensor that claims more numbers than its record holds."""
-    name = next(name for name in members if name.endswith("data.pkl"))
-    members[name] = members[name].replace(b"K\x04tq", b"M\x00\x40tq").replace(b"K\x04\x85", b"M\x00\x40\x85")
-    return members
-
-
 def test_tensors_cannot_reach_beyond_their_bytes(tmp_path: Path):
+    """One claims more numbers than its record holds."""
     buffer = io.BytesIO()
     torch.save({"fingerprint": "f", "a": torch.arange(4.0)}, buffer)
-    spoilt = torch_archive(buffer.getvalue(), with_claimed_size)
-    assert spoilt != torch_archive(buffer.getvalue(), lambda members: members)
-    (tmp_path / "c.pt").write_bytes(spoilt)
+    with zipfile.ZipFile(buffer) as source:
+        members = {name: source.read(name) for name in source.namelist()}
+    name = next(name for name in members if name.endswith("data.pkl"))
+    claims = members[name].replace(b"K\x04tq", b"M\x00\x40tq").replace(b"K\x04\x85", b"M\x00\x40\x85")
+    assert claims != members[name]
+    (tmp_path / "c.pt").write_bytes(archive({**members, name: claims}))
     with pytest.raises(ConfigError, match="cannot be read"):
         read_checkpoint(tmp_path / "c.pt", "f")
-
-
-@pytest.mark.parametrize("spoil", ["compressed", "cut", "doubled"])
-def test_damaged_checkpoints_are_one_line(tmp_path: Path, spoil):
-    path = tmp_path / "c.pt"
-    write_checkpoint(path, {"fingerprint": "f", "a": torch.zeros(10_000)})
-    content = path.read_bytes()
-    if spoil == "compressed":
-        path.write_bytes(torch_archive(content, lambda members: members, zipfile.ZIP_DEFLATED))
-    elif spoil == "cut":
-        path.write_bytes(content[: len(content) // 2])
-    else:
-        with zipfile.ZipFile(path, "a") as target, pytest.warns(UserWarning, match="Duplicate name"):
-            target.writestr(target.namelist()[0], b"")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_checkpoint(path, "f")
 
 
 def external_onnx(path: Path, nested: bool) -> None:

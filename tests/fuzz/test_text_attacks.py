@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -13,20 +14,20 @@ from koffline.data.sources import open_transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
-from koffline.untrusted.yaml_files import parse_yaml
 from scripts.fuzz import seeds
 
-LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
-    f"{name}: &{name} [{', '.join(['*' + before] * 10)}]\n"
-    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
-MERGES = "a: &a {x: 1}\n" + "".join(
-    f"{name}: &{name} {{<<: [{', '.join(['*' + before] * 10)}]}}\n"
-    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
-)
+
+def repeated(first: str, entry: str) -> str:
+    """Nine lines, each of which names the one before ten times."""
+    lines = [f"a: &a {first}"]
+    for before, name in itertools.pairwise("abcdefghi"):
+        lines.append(f"{name}: &{name} {entry % ', '.join(['*' + before] * 10)}")
+    return "\n".join(lines)
+
+
 YAML = {
-    "a billion laughs": (LAUGHS, "aliases repeat each other"),
-    "merges of merges": (MERGES, "aliases repeat each other"),
+    "a billion laughs": (repeated("[1, 1]", "[%s]"), "aliases repeat each other"),
+    "merges of merges": (repeated("{x: 1}", "{<<: [%s]}"), "aliases repeat each other"),
     "a value in itself": ("a: &a [*a]\n", "contains itself"),
     "depth": ("a: " + "[" * 2000 + "]" * 2000, "nested more than 50 deep"),
     "length": ("a: 1\n" + "# " + "x" * 2**20, "larger than 1.05 MB"),
@@ -36,9 +37,7 @@ YAML = {
     "a number of 300 digits": ("a: " + "9" * 300, "has more than 64 bits"),
     "a number to the base 60": ("a: !!int 1" + ":1" * 100_000, "a number in it has colons"),
     "a list called mapping": ("a: !!map [1]\n", "a value in it cannot be read"),
-    "a list as key": ("? [1, 2]\n: 3\n", "not valid YAML"),
     "a key twice": ("a: 1\na: 2\n", "names 'a' twice"),
-    "two documents": ("a: 1\n---\nb: 2\n", "not valid YAML"),
     "control characters": ("a: \x1b[31m\n", "not valid YAML"),
     "no text": ("a: \udcff\n", "is not text"),
 }
@@ -53,12 +52,6 @@ def test_hostile_settings_are_one_line(tmp_path: Path, attack):
         read_yaml(path)
     assert words in str(error.value)
     assert str(error.value).isprintable()
-
-
-@pytest.mark.parametrize("text", ["1:30", "-1:30", "12:30:45", "1:30.5", "1" + ":1" * 100_000])
-def test_numbers_to_the_base_60_are_texts(text):
-    """YAML 1.1 would take 1:30 for 90, and minutes for the last one."""
-    assert parse_yaml(text) == text
 
 
 SPACES = {

@@ -71,11 +71,6 @@ def die(deaths: Deaths, item: int) -> int:
     return item
 
 
-def remember(shared: list[int], item: int) -> tuple[int, int]:
-    """Which object is shared: the same one for all items of a process."""
-    return os.getpid(), id(shared)
-
-
 def slowly(shared: Any, item: int) -> tuple[int, str]:
     """Long enough to be lost in the middle; the machine."""
     import ray

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -15,7 +14,6 @@ from koffline.data.disk.samples import sample_units
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.summary import summarise
-from koffline.errors import DataError
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import StreamSettings
 from tests.data.logs import roll_out
@@ -34,11 +32,6 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def settings(address: str) -> PassSettings:
-    return PassSettings(ray=address)
-
-
-@pytest.fixture
 def shards(tmp_path: Path) -> Path:
     """A folder of five shards."""
     generator = np.random.default_rng(1)
@@ -51,7 +44,8 @@ def shards(tmp_path: Path) -> Path:
     return tmp_path / "log"
 
 
-def test_passes_over_shards_are_those_of_this_process(settings: PassSettings, shards: Path) -> None:
+def test_passes_over_shards_are_those_of_this_process(address: str, shards: Path) -> None:
+    settings = PassSettings(ray=address)
     log = open_transitions(f"file://{shards}", lazy=True)
     assert len(log.shards) == 5
     assert summarise(log, settings) == summarise(log)
@@ -76,17 +70,6 @@ def test_estimates_are_those_of_this_process(address: str, shards: Path, estimat
     assert there.interval is not None
     bounds = (here.interval.low, here.interval.high)
     assert (there.interval.low, there.interval.high) == pytest.approx(bounds, rel=1e-10)
-
-
-def test_a_poisoned_shard_is_named_or_skipped(address: str, shards: Path) -> None:
-    with h5py.File(shards / "shard-00002.hdf5", "r+") as file:
-        file["rewards"][3] = np.nan
-    log = open_transitions(shards, lazy=True)
-    with pytest.raises(DataError, match=r"shard-00002\.hdf5: .*row 3"):
-        summarise(log, PassSettings(ray=address))
-    left = summarise(log, PassSettings(ray=address, skip_bad_shards=True))
-    assert left.rows == len(log) - log.shards[2].rows
-    assert left.left_out[0].startswith(str(shards / "shard-00002.hdf5"))
 
 
 def test_rollouts_are_those_of_this_process(address: str) -> None:

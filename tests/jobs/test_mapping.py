@@ -6,7 +6,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +56,15 @@ def test_a_pass_left_in_the_middle_leaves_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_workers_have_one_thread_and_unpack_what_is_shared_once() -> None:
-    found = values(functions.surroundings, range(4), workers=2)
-    assert {threads for _, threads in found} == {"1"}
-    assert os.getpid() not in {process for process, _ in found}
-    shared = values(functions.remember, range(6), shared=[1, 2], workers=2)
-    assert len(set(shared)) == len({process for process, _ in shared})
-
-
 def test_passes_share_kept_workers(tmp_path: Path) -> None:
     settings = PassSettings(workers=2)
     with settings.kept():
         first, second = (
-            {one.value[0] for one in settings.map(functions.surroundings, range(6))} for _ in range(2)
+            {one.value for one in settings.map(functions.surroundings, range(6))} for _ in range(2)
         )
         assert first == second
+        assert {threads for _, threads in first} == {"1"}
+        assert os.getpid() not in {process for process, _ in first}
         deaths = functions.Deaths(tmp_path, times=1)
         assert [one.value for one in settings.map(functions.die, range(3), deaths)] == [0, 1, 2]
         with pytest.raises(DataError):
@@ -82,34 +75,11 @@ def test_passes_share_kept_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", WHERE)
-def test_no_more_than_the_window_is_asked_for(where: dict[str, int]) -> None:
-    taken: list[int] = []
-
-    def items() -> Iterator[int]:
-        for item in range(50):
-            taken.append(item)
-            yield item
-
-    results = PassSettings(**where).map(functions.slow_first, items())
-    assert taken == []  # nothing starts before a value is asked for
-    assert next(results).value == 0
-    assert len(taken) <= 2 * where.get("workers", 1)
-    results.close()
-
-
-@pytest.mark.parametrize("where", WHERE)
-def test_a_refused_item_is_named_and_ends_the_pass(where: dict[str, int]) -> None:
+def test_a_refused_item_is_named_and_ends_the_pass_or_is_skipped(where: dict[str, int]) -> None:
     with pytest.raises(DataError, match=re.escape("item 2: the shard is damaged; copy it again")):
         values(functions.refuse_third, range(4), shared="data", **where)
     with pytest.raises(KofflineError, match=re.escape("shard-2: odd; mend it")):
         values(functions.refuse_third, range(4), shared="rare", name=lambda item: f"shard-{item}", **where)
-    # An error that names the item already does not name it twice.
-    with pytest.raises(DataError, match=r"^the shard is damaged"):
-        values(functions.refuse_third, range(4), shared="data", name=lambda item: "the shard", **where)
-
-
-@pytest.mark.parametrize("where", WHERE)
-def test_refused_items_are_skipped_on_request(where: dict[str, int]) -> None:
     settings = PassSettings(**where, skip_bad_shards=True)
     mapped = list(settings.map(functions.refuse_third, range(4), "data", name=lambda item: f"shard {item}"))
     assert [one.value for one in mapped] == [0, 1, None, 3]

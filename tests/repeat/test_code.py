@@ -14,9 +14,10 @@ from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 from koffline.jobs.workers import connect
 from koffline.policy_specs import import_object
-from koffline.store.run_record import command_line, digests_of, path_of, start_run
+from koffline.store.run_record import command_line, start_run
 from koffline.untrusted.limits import WITHOUT_CODE
 from tests.repeat.test_repeat import koffline, place, run  # noqa: F401 (place is a fixture)
+from tests.test_policies_files import scripted
 
 EVIL = "from pathlib import Path\nPath({target!r}).touch()\ndef act(s):\n    return s[:, :2] * 0 + 0.5\n"
 GAMMA = ("--gamma", "0.9", "--estimator", "is")
@@ -32,37 +33,14 @@ def strange(place):  # noqa: F811
     return place
 
 
-def record(words, inputs=None, out="a"):
-    """The record of a run that was never made."""
-    with command_line(words):
-        content = start_run(words[0]).finish(seed=0, settings={})
-    content["call"]["inputs"] = inputs if inputs is not None else content["call"]["inputs"]
-    Path(out).mkdir()
-    (Path(out) / "run.json").write_text(json.dumps(content))
-    return content
-
-
-def script(path):
-    class Act(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x[:, :2]
-
-    with pytest.warns(DeprecationWarning, match=r"torch\.jit"):
-        torch.jit.script(Act()).save(str(path))
-
-
-@pytest.mark.parametrize("words", [("evaluate", "log.hdf5", "--policy", "uniform")])
-def test_inputs_of_a_record_are_not_imported(strange, words):
+def test_inputs_of_a_record_are_not_imported(strange):
     """The package of evil.policy would run while its source is looked for."""
-    record(words, inputs={"evil.policy:act": "0"})
+    with command_line(("evaluate", "log.hdf5", "--policy", "uniform")):
+        content = start_run("evaluate").finish(seed=0, settings={})
+    content["call"]["inputs"] = {"evil.policy:act": "0"}
+    Path("a").mkdir()
+    Path("a/run.json").write_text(json.dumps(content))
     assert "evil.policy:act" in koffline("repeat", "a").stderr
-    assert not (strange / "ran").exists()
-
-
-def test_the_source_of_a_module_is_found_without_running_its_package(strange, monkeypatch):
-    monkeypatch.syspath_prepend(strange)
-    assert path_of("evil.policy:act") == strange / "evil" / "policy.py"
-    assert digests_of(["lone:act", "evil.absent:act", "absent.policy:act"]).keys() == {"lone:act"}
     assert not (strange / "ran").exists()
 
 
@@ -70,7 +48,7 @@ def test_loaders_refuse_code(strange, monkeypatch):
     """In the process that runs the command and in its workers."""
     monkeypatch.setenv(WITHOUT_CODE, "1")
     monkeypatch.syspath_prepend(strange)
-    script(strange / "program.pt")
+    scripted(torch.nn.Identity(), strange / "program.pt")
     with pytest.raises(ConfigError, match="lone:act runs the Python module lone, which a repetition"):
         import_object("lone:act")
     for name, options in (("lone:Cave-v0", {}), ("CartPole-v1", {"environment": "lone:Cave-v0"})):

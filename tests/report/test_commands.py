@@ -1,0 +1,129 @@
+"""``koffline diagnose`` and ``koffline select`` as a stranger uses them, with their pages."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import koffline
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
+from tests.ope.problems import discrete_log
+from tests.refusals import assert_refused
+
+MODEL = "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:, 0]\n"
+DIAGNOSE = ("diagnose", "log.npz", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9")
+TWO = ("--policies", "uniform", "epsilon:0.5:uniform")
+SELECT = ("select", "log.npz", "--gamma", "0.9")
+QUICK = ("--set", "steps=40", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, arguments, prog_name="koffline")
+
+
+def run(*arguments: str) -> Result:
+    done = call(*arguments)
+    assert done.exit_code == 0, done.output
+    return done
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("values_here.py").write_text(MODEL)
+    write_transitions(discrete_log(), "log.npz", None, False)
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "files", "plots"),
+    [
+        (
+            DIAGNOSE,
+            ("rejected", "power", "kernel loss", "coverage", "report: why/report.html", "not known which"),
+            {"plots", "diagnosis.json", "report.html", "run.json"},
+            {"map", "by_value", "by_step", "residuals", "coverage"},
+        ),
+        (
+            (*SELECT, *TWO, *QUICK),
+            ("May be the best",),
+            {"plots", "ranking.json", "report.html", "run.json"},
+            None,
+        ),
+    ],
+    ids=["diagnose", "select"],
+)
+def test_table_and_report(command, words, files, plots) -> None:
+    done = run(*command, "--out", "why")
+    assert all(word in done.output for word in words)
+    assert {path.name for path in Path("why").iterdir()} == files
+    page = Path("why/report.html").read_text(encoding="utf-8")
+    if plots:
+        assert {path.stem for path in Path("why/plots").iterdir()} == plots
+        assert page.count("<svg") == len(plots)
+    known = ("www.w3.org", "purl.org", "creativecommons.org", "matplotlib.org")  # it loads nothing
+    assert all(any(name in word for name in known) for word in page.split() if "http" in word)
+    assert_refused(call(*command, "--out", "why"), "--force")
+
+
+def test_a_selection_has_every_policy_and_pair() -> None:
+    found = json.loads(run(*SELECT, *TWO, "--truths", "-1.5", "2", "--json", *QUICK).stdout)
+    assert {policy["name"]: policy["truth"] for policy in found["policies"]} == {
+        "uniform": -1.5,
+        "epsilon:0.5:uniform": 2.0,
+    }
+    assert (len(found["comparisons"]), len(found["metrics"]["regret_at_k"])) == (1, 2)
+
+
+def test_own_estimators_are_cross_fitted() -> None:
+    found = json.loads(run(*DIAGNOSE, "--model", "fqe", "--cross-fit", "3", *QUICK, "--json").stdout)
+    assert found["model"] == "fqe (cross-fitted, 3 folds)"
+    assert found["test"]["held_out"] is True
+    assert found["shown"]
+
+
+def test_training_rows_can_be_allowed() -> None:
+    """And what a model prints stays out of the result."""
+    done = run(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json")
+    assert json.loads(done.stdout)["test"]["held_out"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*DIAGNOSE, "--level", "0.95"), "chance of a false alarm"),
+        ((*DIAGNOSE, "--set", "steps=5"), "--set is for the models kloss and fqe"),
+        ((*DIAGNOSE, "--model", "values_here:nothing"), "has no 'nothing'"),
+        ((*DIAGNOSE, "--model", "kloss", "--set", "stepps=5"), "unknown option 'stepps'"),
+        ((*DIAGNOSE, "--model", "kloss", "--cross-fit", "50"), "folds is 50 for a log"),
+        ((*DIAGNOSE, "--trained-on", "log.npz"), "was fitted to 100% of these rows"),
+        ((*SELECT, "--policies", "uniform"), "--policies names uniform; give two or more"),
+        ((*SELECT, "--policies", "uniform", "uniform"), "each once"),
+        ((*SELECT, *TWO, "--truths", "1", "x"), "'x' is not a valid float"),
+        ((*SELECT, *TWO, "--set", "step=3"), "did you mean 'steps'"),
+        ((*SELECT, "--policies", "--json"), "Missing option '--policies'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message) -> None:
+    assert_refused(call(*arguments), message)
+
+
+@pytest.mark.parametrize(
+    "command", [DIAGNOSE, (*SELECT, *TWO, "--set", "steps=20")], ids=["diagnose", "select"]
+)
+def test_shards_say_what_their_file_says(command) -> None:
+    write_transitions(discrete_log(120), "log.hdf5")
+    with koffline.ShardWriter("shards", shard_rows=30) as writer:
+        writer.append(discrete_log(120))
+    found = [
+        _untimed(json.loads(run(command[0], *data, *command[2:], "--json").stdout))
+        for data in (["log.hdf5"], ["shards"], ["log.hdf5", "--lazy"])
+    ]
+    assert found[0] == found[1] == found[2]
+
+
+def _untimed(record):
+    if not isinstance(record, dict):
+        return [_untimed(entry) for entry in record] if isinstance(record, list) else record
+    return {key: _untimed(entry) for key, entry in record.items() if key not in ("seconds", "source")}
