@@ -75,22 +75,22 @@ def flat_row(gradients, value_gradients):
     return torch.cat([part.reshape(-1) for part in parts]).detach()
 
 
-def stack_paths(per_run, filler=0.0):
+def stack_paths(per_run):
     """Naive paths of K runs, equally many each, as one record (K, B, …)."""
-    whole = [[pad(path, filler) for path in paths] for paths in per_run]
+    whole = [[pad(path) for path in paths] for paths in per_run]
     names = whole[0][0].columns()
     return Paths(
         **{name: np.stack([[path.columns()[name] for path in paths] for paths in whole]) for name in names}
     )
 
 
-def pad(path, filler):
-    """One path in arrays of the longest length."""
+def pad(path, filler=9.0):
+    """One path in arrays of the longest length; what lies past its end must never be read."""
     length = len(path)
     action_shape = path.actions.shape[1:]
-    observations = np.full((LONGEST + 1, STATE), float(filler))
+    observations = np.full((LONGEST + 1, STATE), filler)
     actions = np.zeros((LONGEST, *action_shape), dtype=path.actions.dtype)
-    rewards = np.full(LONGEST, float(filler))
+    rewards = np.full(LONGEST, filler)
     if actions.dtype.kind == "f":
         actions[:] = filler
     observations[: length + 1], actions[:length], rewards[:length] = (
@@ -114,11 +114,11 @@ def column(numbers):
     return torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1)
 
 
-def compute(agents, settings, per_run, starts=None, filler=0.0, **others):
+def compute(agents, settings, per_run, starts=None, **others):
     """The library's step; every window of every path, or one of each path at the given starts (K, B)."""
     configs = [make_config(one, **others) for one in settings]
     learner, moments = make_learner(agents, configs)
-    paths = stack_paths(per_run, filler)
+    paths = stack_paths(per_run)
     if starts is None:
         batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(agents), moments)
     else:

@@ -63,45 +63,33 @@ def test_every_critic_over_one_window_on_each_path(length):
     settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
     per_run = stacks.draw(4, seed=length)
     rng = np.random.default_rng(length)
-    for _ in range(2):
-        starts = [[int(rng.integers(len(path))) for path in paths] for paths in per_run]
-        check(stacks.make_agents(4), settings, per_run, starts, windows_per_path=1)
+    starts = [[int(rng.integers(len(path))) for path in paths] for paths in per_run]
+    check(stacks.make_agents(4), settings, per_run, starts, windows_per_path=1)
 
 
-def test_other_settings_in_one_stack():
-    settings = [
-        replace(SETTINGS, window_length=length, gamma=gamma, kl_coef=kl_coef, critic=critic)
+STACKS = {
+    "windows and weights": [
+        {"window_length": length, "gamma": gamma, "kl_coef": kl_coef, "critic": critic}
         for length, gamma, kl_coef, critic in zip(
             LENGTHS, (0.5, 0.9, 0.995, 1.0), (0.0, 0.1, 5.0, 500.0), CRITICS, strict=True
         )
-    ]
-    check(stacks.make_agents(4), settings, stacks.draw(4))
+    ],
+    # U-statistic, mixture, residual gradient, V-statistic; wide and narrow kernels
+    "kernel losses": [
+        {"diag_weight": weight, "bandwidth_scale": scale, "kernel_inputs": inputs}
+        for weight, scale, inputs in (
+            (0.0, 1.0, "state_action"),
+            (0.3, 0.5, "state"),
+            (1.0, 0.1, "state_action"),
+            (None, 2.0, "state"),
+        )
+    ],
+}
 
 
-def test_members_of_the_kernel_losss_family_and_kernels():
-    """U-statistic, mixtures, residual gradient; wide and narrow kernels; with and without actions."""
-    choices = [
-        (0.0, 1.0, "state_action"),
-        (0.3, 0.5, "state"),
-        (1.0, 0.1, "state_action"),
-        (0.01, 2.0, "state"),
-    ]
-    settings = [
-        replace(SETTINGS, diag_weight=weight, bandwidth_scale=scale, kernel_inputs=inputs)
-        for weight, scale, inputs in choices
-    ]
-    check(stacks.make_agents(4), settings, stacks.draw(4))
-
-
-def test_the_v_statistic_is_the_default():
-    """diag_weight None means 1/m, m the number of windows of that very run."""
-    per_run = stacks.draw(1)
-    number = len(reference.all_windows(per_run[0]))
-    settings = [replace(SETTINGS, diag_weight=1.0 / number)]
-    default, _ = stacks.compute(stacks.make_agents(1), [replace(SETTINGS, diag_weight=None)], per_run)
-    given, _ = stacks.compute(stacks.make_agents(1), settings, per_run)
-    torch.testing.assert_close(default.gradient, given.gradient, rtol=1e-12, atol=1e-14)
-    check(stacks.make_agents(1), settings, per_run)
+@pytest.mark.parametrize("name", STACKS)
+def test_other_settings_in_one_stack(name):
+    check(stacks.make_agents(4), [replace(SETTINGS, **one) for one in STACKS[name]], stacks.draw(4))
 
 
 @pytest.mark.parametrize("clip_adv", [0.0, 1e-3, 100.0])
@@ -198,18 +186,6 @@ def test_equal_states_are_equal(dtype: torch.dtype) -> None:
     assert gram.median.item() == pytest.approx(1e-6)
     assert gram.matrix[0, :50, :50].min() == 1.0
     assert gram.matrix[0, 50:, :50].max() == 0.0
-
-
-def test_what_lies_past_a_paths_end_is_never_read():
-    settings = [replace(SETTINGS, critic=critic) for critic in CRITICS]
-    agents, per_run = stacks.make_agents(4), stacks.draw(4)
-    step, batch = stacks.compute(agents, settings, per_run)
-    other, _ = stacks.compute(agents, settings, per_run, filler=9.0)
-    valid = batch.valid.flatten(1).bool()
-    assert torch.equal(step.residual[valid], other.residual[valid])
-    torch.testing.assert_close(step.gradient, other.gradient, rtol=1e-11, atol=1e-13)
-    for name, number in step.diagnostics.items():
-        torch.testing.assert_close(number, other.diagnostics[name], rtol=1e-11, atol=1e-13, equal_nan=True)
 
 
 @pytest.mark.parametrize(
