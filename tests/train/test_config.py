@@ -91,30 +91,21 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert load_config("../configs/a.yaml").data.source == str(tmp_path / "logs" / "a.hdf5")
-    assert load_config("../configs/a.yaml", data="b.hdf5").data.source == str(
-        tmp_path / "elsewhere" / "b.hdf5"
-    )
-    assert load_config("../configs/a.yaml", ["data.source=c"]).data.source == str(
-        tmp_path / "elsewhere" / "c"
-    )
-    assert load_config("../configs/a.yaml", data="minari:a/b-v0").data.source == "minari:a/b-v0"
+    for options in ({"data": "b.hdf5"}, {"assignments": ["data.source=b.hdf5"]}):
+        found = load_config("../configs/a.yaml", **options).data.source
+        assert found == str(tmp_path / "elsewhere" / "b.hdf5")
 
 
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        ("algo.type=scl", r"algo.type is 'scl'; did you mean 'cql'|algo.type is 'scl'; did you mean 'sac'"),
+        ("algo.type=sca", "algo.type is 'sca'; did you mean"),
         ("algo.type=tacr", "algo.type is 'tacr': it acts on histories"),
         ("algo.params.gama=0.9", "algo.params.gama is unknown; did you mean 'gamma'"),
         ("algo.params.gamma=1.5", "algo.params.gamma is 1.5; give a discount factor"),
-        ("algo.params.gamma=1.5", "algo.params.gamma is 1.5: input should be less than or equal to 1"),
-        ("algo.params.gamma=true", "algo.params.gamma is true; a yes or no"),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
         ("train.n_steps=true", "train.n_steps is true: a yes or no"),
-        (
-            "evaluators=[td_eror]",
-            "evaluators.td_eror: the type 'td_eror' is unknown; did you mean 'td_error'",
-        ),
+        ("evaluators=[td_eror]", "the type 'td_eror' is unknown; did you mean 'td_error'"),
         ("evaluators.td_error.part=held_out", "nothing is held out; set data.split.held_out"),
     ],
 )
