@@ -128,7 +128,7 @@ def test_large_folders_stay_on_disk_unasked(shards, tmp_path, caplog):
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("trust_pcl", {}, "trust_pcl learns from paths of several steps"),
+        ("trust_pcl", {}, r"trust_pcl learns from paths .* this log stays on disk"),
         ("cal_ql", {}, "returns to the end of an episode"),
         ("iql", {"weights": np.arange(1.0, 161.0)}, "the log has weights"),
     ],
