@@ -199,24 +199,6 @@ def critic_gradient(agent, windows, settings, residuals):
     return torch.autograd.grad(loss, agent.value_parameters()), float(loss.detach())
 
 
-def clipped(gradients, largest):
-    """Both gradients scaled so that their common norm is at most `largest`."""
-    norm = math.sqrt(sum(float((part**2).sum()) for part in gradients))
-    return [part * min(1.0, largest / norm) for part in gradients], norm
-
-
-def adam_step(parameters, gradients, state, learning_rate, epsilon):
-    """One step of Adam; `state` is a list of (m, v) per parameter and a step count."""
-    state["step"] = step = state.get("step", 0) + 1
-    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        first, second = state.get(index, (torch.zeros_like(gradient), torch.zeros_like(gradient)))
-        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        state[index] = first, second
-        root = (second / (1.0 - 0.999**step)).sqrt() + epsilon
-        with torch.no_grad():
-            parameter -= learning_rate * (first / (1.0 - 0.9**step)) / root
-
-
 def all_windows(paths):
     """A window begins at every step."""
     return [(path, start) for path in paths for start in range(len(path))]

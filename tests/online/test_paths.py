@@ -99,23 +99,6 @@ def test_draws_follow_successive_sampling(size, count, recency, inversion):
     assert stats.chisquare(list(counts.values()), expected).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("recency", [0.0, 0.001, 0.02])
-def test_the_first_of_many_draws_has_the_exact_law(recency):
-    """5000 paths, 64 drawn: distinct, and the first falls into each twentieth as often as it should."""
-    size, count, runs = 5000, 64, 200
-    sources = generators(runs, seed=1)
-    ages = np.concatenate(
-        [draw_ages(sources, np.full(runs, size), count, [recency] * runs) for _ in range(20)]
-    )
-    assert all(len(set(row)) == count for row in ages.tolist())
-    weights = np.exp(-recency * np.arange(size))
-    distribution = np.cumsum(weights / weights.sum())
-    edges = np.searchsorted(distribution, np.arange(1, 20) / 20)
-    exact = np.diff(np.concatenate(([0.0], distribution[edges], [1.0])))
-    found = np.bincount(np.searchsorted(edges, ages[:, 0]), minlength=20)
-    assert stats.chisquare(found, exact * len(ages)).pvalue > 1e-3
-
-
 @pytest.mark.parametrize("capacity", [6, None])
 def test_a_path_is_drawn_by_its_age(capacity):
     """Through the ring: the newest is drawn most often, what was overwritten never."""

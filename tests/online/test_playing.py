@@ -45,7 +45,6 @@ def test_what_is_kept_is_what_happened(environment):
                 assert paths.rewards[row, t] == pytest.approx(reward, rel=1e-3, abs=1e-3)
                 assert bool(last and paths.terminated[row]) == terminated
             ended += int(paths.terminated[row] | paths.truncated[row])
-        check_episodes(paths)
         assert ended > 0
         assert paths.truncated.any() == (environment == "Pendulum-v1")
     world.close()
@@ -62,25 +61,6 @@ def replayed(world, observation, action):
     inner.state, inner.steps_beyond_terminated = observation.astype(float), None
     following, reward, terminated, _, _ = inner.step(int(action))
     return following, reward, terminated
-
-
-def check_episodes(paths):
-    """Paths of an episode join end to end; an episode begins at step 0 and after an end only."""
-    running = {}
-    for row in range(len(paths.lengths)):
-        copy_of, episode, first = (
-            int(getattr(paths, name)[row]) for name in ("environments", "episodes", "first_steps")
-        )
-        if copy_of in running:
-            before, observation, length, over = running[copy_of]
-            assert (episode, first) == ((before + 1, 0) if over else (before, length))
-            if not over:
-                np.testing.assert_array_equal(paths.observations[row, 0], observation)
-        else:
-            assert (episode, first) == (0, 0)
-        final = paths.observations[row, paths.lengths[row]]
-        over = bool(paths.terminated[row] | paths.truncated[row])
-        running[copy_of] = episode, final, first + int(paths.lengths[row]), over
 
 
 def test_played_actions_follow_the_policy():
@@ -141,7 +121,14 @@ def episodes_of(paths, space):
     """Rows of every whole episode, and how many have lost their first step."""
     episodes = {}
     for row, length in enumerate(paths.lengths):
-        episode = episodes.setdefault((int(paths.environments[row]), int(paths.episodes[row])), [])
+        copy_of, number = int(paths.environments[row]), int(paths.episodes[row])
+        episode = episodes.setdefault((copy_of, number), [])
+        if episode:  # it joins on, and nothing follows an end
+            np.testing.assert_array_equal(paths.observations[row, 0], episode[-1][3])
+            assert episode[-1][4:] == [False, False, paths.first_steps[row] - 1]
+        elif (copy_of, number - 1) in episodes:
+            assert any(episodes[copy_of, number - 1][-1][4:6])
+            assert paths.first_steps[row] == 0
         for t in range(length):
             (now, then), action = paths.observations[row, t : t + 2], paths.actions[row, t]
             if isinstance(space, Continuous):

@@ -106,24 +106,21 @@ def test_another_run_is_refused(changes, options, message, whole):
 
 
 @pytest.mark.parametrize("damage", ["cut", "junk"])
-def test_a_damaged_newest_checkpoint(damage, tmp_path, caplog, monkeypatch):
+def test_damaged_checkpoints(damage, tmp_path, caplog, monkeypatch):
+    """The older one takes over; without any the run cannot go on, and nothing is touched."""
     killed = hit_run(tmp_path, monkeypatch, checkpoint_interval=100)
-    _, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
-    content = newer.read_bytes()
-    newer.write_bytes({"cut": content[:-1000], "junk": b"junk"}[damage])
-    train(resume=killed)
-    assert f"checkpoint {newer} is damaged; going on from the one before" in caplog.text
-    check_equal(train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed)
-
-
-def test_no_checkpoint_that_can_be_read(tmp_path, monkeypatch):
-    killed = hit_run(tmp_path, monkeypatch)
-    for path in checkpoints(killed / "checkpoints" / "seeds_0-1"):
-        path.write_bytes(path.read_bytes()[:100])
+    older, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
+    kept = older.read_bytes()
+    for path in (older, newer):
+        path.write_bytes({"cut": path.read_bytes()[:-1000], "junk": b"junk"}[damage])
     before = contents(killed)
     with pytest.raises(ConfigError, match="is damaged and no older one can be read; the run cannot go on"):
         train(resume=killed)
     assert contents(killed) == before
+    older.write_bytes(kept)
+    train(resume=killed)
+    assert f"checkpoint {newer} is damaged; going on from the one before" in caplog.text
+    check_equal(train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed)
 
 
 def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):

@@ -52,14 +52,10 @@ def check_summary(summary, out):
     assert (summary["environment"], summary["critic"]) == ("CartPole-v1", "kloss")
     assert (summary["seeds"], summary["steps"], summary["diverged"]) == ([3, 4], 400, {})
     last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
-    assert summary["iqm"] == pytest.approx(np.mean(last))
-    assert summary["interval"] == [min(last), max(last)]
-    assert summary["best_1_of_2"] == max(last)
+    assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
     assert [point["step"] for point in summary["curve"]] == [100, 200, 300, 400]
     assert not {"seconds", "steps_per_second"} & set(summary)  # the same run, the same bytes
-    clock = json.loads((out / "run.json").read_text())
-    assert clock["steps_per_second"] == pytest.approx(800 / clock["seconds"], rel=0.02)
 
 
 @pytest.mark.slow
