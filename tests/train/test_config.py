@@ -41,22 +41,16 @@ def test_defaults_are_d3rlpys_own(kind):
 
 
 def test_nested_factories_are_laid_over_their_defaults():
+    schedule = {"type": "warmup", "params": {"warmup_steps": 9}}
     params = {
         "critic_encoder_factory": {"type": "vector", "params": {"use_layer_norm": True}},
-        "actor_optim_factory": {
-            "params": {"lr_scheduler_factory": {"type": "warmup", "params": {"warmup_steps": 9}}}
-        },
-        "observation_scaler": "standard",
+        "actor_optim_factory": {"params": {"lr_scheduler_factory": schedule}},
         "q_func_factory": {"type": "qr", "params": {"n_quantiles": 5}},
     }
-    config = load_config(with_algo("sac", **params)).algo.params
-    assert config["critic_encoder_factory"]["params"]["hidden_units"] == [256, 256]
-    assert config["critic_encoder_factory"]["params"]["use_layer_norm"] is True
-    assert config["actor_optim_factory"]["type"] == "adam"
-    made = build(class_of("sac"), config)
-    assert made.actor_optim_factory.lr_scheduler_factory.warmup_steps == 9
-    assert made.actor_optim_factory.betas == (0.9, 0.999)
-    assert made.observation_scaler.mean is None
+    made = build(class_of("sac"), load_config(with_algo("sac", **params)).algo.params)
+    encoder, optimiser = made.critic_encoder_factory, made.actor_optim_factory
+    assert (encoder.hidden_units, encoder.use_layer_norm) == ([256, 256], True)
+    assert (optimiser.lr_scheduler_factory.warmup_steps, optimiser.betas) == (9, (0.9, 0.999))
     assert made.q_func_factory.n_quantiles == 5
     assert made.critic_optim_factory.lr_scheduler_factory is None
 

@@ -27,7 +27,7 @@ SCALERS = {
 }
 
 
-COLUMNS = [
+NAMES = (
     "observations",
     "actions",
     "rewards",
@@ -35,7 +35,7 @@ COLUMNS = [
     "next_actions",
     "terminals",
     "intervals",
-]
+)
 
 
 def write_shards(folder, discrete=True, **changes) -> str:
@@ -76,7 +76,7 @@ def test_batches_are_those_of_the_columnar_buffer(shards):
         rows = np.array([known[reward] for reward in batch.rewards[:, 0]])
         columnar._draw = lambda count, rows=rows: rows
         expected = columnar.sample_transition_batch(16)
-        for name in COLUMNS:
+        for name in NAMES:
             found = getattr(batch, name)
             assert found.dtype == getattr(expected, name).dtype == np.float32
             np.testing.assert_array_equal(found, getattr(expected, name))

@@ -36,8 +36,8 @@ def run(folder, kind="dqn", assignments=(), **options):
 
 @pytest.mark.parametrize("kind", ["iql", "kloss_sac", "discrete_cql"])
 def test_the_folder_is_d3rlpys(kind, tmp_path):
-    result = run(tmp_path, kind)
-    folder = tmp_path / "run"
+    result = run(tmp_path, kind, ["data.split.held_out=0.34", "train.seed=5"])
+    folder, log = tmp_path / "run", make_log(is_discrete(kind))
     names = {path.name for path in folder.iterdir()}
     assert {"params.json", "config.yaml", "run.json", "td_error.csv", "time_step.csv"} <= names
     assert {"model_10.d3", "model_20.d3", "model_25.d3"} <= names
@@ -47,19 +47,13 @@ def test_the_folder_is_d3rlpys(kind, tmp_path):
     assert result.metrics["td_error"] == read_csv(folder / "td_error.csv")[-1][2]
     loaded = d3rlpy.load_learnable(str(result.model))
     assert type(loaded).from_json(str(folder / "params.json")).impl is not None
-    rows = make_log(is_discrete(kind)).observations
-    assert np.isfinite(loaded.predict(rows)).all()
-    assert koffline.load_policy(result.model, make_log(is_discrete(kind)).action_space, (3,)) is not None
-
-
-def test_what_run_json_says(tmp_path):
-    result = run(tmp_path, assignments=["data.split.held_out=0.34", "train.seed=5"])
-    record = json.loads((tmp_path / "run" / "run.json").read_text())
-    log = make_log()
-    assert record["digests"]["data"] == log.sha256
+    assert np.isfinite(loaded.predict(log.observations)).all()
+    assert koffline.load_policy(result.model, log.action_space, (3,)) is not None
+    record = json.loads((folder / "run.json").read_text())
     counts = record["data"]
-    assert (counts["rows"], counts["train_rows"], counts["held_out_rows"]) == (len(log), len(log) - 16, 16)
-    assert (record["seed"], record["steps"], record["model"]) == (5, 25, "model_25.d3")
+    assert (counts["rows"], counts["train_rows"], counts["held_out_rows"]) == (48, 32, 16)
+    assert (record["digests"]["data"], record["seed"]) == (log.sha256, 5)
+    assert (record["steps"], record["model"]) == (25, "model_25.d3")
     assert record["versions"]["d3rlpy"] == d3rlpy.__version__
     assert record["metrics"]["td_error"] == result.metrics["td_error"]
 
@@ -136,13 +130,14 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
             for m in (policy, result.model)
         ]
         assert scalers[0] == scalers[1] != {"type": "none", "params": {}}
-    with pytest.raises(ConfigError, match=f"{kind} evaluates a policy and none is given"):
-        train(load_config(make_config(source, kind)), tmp_path / "other")
-    with pytest.raises(ConfigError, match=r"algo\.policy is for fqe and kloss_fqe, not for dqn"):
-        train(load_config(make_config(source), [f"algo.policy={policy}"]), tmp_path / "other")
-    if kind == "fqe":
-        with pytest.raises(ConfigError, match="observation_scaler is set, but fqe scales as its policy does"):
-            train(load_config(content, ["algo.params.observation_scaler=standard"]), tmp_path / "other")
+        refusals = [
+            (make_config(source, kind), [], "fqe evaluates a policy and none is given"),
+            (make_config(source), [f"algo.policy={policy}"], "policy is for fqe and kloss_fqe, not for dqn"),
+            (content, ["algo.params.observation_scaler=standard"], "is set, but fqe scales as its policy"),
+        ]
+        for asked, assignments, message in refusals:
+            with pytest.raises(ConfigError, match=message):
+                train(load_config(asked, assignments), tmp_path / "other")
 
 
 def test_a_split_of_episodes():

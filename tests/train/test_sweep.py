@@ -37,6 +37,13 @@ def config(tmp_path):
     return write_config(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep of real runs and what was said."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder / "sweep", sweep(write_config(folder), folder / "sweep")
+
+
 @pytest.fixture
 def trained(monkeypatch):
     """A trainer that only writes model and record; it notes whom it trained, fails where it is told to."""
@@ -70,9 +77,8 @@ def lines_of(result):
     return [line for line in result.stderr.splitlines() if line]
 
 
-def test_real_runs_leave_folders_and_a_summary(config, tmp_path):
-    out = tmp_path / "sweep"
-    done = sweep(config, out)
+def test_real_runs_leave_folders_and_a_summary(whole):
+    out, done = whole
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert "td_error (less is better), 2 seeds" in done.stdout
     names = ["best.yaml", "run.json", "runs", "summary.json", "summary.md"]
@@ -150,9 +156,9 @@ def test_divergence_is_a_result(tmp_path):
     assert json.loads((out / "run.json").read_text())["found"] == 4
 
 
-def test_an_interrupted_sweep_goes_on_and_is_the_same_to_the_bit(config, tmp_path, monkeypatch):
+def test_an_interrupted_sweep_goes_on_and_is_the_same_to_the_bit(config, tmp_path, whole, monkeypatch):
     """In the middle of the second run, whose first epochs are not trained again."""
-    out, whole, saved = tmp_path / "sweep", tmp_path / "whole", []
+    out, saved = tmp_path / "sweep", []
     save = koffline.train.run.save_state
 
     def save_or_end(*arguments):
@@ -170,11 +176,10 @@ def test_an_interrupted_sweep_goes_on_and_is_the_same_to_the_bit(config, tmp_pat
     assert sweep(config, out).exit_code == 0
     assert len(saved) == 4 * 3
     assert before.items() <= finished(out).items()
-    assert sweep(config, whole).exit_code == 0
-    for one, other in zip(run_folders(out), run_folders(whole), strict=True):
+    for one, other in zip(run_folders(out), run_folders(whole[0]), strict=True):
         assert one.name == other.name
         check_equal(other, one)
-    settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole)]
+    settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole[0])]
     assert settings[0] == settings[1]
 
 
@@ -205,13 +210,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options,
 def test_folders_of_others_are_left_alone(config, tmp_path, trained):
     out = tmp_path / "other"
     (out / "runs" / "precious").mkdir(parents=True)
-    for record in (None, "{}", "half a fi"):
-        if record is not None:
-            (out / "run.json").write_text(record)
-        for option in ("--resume", "--force"):
-            assert lines_of(sweep(config, out, option)) == [
-                f"error: {out} holds something that is not a sweep; choose another --out"
-            ]
+    refusal = f"error: {out} holds something that is not a sweep; choose another --out"
+    for record in ("{}", "half a fi"):
+        assert lines_of(sweep(config, out, "--force")) == [refusal]
+        (out / "run.json").write_text(record)
+        assert lines_of(sweep(config, out, "--force")) == [refusal]
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert "is a file" in sweep(config, out / "run.json").stderr
     assert trained.calls == []
