@@ -25,17 +25,7 @@ SCALERS = {
     "action_scaler": ("min_max",),
     "reward_scaler": ("standard", "min_max", "return", "clip", "multiply"),
 }
-
-
-NAMES = (
-    "observations",
-    "actions",
-    "rewards",
-    "next_observations",
-    "next_actions",
-    "terminals",
-    "intervals",
-)
+NAMES = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminals", "intervals")
 
 
 def write_shards(folder, discrete=True, **changes) -> str:
