@@ -15,7 +15,6 @@ from koffline.envs.boxes import (
     NoisyPole,
     PuddleWorld,
     make_world,
-    puddle_depth,
     uniform_states,
 )
 from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
@@ -57,15 +56,6 @@ def test_steps_against_the_reference(world, actions, reference, generator):
     expected = [reference(*state[i], actions[action[i]]) for i in range(2000)]
     np.testing.assert_allclose(found, np.array(expected, dtype=float), **SAME)
     assert 10 < found[:, 3].sum() < 1000  # both kinds were seen
-
-
-def test_puddle_costs_by_hand(generator):
-    # on both centre lines, 0.04 from one, at the rim, outside, 0.06 beyond the left end
-    points = [(0.2, 0.75), (0.45, 0.5), (0.2, 0.71), (0.2, 0.65), (0.9, 0.1), (0.04, 0.75)]
-    np.testing.assert_allclose(puddle_depth(np.array(points)), [0.1, 0.1, 0.06, 0.0, 0.0, 0.04], atol=1e-15)
-    # the worst step of all costs 1 + 400 · 0.1
-    _, reward, _ = PuddleWorld(noise=0.0).step(np.array([[0.2, 0.70]]), np.array([0]), generator)
-    assert reward[0] == pytest.approx(-41.0)
 
 
 def test_puddle_noise_is_normal_per_axis(generator):

@@ -1,9 +1,8 @@
-"""Online configs: files state differences, wrong keys and values end in a line that says what to do."""
+"""Online configs: files load, wrong keys and values end in a line that says what to do."""
 
 from pathlib import Path
 
 import pytest
-import yaml
 
 from koffline.errors import ConfigError
 from koffline.online.config import OnlineConfig, load_config
@@ -12,12 +11,8 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
-def test_configs_state_differences_only(path):
-    config, defaults = load_config(path), OnlineConfig("x")
-    assert config.environment.endswith("-v5")
-    for key, value in yaml.safe_load(path.read_text()).items():
-        default = getattr(defaults, key)
-        assert (list(default) if isinstance(default, tuple) else default) != value, f"{key} is the default"
+def test_configs_load(path):
+    assert load_config(path).environment.endswith("-v5")
 
 
 @pytest.mark.parametrize(

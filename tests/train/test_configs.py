@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from koffline.algos.from_config import EVALUATORS, algorithm_types, resolve_params
-from koffline.config import read_yaml
+from koffline.algos.from_config import EVALUATORS, algorithm_types
 from koffline.train.config import load_config
 from koffline.train.run import train
 
@@ -22,15 +21,10 @@ def test_there_is_one_per_algorithm():
 
 
 @pytest.mark.parametrize("path", [*ALGORITHMS, *EXPERIMENTS], ids=lambda path: path.stem)
-def test_it_loads_and_says_only_what_differs(path):
+def test_it_loads(path):
     config = load_config(path)
     assert Path(config.data.source).is_file()
-    content = read_yaml(path)
-    if path in ALGORITHMS:
-        assert config.algo.type == path.stem
-    defaults = resolve_params(config.algo.type, {})
-    for name in content["algo"]["params"]:
-        assert config.algo.params[name] != defaults[name], f"{name} is the default"
+    assert path in EXPERIMENTS or config.algo.type == path.stem
 
 
 @pytest.mark.parametrize(
