@@ -20,8 +20,11 @@ def puddle_world(x: float, y: float, move: str) -> tuple[float, float, float, bo
     return x, y, -1.0 - 400.0 * inside, x + y >= 1.9
 
 
-def inverted_pendulum(angle: float, velocity: float, force: float) -> tuple[float, float, bool]:
-    """Lagoudakis & Parr 2003, section 9.2: Euler steps of 0.1 s; the fall is an angle beyond pi / 2."""
+def inverted_pendulum(angle: float, velocity: float, force: float) -> tuple[float, float, float, bool]:
+    """Lagoudakis & Parr 2003, section 9.2: Euler steps of 0.1 s; the fall is an angle beyond pi / 2.
+
+    What is beyond the box (velocities of 4) is cut.
+    """
     gravity, mass, cart, length = 9.8, 2.0, 8.0, 0.5
     alpha = 1.0 / (mass + cart)
     numerator = (
@@ -30,13 +33,15 @@ def inverted_pendulum(angle: float, velocity: float, force: float) -> tuple[floa
         - alpha * math.cos(angle) * force
     )
     acceleration = numerator / (4.0 * length / 3.0 - alpha * mass * length * math.cos(angle) ** 2)
-    return angle + 0.1 * velocity, velocity + 0.1 * acceleration, abs(angle + 0.1 * velocity) > math.pi / 2.0
+    angle, velocity = angle + 0.1 * velocity, velocity + 0.1 * acceleration
+    fallen, upright = abs(angle) > math.pi / 2.0, math.pi / 2.0
+    return min(max(angle, -upright), upright), min(max(velocity, -4.0), 4.0), -float(fallen), fallen
 
 
-def mountain_car(x: float, v: float, throttle: int) -> tuple[float, float, bool]:
+def mountain_car(x: float, v: float, throttle: int) -> tuple[float, float, float, bool]:
     """Sutton 1996; throttle -1, 0 or 1; the goal is the right hilltop."""
     v = min(max(v + 0.001 * throttle - 0.0025 * math.cos(3.0 * x), -0.07), 0.07)
     x = min(max(x + v, -1.2), 0.6)
     if x == -1.2:
         v = max(v, 0.0)
-    return x, v, x >= 0.5
+    return x, v, -1.0, x >= 0.5

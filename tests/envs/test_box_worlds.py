@@ -15,12 +15,10 @@ from koffline.envs.boxes import (
     NoisyPole,
     PuddleWorld,
     make_world,
-    puddle_depth,
     uniform_states,
 )
 from tests.envs.reference_worlds import inverted_pendulum, mountain_car, puddle_world
 
-MOVES = ("up", "right", "down", "left")
 EACH = pytest.mark.parametrize("name", WORLDS)
 SAME = {"rtol": 1e-12, "atol": 1e-12}  # sums of a dozen numbers of order one in another order
 
@@ -36,49 +34,28 @@ def anywhere(world, n, generator):
     return np.concatenate([corners, generator.uniform(world.low, world.high, size=(n - 4, 2))])
 
 
-def test_puddle_world_against_the_reference(generator):
-    world = PuddleWorld(noise=0.0)
+def balancing(*step):
+    angle, velocity, reward, fallen = inverted_pendulum(*step)
+    return angle, velocity, 1.0 + reward, fallen
+
+
+@pytest.mark.parametrize(
+    ("world", "actions", "reference"),
+    [
+        (PuddleWorld(noise=0.0), ("up", "right", "down", "left"), puddle_world),
+        (NoisyPole(noise=0.0), (-50.0, 0.0, 50.0), inverted_pendulum),
+        (NoisyPole(noise=0.0, reward="balance"), (-50.0, 0.0, 50.0), balancing),
+        (NoisyMountainCar(noise=0.0), (-1, 0, 1), mountain_car),
+    ],
+    ids=["puddle", "pole", "balance", "car"],
+)
+def test_steps_against_the_reference(world, actions, reference, generator):
     state = anywhere(world, 2000, generator)
-    action = generator.integers(4, size=2000)
-    following, reward, terminated = world.step(state, action, generator)
-    for i in range(2000):
-        x, y, cost, over = puddle_world(*state[i], MOVES[action[i]])
-        np.testing.assert_allclose([*following[i], reward[i]], [x, y, cost], **SAME)
-        assert terminated[i] == over
-
-
-def test_puddle_costs_by_hand(generator):
-    # on both centre lines, 0.04 from one, at the rim, outside, 0.06 beyond the left end
-    points = [(0.2, 0.75), (0.45, 0.5), (0.2, 0.71), (0.2, 0.65), (0.9, 0.1), (0.04, 0.75)]
-    np.testing.assert_allclose(puddle_depth(np.array(points)), [0.1, 0.1, 0.06, 0.0, 0.0, 0.04], atol=1e-15)
-    # the worst step of all costs 1 + 400 · 0.1
-    _, reward, _ = PuddleWorld(noise=0.0).step(np.array([[0.2, 0.70]]), np.array([0]), generator)
-    assert reward[0] == pytest.approx(-41.0)
-
-
-def test_pole_against_the_reference(generator):
-    world = NoisyPole(noise=0.0)
-    state = anywhere(world, 2000, generator)
-    action = generator.integers(3, size=2000)
-    following, reward, terminated = world.step(state, action, generator)
-    _, alive, _ = NoisyPole(noise=0.0, reward="balance").step(state, action, generator)
-    for i in range(2000):
-        angle, velocity, fallen = inverted_pendulum(*state[i], (-50.0, 0.0, 50.0)[action[i]])
-        kept = (min(max(angle, -math.pi / 2), math.pi / 2), min(max(velocity, -4.0), 4.0))
-        np.testing.assert_allclose(following[i], kept, **SAME)
-        assert (terminated[i], reward[i], alive[i]) == (fallen, -float(fallen), 1.0 - float(fallen))
-    assert 50 < terminated.sum() < 1000  # both kinds were seen
-
-
-def test_mountain_car_against_the_reference(generator):
-    world = NoisyMountainCar(noise=0.0)
-    state = anywhere(world, 2000, generator)
-    action = generator.integers(3, size=2000)
-    following, reward, terminated = world.step(state, action, generator)
-    for i in range(2000):
-        x, v, over = mountain_car(*state[i], int(action[i]) - 1)
-        np.testing.assert_allclose(following[i], [x, v], **SAME)
-        assert (terminated[i], reward[i]) == (over, -1.0)
+    action = generator.integers(len(actions), size=2000)
+    found = np.column_stack(world.step(state, action, generator))
+    expected = [reference(*state[i], actions[action[i]]) for i in range(2000)]
+    np.testing.assert_allclose(found, np.array(expected, dtype=float), **SAME)
+    assert 10 < found[:, 3].sum() < 1000  # both kinds were seen
 
 
 def test_puddle_noise_is_normal_per_axis(generator):

@@ -36,18 +36,6 @@ def test_the_limit_truncates(identifier, action):
     assert env.step(action)[2:4] == (False, True)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"noise": -0.1}, "noise is -0.1; give a number that is not negative"),
-        ({"nose": 0.1}, "has no such setting"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        make_env("koffline/PuddleWorld-v0", **settings)
-
-
 def test_gymnasium_finds_them_by_module_without_an_import():
     code = (
         "import gymnasium, sys; env = gymnasium.make('koffline.envs:koffline/PuddleWorld-v0'); env.reset();"
@@ -70,21 +58,18 @@ def play_noisy(env: gymnasium.Env, seed: int, steps: int = 20) -> np.ndarray:
     return np.stack(observations)
 
 
-def noisy(noise: float, environment: str = PENDULUM) -> gymnasium.Env:
-    return make_env(NOISY_MUJOCO, environment=environment, transition_noise=noise)
+def noisy(noise: float) -> gymnasium.Env:
+    return make_env(NOISY_MUJOCO, environment=PENDULUM, transition_noise=noise)
 
 
-def test_without_noise_it_is_the_environment_itself() -> None:
-    np.testing.assert_array_equal(play_noisy(noisy(0.0), 3), play_noisy(make_env(PENDULUM), 3))
-
-
-def test_a_seed_gives_the_same_noise_and_another_seed_another() -> None:
-    env = noisy(0.05)
-    first = play_noisy(env, 3)
+def test_noise_follows_the_seed_and_without_it_all_is_the_environments_own() -> None:
+    env, plain = noisy(0.05), play_noisy(make_env(PENDULUM), 3)
+    np.testing.assert_array_equal(play_noisy(noisy(0.0), 3), plain)
+    first, other = play_noisy(env, 3), play_noisy(env, 4)
     np.testing.assert_array_equal(first, play_noisy(env, 3))
-    assert not np.array_equal(first[1], play_noisy(make_env(PENDULUM), 3)[1])
-    np.testing.assert_array_equal(first[0], play_noisy(make_env(PENDULUM), 3)[0])
-    assert not np.array_equal(first[1] - first[0], play_noisy(env, 4)[1] - play_noisy(env, 4)[0])
+    np.testing.assert_array_equal(first[0], plain[0])
+    assert not np.array_equal(first[1], plain[1])
+    assert not np.array_equal(first[1] - first[0], other[1] - other[0])
 
 
 def test_the_next_state_scatters_as_much_as_it_should() -> None:
@@ -110,13 +95,15 @@ def test_the_next_state_scatters_as_much_as_it_should() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "noise", "message"),
+    ("identifier", "settings", "message"),
     [
-        ("CartPole-v1", 0.1, "transition_noise needs an environment of MuJoCo"),
-        (PENDULUM, -0.1, "transition_noise is -0.1"),
+        ("koffline/PuddleWorld-v0", {"noise": -0.1}, "noise is -0.1; give a number that is not negative"),
+        ("koffline/PuddleWorld-v0", {"nose": 0.1}, "has no such setting"),
+        (NOISY_MUJOCO, {"environment": "CartPole-v1"}, "transition_noise needs an environment of MuJoCo"),
+        (NOISY_MUJOCO, {"environment": PENDULUM, "transition_noise": -0.1}, "transition_noise is -0.1"),
     ],
 )
-def test_refusals(environment: str, noise: float, message: str) -> None:
+def test_settings_that_make_no_sense_are_refused(identifier, settings, message) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
-        noisy(noise, environment)
+        make_env(identifier, **settings)
     assert "\n" not in str(caught.value)

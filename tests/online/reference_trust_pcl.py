@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy.optimize import brentq
 from torch import nn
 
 
@@ -37,7 +38,7 @@ class Settings:
     entropy_coef: float = 0.0
     kl_coef: float = 0.0
     clip_adv: float = 1.0
-    diag_weight: float = 0.1
+    diag_weight: float | None = 0.1  # None: 1 / m, the V-statistic
     bandwidth_scale: float = 1.0
     kernel_inputs: str = "state_action"
 
@@ -101,11 +102,6 @@ def log_density(outputs, log_std, action):
         z = (float(number) - outputs[index]) / torch.exp(log_std[index])
         total = total - 0.5 * z * z - log_std[index] - 0.5 * math.log(2.0 * math.pi)
     return total
-
-
-def window_starts(path):
-    """A window begins at every step."""
-    return range(len(path))
 
 
 def window_end(path, start, length):
@@ -184,6 +180,7 @@ def critic_loss(agent, windows, settings, residuals):
     if settings.critic != "kloss":
         return sum(r * r for r in residuals) / m
     k, w = gram(kernel_points(agent, windows, settings), settings.bandwidth_scale), settings.diag_weight
+    w = 1.0 / m if w is None else w
     off, diagonal = 0.0, 0.0
     for i in range(m):
         row = torch.tensor([0.0 if i == j else k[i][j] for j in range(m)], dtype=torch.float64)
@@ -202,26 +199,9 @@ def critic_gradient(agent, windows, settings, residuals):
     return torch.autograd.grad(loss, agent.value_parameters()), float(loss.detach())
 
 
-def clipped(gradients, largest):
-    """Both gradients scaled so that their common norm is at most `largest`."""
-    norm = math.sqrt(sum(float((part**2).sum()) for part in gradients))
-    return [part * min(1.0, largest / norm) for part in gradients], norm
-
-
-def adam_step(parameters, gradients, state, learning_rate, epsilon):
-    """One step of Adam; `state` is a list of (m, v) per parameter and a step count."""
-    state["step"] = step = state.get("step", 0) + 1
-    for index, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
-        first, second = state.get(index, (torch.zeros_like(gradient), torch.zeros_like(gradient)))
-        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        state[index] = first, second
-        root = (second / (1.0 - 0.999**step)).sqrt() + epsilon
-        with torch.no_grad():
-            parameter -= learning_rate * (first / (1.0 - 0.9**step)) / root
-
-
 def all_windows(paths):
-    return [(path, start) for path in paths for start in window_starts(path)]
+    """A window begins at every step."""
+    return [(path, start) for path in paths for start in range(len(path))]
 
 
 def random_path(rng, length, observation_dim, actions, discrete, **ending):
@@ -246,6 +226,16 @@ def divergence(returns, coefficient):
     total = sum(weights)
     expected = sum(w * (g / coefficient) for w, g in zip(weights, returns, strict=True)) / total
     return expected - (highest + math.log(total / len(returns)))
+
+
+def root(returns, allowed):
+    """λ in [0, 1000] where the divergence is what is allowed."""
+    if divergence(returns, 1000.0) >= allowed:
+        return 1000.0
+    smallest = 1e-9 * max(1.0, max(returns) - min(returns))
+    if divergence(returns, smallest) <= allowed:
+        return 0.0
+    return brentq(lambda x: divergence(returns, x) - allowed, smallest, 1000.0, xtol=1e-10)
 
 
 def successive_inclusion(weights, size):

@@ -1,5 +1,7 @@
 """The library's learner with the parameters of naive agents, in float64."""
 
+from dataclasses import asdict
+
 import numpy as np
 import torch
 
@@ -11,23 +13,14 @@ from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
 STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10
+COEFFICIENTS = ("entropy_coef", "kl_coef")
 
 
 def make_config(settings, **others):
     """The library's settings of a naive run. windows_per_path 0 (all) unless given."""
-    return OnlineConfig(
-        "none",
-        critic=settings.critic,
-        gamma=settings.gamma,
-        window_length=settings.window_length,
-        clip_adv=settings.clip_adv,
-        diag_weight=settings.diag_weight,
-        bandwidth_scale=settings.bandwidth_scale,
-        kernel_inputs=settings.kernel_inputs,
-        hidden=HIDDEN,
-        path_length=LONGEST,
-        **{"windows_per_path": 0, **others},
-    )
+    shared = {name: value for name, value in asdict(settings).items() if name != "kl_coef"}
+    own = {"hidden": HIDDEN, "path_length": LONGEST, "windows_per_path": 0}
+    return OnlineConfig("none", **{**shared, **own, **others})
 
 
 def make_agents(count, discrete=False):
@@ -75,22 +68,21 @@ def flat_row(gradients, value_gradients):
     return torch.cat([part.reshape(-1) for part in parts]).detach()
 
 
-def stack_paths(per_run, filler=0.0):
+def stack_paths(per_run):
     """Naive paths of K runs, equally many each, as one record (K, B, …)."""
-    whole = [[pad(path, filler) for path in paths] for paths in per_run]
+    whole = [[pad(path) for path in paths] for paths in per_run]
     names = whole[0][0].columns()
     return Paths(
         **{name: np.stack([[path.columns()[name] for path in paths] for paths in whole]) for name in names}
     )
 
 
-def pad(path, filler):
-    """One path in arrays of the longest length."""
+def pad(path, filler=9.0):
+    """One path in arrays of the longest length; what lies past its end must never be read."""
     length = len(path)
-    action_shape = path.actions.shape[1:]
-    observations = np.full((LONGEST + 1, STATE), float(filler))
-    actions = np.zeros((LONGEST, *action_shape), dtype=path.actions.dtype)
-    rewards = np.full(LONGEST, float(filler))
+    observations = np.full((LONGEST + 1, STATE), filler)
+    actions = np.zeros((LONGEST, *path.actions.shape[1:]), dtype=path.actions.dtype)
+    rewards = np.full(LONGEST, filler)
     if actions.dtype.kind == "f":
         actions[:] = filler
     observations[: length + 1], actions[:length], rewards[:length] = (
@@ -114,16 +106,20 @@ def column(numbers):
     return torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1)
 
 
-def compute(agents, settings, per_run, starts=None, filler=0.0, **others):
-    """The library's step; every window of every path, or one of each path at the given starts (K, B)."""
-    configs = [make_config(one, **others) for one in settings]
-    learner, moments = make_learner(agents, configs)
-    paths = stack_paths(per_run, filler)
+def prepare(agents, settings, per_run, starts=None, **others):
+    """Learner, mini-batch and coefficients; every window of every path, or one each at starts (K, B)."""
+    learner, moments = make_learner(agents, [make_config(one, **others) for one in settings])
+    paths = stack_paths(per_run)
     if starts is None:
         batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(agents), moments)
     else:
         batch = learner.windows.cut(paths, np.asarray(starts)[..., None], moments)
-    coefficients = [column([getattr(one, name) for one in settings]) for name in ("entropy_coef", "kl_coef")]
+    return learner, batch, [column([getattr(one, name) for one in settings]) for name in COEFFICIENTS]
+
+
+def compute(agents, settings, per_run, starts=None, **others):
+    """The library's step and the mini-batch it was taken on."""
+    learner, batch, coefficients = prepare(agents, settings, per_run, starts, **others)
     return learner.compute_step(batch, *coefficients), batch
 
 

@@ -1,7 +1,5 @@
 """``koffline online`` as it is typed: a table at the end, one line for what is wrong, exit code 2."""
 
-import re
-
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -21,35 +19,23 @@ def call(*arguments):
     return CliRunner().invoke(cli, ["online", *map(str, arguments)])
 
 
-def test_a_run(config, tmp_path):
-    done = call(config, "--out", tmp_path / "run", "--seed-count", 2, "--set", "critic=td0")
-    assert done.exit_code == 0, done.output
-    assert "CartPole-v1, td0: 200 steps per seed" in done.stdout
-    for name in ("IQM", "95% interval", "best 1 of 2", "sampled return"):
-        assert name in done.stdout
-    assert re.search(r"\d+ environment steps per second", done.stdout)
-    assert done.stdout.strip().endswith(f"run: {tmp_path / 'run'}")
-    assert done.stderr == ""
-
-
 def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert call(config, "--seed-count", 1).exit_code == 0
-    again = call(config, "--seed-count", 1)
+    done = call(config, "--seed-count", 2)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    for words in ("CartPole-v1, kloss: 200 steps per seed", "IQM", "95% interval", "best 1 of 2"):
+        assert words in done.stdout
+    again = call(config, "--seed-count", 2)
     assert again.exit_code == 2
     assert "go on with it by --resume runs/CartPole-v1-kloss" in again.stderr
     resumed = call("--resume", "runs/CartPole-v1-kloss")
     assert resumed.exit_code == 0
     assert "IQM" in resumed.stdout
-    other = call(config, "--resume", "runs/CartPole-v1-kloss", "--set", "gamma=0.5")
-    assert other.exit_code == 2
-    assert "gamma is 0.995 there and 0.5 here" in other.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "critc=rg"], "critc is unknown; did you mean 'critic'?"),
         (["--set", "environment=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
         (["--seed-count", "0"], "--seed-count is 0; give a whole number of at least 1"),
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),

@@ -17,6 +17,7 @@ from koffline.online.networks import AgentArrays, Shape
 from koffline.policy_specs import as_policy
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make_log
 from tests.algos.test_export import run_file
+from tests.online import lockstep_runs
 
 CONFIG = OnlineConfig("Toy-v0", hidden=(8, 6), window_length=4, critic="td0", adam_epsilon=1e-6)
 BOX = Continuous(3, (-2.0, 0.5, -1.0), (2.0, 3.0, 1.0))
@@ -51,10 +52,7 @@ def make_agent(space: Any, seed: int = 0) -> AgentArrays:
 
 def forward(agent: AgentArrays, layers: Any, observations: np.ndarray) -> np.ndarray:
     """The network by its definition, in float64."""
-    hidden = (observations - agent.observation_mean) / agent.observation_std
-    for weight, bias in layers[:-1]:
-        hidden = np.tanh(hidden @ weight + bias)
-    return hidden @ layers[-1][0] + layers[-1][1]
+    return lockstep_runs.forward(layers, (observations - agent.observation_mean) / agent.observation_std)
 
 
 def rows(n: int = 200) -> np.ndarray:

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from koffline.errors import DataError
 from koffline.online.paths import PathReplay, Paths, draw_ages
 from tests.online.reference_trust_pcl import successive_inclusion
 
@@ -70,13 +69,6 @@ def test_each_run_keeps_its_last_paths_in_order(capacity, appended, discrete):
         assert numbers_of(replay.held(run)).tolist() == last
 
 
-def test_too_few_paths_to_draw_from():
-    replay = make_replay(2, 8)
-    replay.append(np.array([0, 0, 0, 1]), numbered(range(4)))
-    with pytest.raises(DataError, match=r"holds 1 paths; 3 are drawn"):
-        replay.sample(generators(2), 3, [0.1, 0.1])
-
-
 CASES = [
     (5, 2, 0.0, False),
     (5, 2, 0.7, False),
@@ -107,23 +99,6 @@ def test_draws_follow_successive_sampling(size, count, recency, inversion):
     assert stats.chisquare(list(counts.values()), expected).pvalue > 1e-3
 
 
-@pytest.mark.parametrize("recency", [0.0, 0.001, 0.02])
-def test_the_first_of_many_draws_has_the_exact_law(recency):
-    """5000 paths, 64 drawn: distinct, and the first falls into each twentieth as often as it should."""
-    size, count, runs = 5000, 64, 200
-    sources = generators(runs, seed=1)
-    ages = np.concatenate(
-        [draw_ages(sources, np.full(runs, size), count, [recency] * runs) for _ in range(20)]
-    )
-    assert all(len(set(row)) == count for row in ages.tolist())
-    weights = np.exp(-recency * np.arange(size))
-    distribution = np.cumsum(weights / weights.sum())
-    edges = np.searchsorted(distribution, np.arange(1, 20) / 20)
-    exact = np.diff(np.concatenate(([0.0], distribution[edges], [1.0])))
-    found = np.bincount(np.searchsorted(edges, ages[:, 0]), minlength=20)
-    assert stats.chisquare(found, exact * len(ages)).pvalue > 1e-3
-
-
 @pytest.mark.parametrize("capacity", [6, None])
 def test_a_path_is_drawn_by_its_age(capacity):
     """Through the ring: the newest is drawn most often, what was overwritten never."""
@@ -137,40 +112,3 @@ def test_a_path_is_drawn_by_its_age(capacity):
     assert drawn.min() >= oldest
     found = np.bincount(drawn.reshape(-1) - oldest, minlength=len(weights))
     assert stats.chisquare(found, weights / weights.sum() * drawn.size).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_a_runs_draws_do_not_depend_on_its_neighbours(count):
-    """Sizes and rates differ, so that some runs repeat draws and some take the other way."""
-    sizes, recency = [8, 30, 500, 30], [0.0, 0.3, 0.01, 0.0]
-    stacked, alone = make_replay(4, 512), [make_replay(1, 512) for _ in sizes]
-    for run, size in enumerate(sizes):
-        stacked.append(np.full(size, run), numbered(range(size)))
-        alone[run].append(np.zeros(size, dtype=np.int64), numbered(range(size)))
-    together, apart = generators(4), generators(4)
-    for _ in range(50):
-        drawn = numbers_of(stacked.sample(together, count, recency))
-        single = [
-            numbers_of(alone[run].sample([apart[run]], count, [recency[run]]))[0] for run in range(len(sizes))
-        ]
-        np.testing.assert_array_equal(drawn, np.stack(single))
-    states = [[source.bit_generator.state for source in sources] for sources in (together, apart)]
-    assert states[0] == states[1]
-
-
-@pytest.mark.parametrize("capacity", [6, None])
-def test_the_state_brings_everything_back(capacity):
-    replay = make_replay(2, capacity)
-    replay.append(np.array([0, 1] * 4 + [0] * 5), numbered(range(13)))
-    state = replay.state_dict()
-    more = (np.array([1, 0, 1, 1]), numbered(range(13, 17)))
-    replay.append(*more)  # must not reach into the state
-    other = make_replay(2, capacity)
-    other.append(np.array([0, 1]), numbered([98, 99]))  # overwritten
-    other.load_state_dict(state)
-    other.append(*more)
-    assert other.inserted.tolist() == replay.inserted.tolist()
-    for run in range(2):
-        assert numbers_of(other.held(run)).tolist() == numbers_of(replay.held(run)).tolist()
-    first = numbers_of(replay.sample(generators(2), 3, [0.2, 0.0]))
-    np.testing.assert_array_equal(first, numbers_of(other.sample(generators(2), 3, [0.2, 0.0])))

@@ -1,5 +1,6 @@
-"""What runs play and keep: every stored step, the law of their actions, the moments of what they saw."""
+"""What runs play and keep: every stored step, the log of them, the law of their actions."""
 
+import itertools
 import math
 
 import gymnasium
@@ -8,22 +9,31 @@ import pytest
 import torch
 from scipy import stats
 
-from koffline.data.transitions import Discrete
-from koffline.online.networks import Actor, AgentStack, InputMoments, Shape
+from koffline import Continuous
+from koffline.errors import DataError
+from koffline.online.artifacts import replay_transitions
 from tests.online.lockstep_runs import ENVIRONMENTS, forward, iterate, make_runs, playing
-from tests.online.stacks import STATE, fill, make_agents
+
+COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_what_is_kept_is_what_happened(environment):
-    """Every stored step again in a naive environment: true final observations, no path across a reset."""
+    """Every stored step again in a naive environment: true final observations, no path across a reset.
+
+    Inputs are standardised by the moments of all observations that were acted on.
+    """
     with playing(make_runs(environment, n_environments=2, capacity=None)) as stack:
         iterate(stack, 60)
         kept = [stack.replay.held(run) for run in range(4)]
+        agents = [stack.agent(run) for run in range(4)]
     world = gymnasium.make(environment)
     world.reset(seed=0)
-    for paths in kept:
+    for paths, agent in zip(kept, agents, strict=True):
         assert int(paths.lengths.sum()) == 600
+        seen = paths.observations[:, :-1][np.arange(10) < paths.lengths[:, None]].astype(float)
+        np.testing.assert_allclose(agent.observation_mean, seen.mean(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(agent.observation_std, seen.std(axis=0), rtol=1e-9)
         ended = 0
         for row in range(len(paths.lengths)):
             for t in range(paths.lengths[row]):
@@ -35,7 +45,6 @@ def test_what_is_kept_is_what_happened(environment):
                 assert paths.rewards[row, t] == pytest.approx(reward, rel=1e-3, abs=1e-3)
                 assert bool(last and paths.terminated[row]) == terminated
             ended += int(paths.terminated[row] | paths.truncated[row])
-        check_episodes(paths)
         assert ended > 0
         assert paths.truncated.any() == (environment == "Pendulum-v1")
     world.close()
@@ -52,25 +61,6 @@ def replayed(world, observation, action):
     inner.state, inner.steps_beyond_terminated = observation.astype(float), None
     following, reward, terminated, _, _ = inner.step(int(action))
     return following, reward, terminated
-
-
-def check_episodes(paths):
-    """Paths of an episode join end to end; an episode begins at step 0 and after an end only."""
-    running = {}
-    for row in range(len(paths.lengths)):
-        copy_of, episode, first = (
-            int(getattr(paths, name)[row]) for name in ("environments", "episodes", "first_steps")
-        )
-        if copy_of in running:
-            before, observation, length, over = running[copy_of]
-            assert (episode, first) == ((before + 1, 0) if over else (before, length))
-            if not over:
-                np.testing.assert_array_equal(paths.observations[row, 0], observation)
-        else:
-            assert (episode, first) == (0, 0)
-        final = paths.observations[row, paths.lengths[row]]
-        over = bool(paths.terminated[row] | paths.truncated[row])
-        running[copy_of] = episode, final, first + int(paths.lengths[row]), over
 
 
 def test_played_actions_follow_the_policy():
@@ -92,32 +82,68 @@ def test_played_actions_follow_the_policy():
 
 
 def test_discrete_actions_follow_the_softmax():
-    """The numpy policies against ordinary modules: probabilities, and the law of what is drawn."""
-    agents = make_agents(2, discrete=True)
-    stack = AgentStack.initialise(Shape(STATE, Discrete(2), (7, 5)), [(0, 0)] * 2, torch.float64)
-    actor = Actor(stack)
-    for run, agent in enumerate(agents):  # after the actor was made: it must see what changes
-        agent.mean, agent.std = torch.zeros(STATE), torch.ones(STATE)
-        fill(stack, run, agent.policy, agent.log_std, agent.value)
-    rng = np.random.default_rng(0)
-    states, draws = rng.normal(size=(2, 1, STATE)), 4000
-    actions = actor.sample(np.tile(states, (1, draws, 1)), rng.random((2, draws)))
-    for run, agent in enumerate(agents):
-        outputs = agent.policy(torch.as_tensor(states[run, 0])).detach().numpy()
-        chances = np.exp(outputs) / np.exp(outputs).sum()
-        assert stats.chisquare(np.bincount(actions[run], minlength=2), chances * draws).pvalue > 1e-3
-        assert actor.best(states)[run, 0] == chances.argmax()
-        found = agent.log_probability(states[run, 0], 1)
-        assert float(found.detach()) == pytest.approx(math.log(chances[1]))
+    """Where the policy of the naive forward pass finds an action likely, and where unlikely."""
+    with playing(make_runs("CartPole-v1", learning_rate=0.0, standardise=False, capacity=None)) as stack:
+        policy = stack.learner.online.policy
+        policy.layers(policy.flat)[-1][1][:, 0] += torch.tensor([0.5, -0.5])
+        iterate(stack, 100)
+        for run in range(4):
+            held = stack.replay.held(run)
+            inside = np.arange(10) < held.lengths[:, None]
+            outputs = forward(stack.agent(run).policy, held.observations[:, :-1][inside])
+            chances = np.exp(outputs[:, 1]) / np.exp(outputs).sum(axis=1)
+            for part in (chances < np.median(chances), chances >= np.median(chances)):
+                surprise = (held.actions[inside] - chances)[part].sum()
+                deviation = np.sqrt((chances * (1.0 - chances))[part].sum())
+                assert abs(surprise) < 4.0 * deviation
 
 
-def test_moments_are_those_of_all_observations_acted_on():
-    rng = np.random.default_rng(0)
-    moments = InputMoments(2, 2, [True, False])
-    seen = [rng.normal(size=(2, size, 2)) * [1.0, 50.0] + [1e3, 0.0] for size in (1, 4, 2, 7)]
-    for batch in seen:
-        moments.update(batch)
-    rows = np.concatenate(seen, axis=1)[0]
-    np.testing.assert_allclose(moments.mean[0], rows.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(moments.std[0], rows.std(axis=0), rtol=1e-9)
-    assert (moments.mean[1].tolist(), moments.std[1].tolist()) == ([0.0, 0.0], [1.0, 1.0])
+@pytest.mark.parametrize("capacity", [None, 45])
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_the_replay_as_a_log(environment, capacity):
+    """Against lists of rows; episodes whose beginning was overwritten are left out, and it says so."""
+    with playing(make_runs(environment, n_environments=2, capacity=capacity)) as stack:
+        iterate(stack, 60)
+        losses = []
+        for run in range(4):
+            log = replay_transitions(stack.replay, run, stack.shape.action_space)
+            episodes, lost = episodes_of(stack.replay.held(run), stack.shape.action_space)
+            losses.append(lost)
+            found = f"{lost} episodes whose beginning was overwritten were left out"
+            assert log.metadata.notes == ((found,) if lost else ())
+            assert log.episode_lengths.tolist() == [len(rows) for rows in episodes]
+            for name, column in zip(COLUMNS, zip(*itertools.chain(*episodes), strict=True), strict=True):
+                np.testing.assert_array_equal(getattr(log, name), np.asarray(column), name)
+    assert any(losses) == (capacity is not None)
+
+
+def episodes_of(paths, space):
+    """Rows of every whole episode, and how many have lost their first step."""
+    episodes = {}
+    for row, length in enumerate(paths.lengths):
+        copy_of, number = int(paths.environments[row]), int(paths.episodes[row])
+        episode = episodes.setdefault((copy_of, number), [])
+        if episode:  # it joins on, and nothing follows an end
+            np.testing.assert_array_equal(paths.observations[row, 0], episode[-1][3])
+            assert episode[-1][4:] == [False, False, paths.first_steps[row] - 1]
+        elif (copy_of, number - 1) in episodes:
+            assert any(episodes[copy_of, number - 1][-1][4:6])
+            assert paths.first_steps[row] == 0
+        for t in range(length):
+            (now, then), action = paths.observations[row, t : t + 2], paths.actions[row, t]
+            if isinstance(space, Continuous):
+                action = np.clip(action, space.low, space.high)
+            step = int(paths.first_steps[row]) + t
+            episode.append([now, action, paths.rewards[row, t], then, False, False, step])
+        episode[-1][4:6] = bool(paths.terminated[row]), bool(paths.truncated[row])
+    whole = [rows for rows in episodes.values() if rows[0][-1] == 0]
+    for rows in whole:
+        rows[-1][5] = not rows[-1][4]
+    return whole, len(episodes) - len(whole)
+
+
+def test_no_whole_episode_is_no_log():
+    with playing(make_runs("Pendulum-v1", 1, capacity=5)) as stack:
+        iterate(stack, 10)
+        with pytest.raises(DataError, match="larger capacity"):
+            replay_transitions(stack.replay, 0, stack.shape.action_space)

@@ -51,7 +51,6 @@ def hit_run(folder, monkeypatch, **changes):
             raise Hit
         iterate(self)
 
-    (folder / "small.yaml").write_text(yaml.safe_dump(small(**changes)))
     with monkeypatch.context() as patch:
         patch.setattr(LockStep, "iterate", hit)
         with pytest.raises(Hit):
@@ -74,55 +73,54 @@ def test_every_kind_goes_on_to_the_bit(changes, tmp_path, monkeypatch):
     check_equal(train(small(**changes), tmp_path / "whole", 2).out, killed)
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_finished_run_is_reported_and_not_touched(tmp_path):
     first = train(small(), tmp_path / "run", 1)
-    before = {path: path.read_bytes() for path in first.out.rglob("*") if path.is_file()}
+    before = contents(first.out)
     assert train(None, resume=first.out).summary == first.summary
-    assert {path: path.read_bytes() for path in first.out.rglob("*") if path.is_file()} == before
+    assert contents(first.out) == before
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "options", "message"),
     [
-        ({"gamma": 0.9}, "another config: gamma is 0.995 there and 0.9 here; resume it with its own config"),
+        (
+            {"gamma": 0.9},
+            {},
+            "another config: gamma is 0.995 there and 0.9 here",
+        ),
+        ({}, {"seed_count": 3}, "has the seeds 0, 1, not those that were asked for"),
+        ({}, {"seed": 7}, "has the seeds 0, 1, not those that were asked for"),
+        ({}, {"out": "elsewhere"}, "a run goes on in its own folder"),
     ],
 )
-def test_another_config_is_refused(changes, message, whole):
-    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
+def test_another_run_is_refused(changes, options, message, whole):
+    before = contents(whole)
     with pytest.raises(ConfigError) as caught:
-        train(small(**changes), resume=whole)
+        train(small(**changes), resume=whole, **options)
     assert message in str(caught.value)
-    assert {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()} == before
-
-
-@pytest.mark.parametrize("options", [{"seed_count": 3}, {"seed": 7}])
-def test_other_seeds_are_refused(options, whole):
-    with pytest.raises(ConfigError, match="has the seeds 0, 1, not those that were asked for"):
-        train(resume=whole, **options)
-    with pytest.raises(ConfigError, match="a run goes on in its own folder"):
-        train(resume=whole, out=whole.parent)
+    assert contents(whole) == before
 
 
 @pytest.mark.parametrize("damage", ["cut", "junk"])
-def test_a_damaged_newest_checkpoint(damage, tmp_path, caplog, monkeypatch):
+def test_damaged_checkpoints(damage, tmp_path, caplog, monkeypatch):
+    """The older one takes over; without any the run cannot go on, and nothing is touched."""
     killed = hit_run(tmp_path, monkeypatch, checkpoint_interval=100)
-    _, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
-    content = newer.read_bytes()
-    newer.write_bytes({"cut": content[:-1000], "junk": b"junk"}[damage])
+    older, newer = checkpoints(killed / "checkpoints" / "seeds_0-1")
+    kept = older.read_bytes()
+    for path in (older, newer):
+        path.write_bytes({"cut": path.read_bytes()[:-1000], "junk": b"junk"}[damage])
+    before = contents(killed)
+    with pytest.raises(ConfigError, match="is damaged and no older one can be read; the run cannot go on"):
+        train(resume=killed)
+    assert contents(killed) == before
+    older.write_bytes(kept)
     train(resume=killed)
     assert f"checkpoint {newer} is damaged; going on from the one before" in caplog.text
     check_equal(train(small(checkpoint_interval=100), tmp_path / "whole", 2).out, killed)
-
-
-def test_no_checkpoint_that_can_be_read(tmp_path, monkeypatch):
-    killed = hit_run(tmp_path, monkeypatch)
-    found = checkpoints(killed / "checkpoints" / "seeds_0-1")
-    for path in found:
-        path.write_bytes(path.read_bytes()[:100])
-    before = {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match="is damaged and no older one can be read; the run cannot go on"):
-        train(resume=killed)
-    assert {path: path.read_bytes() for path in killed.rglob("*") if path.is_file()} == before
 
 
 def test_a_full_disk_at_a_checkpoint(whole, tmp_path, monkeypatch):

@@ -25,11 +25,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def colours(count: int) -> list[np.ndarray]:
-    """Frames that differ, so that a GIF keeps each."""
-    return [np.full((6, 8, 3), 10 * number, dtype=np.uint8) for number in range(count)]
-
-
 def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "policy.onnx"
     result = command("export", str(model), str(path))
@@ -146,7 +141,7 @@ def test_playing_leaves_the_random_generators_alone() -> None:
 
 def test_an_episode_that_fails_leaves_no_film(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="uint8"), film(tmp_path / "a.gif", 20.0, False) as add:
-        [add(frame) for frame in (*colours(2), np.zeros(3))]
+        [add(frame) for frame in (np.zeros((6, 8, 3), np.uint8), np.zeros(3))]
     with pytest.raises(ConfigError, match="has no frame"), film(tmp_path / "b.gif", 20.0, False):
         pass
     assert not list(tmp_path.iterdir())

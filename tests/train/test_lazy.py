@@ -25,6 +25,7 @@ SCALERS = {
     "action_scaler": ("min_max",),
     "reward_scaler": ("standard", "min_max", "return", "clip", "multiply"),
 }
+NAMES = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminals", "intervals")
 
 
 def write_shards(folder, discrete=True, **changes) -> str:
@@ -55,50 +56,38 @@ def made(name, kind):
     return make_algorithm("td3", resolve_params("td3", {name: kind}))
 
 
-class TestBuffer:
-    def test_batches_are_those_of_the_columnar_buffer(self, shards):
-        """Row by row: told by the rewards, all of them different."""
-        log, buffer = open_transitions(shards), make_buffer(shards)
-        known = {np.float32(reward): row for row, reward in enumerate(log.rewards)}
-        columnar = ColumnarReplayBuffer(log, 0)
-        for _ in range(10):
-            batch = buffer.sample_transition_batch(16)
-            rows = np.array([known[reward] for reward in batch.rewards[:, 0]])
-            columnar._draw = lambda count, rows=rows: rows
-            expected = columnar.sample_transition_batch(16)
-            for name in (
-                "observations",
-                "actions",
-                "rewards",
-                "next_observations",
-                "next_actions",
-                "terminals",
-                "intervals",
-            ):
-                found = getattr(batch, name)
-                assert found.dtype == getattr(expected, name).dtype == np.float32
-                np.testing.assert_array_equal(found, getattr(expected, name))
-        buffer.close()
+def test_batches_are_those_of_the_columnar_buffer(shards):
+    """Row by row: told by the rewards, all of them different."""
+    log, buffer = open_transitions(shards), make_buffer(shards)
+    known = {np.float32(reward): row for row, reward in enumerate(log.rewards)}
+    columnar = ColumnarReplayBuffer(log, 0)
+    for _ in range(10):
+        batch = buffer.sample_transition_batch(16)
+        rows = np.array([known[reward] for reward in batch.rewards[:, 0]])
+        columnar._draw = lambda count, rows=rows: rows
+        expected = columnar.sample_transition_batch(16)
+        for name in NAMES:
+            found = getattr(batch, name)
+            assert found.dtype == getattr(expected, name).dtype == np.float32
+            np.testing.assert_array_equal(found, getattr(expected, name))
+    buffer.close()
 
 
-class TestStatistics:
-    @pytest.mark.parametrize(("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds])
-    def test_scalers_in_memory_and_on_disk_are_d3rlpys(self, name, kind, tmp_path):
-        shards = write_shards(tmp_path, discrete=False)
-        columnar = ColumnarReplayBuffer(open_transitions(shards), 0)
-        theirs = getattr(made(name, kind), name)
-        if not theirs.built:
-            theirs.fit_with_transition_picker(columnar.episodes, columnar.transition_picker)
-        expected = theirs.serialize_to_dict()
-        for buffer in (columnar, make_buffer(shards)):
-            algo = made(name, kind)
-            fit_scalers(algo, buffer)
-            found = getattr(algo, name).serialize_to_dict()
-            assert found.keys() == expected.keys()
-            for key, value in found.items():
-                np.testing.assert_allclose(
-                    np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6
-                )
+@pytest.mark.parametrize(("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds])
+def test_scalers_in_memory_and_on_disk_are_d3rlpys(name, kind, tmp_path):
+    shards = write_shards(tmp_path, discrete=False)
+    columnar = ColumnarReplayBuffer(open_transitions(shards), 0)
+    theirs = getattr(made(name, kind), name)
+    if not theirs.built:
+        theirs.fit_with_transition_picker(columnar.episodes, columnar.transition_picker)
+    expected = theirs.serialize_to_dict()
+    for buffer in (columnar, make_buffer(shards)):
+        algo = made(name, kind)
+        fit_scalers(algo, buffer)
+        found = getattr(algo, name).serialize_to_dict()
+        assert found.keys() == expected.keys()
+        for key, value in found.items():
+            np.testing.assert_allclose(np.asarray(value, float), np.asarray(expected[key], float), rtol=1e-6)
 
 
 def test_scalers_that_cannot_be_fitted():
@@ -110,26 +99,26 @@ def test_scalers_that_cannot_be_fitted():
         fit_scalers(made("observation_scaler", "min_max"), still)
 
 
-class TestRuns:
-    @pytest.mark.parametrize("kind", ["dqn", "kloss_dqn"])
-    def test_a_killed_run_goes_on_as_if_it_had_not_been(self, kind, shards, tmp_path, monkeypatch):
-        check_killed_run(lazy_config(shards, kind), tmp_path, monkeypatch)
+@pytest.mark.parametrize("kind", ["dqn", "kloss_dqn"])
+def test_a_killed_run_goes_on_as_if_it_had_not_been(kind, shards, tmp_path, monkeypatch):
+    check_killed_run(lazy_config(shards, kind), tmp_path, monkeypatch)
 
-    def test_large_folders_stay_on_disk_unasked(self, shards, tmp_path, caplog):
-        content = make_config(shards)
-        content["data"]["memory"] = 4000
-        result = train(load_config(content, ["logger.gradients=false"]), tmp_path / "run")
-        assert read_record(result.out)["data"]["lazy"] is True
-        assert "its rows stay on disk" in caplog.text
-        content["data"]["memory"] = "1MB"
-        result = train(load_config(content, ["logger.gradients=false"]), tmp_path / "fits")
-        assert read_record(result.out)["data"]["lazy"] is False
+
+def test_large_folders_stay_on_disk_unasked(shards, tmp_path, caplog):
+    content = make_config(shards)
+    content["data"]["memory"] = 4000
+    result = train(load_config(content, ["logger.gradients=false"]), tmp_path / "run")
+    assert read_record(result.out)["data"]["lazy"] is True
+    assert "its rows stay on disk" in caplog.text
+    content["data"]["memory"] = "1MB"
+    result = train(load_config(content, ["logger.gradients=false"]), tmp_path / "fits")
+    assert read_record(result.out)["data"]["lazy"] is False
 
 
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("trust_pcl", {}, "trust_pcl learns from paths"),
+        ("trust_pcl", {}, r"trust_pcl learns from paths .* this log stays on disk"),
         ("cal_ql", {}, "returns to the end of an episode"),
         ("iql", {"weights": np.arange(1.0, 161.0)}, "the log has weights"),
     ],

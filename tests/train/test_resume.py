@@ -88,10 +88,7 @@ def test_a_finished_run_is_reported_and_not_touched(again):
 @pytest.mark.parametrize(
     ("assignment", "message"),
     [
-        (
-            "algo.params.gamma=0.5",
-            r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here;",
-        ),
+        ("algo.params.gamma=0.5", r"another config: algo\.params\.gamma is 0\.99 there and 0\.5 here"),
         ("train.seed=9", r"train\.seed is 0 there and 9 here"),
         ("data.source=other", "another config: the digest of the data"),
         ("algo.type=kloss_dqn", r"algo\.type is dqn there and kloss_dqn here"),

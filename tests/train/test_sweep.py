@@ -1,12 +1,6 @@
 """``koffline sweep``: what it leaves, goes on with, refuses, and how it takes failures."""
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +8,13 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+import koffline.train.run
 import koffline.train.sweep
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
 from koffline.store.run_folders import write_record
-from tests.train.small_runs import make_config, make_log, metric_files, read_model, same, write_log
+from tests.train.small_runs import check_equal, make_config, make_log, write_log
 
 RATE = "algo.params.learning_rate"
 GRID = f"{RATE}=0.001,0.01"
@@ -40,6 +35,13 @@ def run_folders(out: Path) -> list[Path]:
 @pytest.fixture
 def config(tmp_path):
     return write_config(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A sweep of real runs and what was said."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder / "sweep", sweep(write_config(folder), folder / "sweep")
 
 
 @pytest.fixture
@@ -75,9 +77,8 @@ def lines_of(result):
     return [line for line in result.stderr.splitlines() if line]
 
 
-def test_real_runs_leave_folders_and_a_summary(config, tmp_path):
-    out = tmp_path / "sweep"
-    done = sweep(config, out)
+def test_real_runs_leave_folders_and_a_summary(whole):
+    out, done = whole
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     assert "td_error (less is better), 2 seeds" in done.stdout
     names = ["best.yaml", "run.json", "runs", "summary.json", "summary.md"]
@@ -155,23 +156,43 @@ def test_divergence_is_a_result(tmp_path):
     assert json.loads((out / "run.json").read_text())["found"] == 4
 
 
-def test_an_interrupt_keeps_what_is_finished(config, tmp_path, trained):
-    out = tmp_path / "sweep"
-    trained.errors[0.01, 0] = KeyboardInterrupt()
+def test_an_interrupted_sweep_goes_on_and_is_the_same_to_the_bit(config, tmp_path, whole, monkeypatch):
+    """In the middle of the second run, whose first epochs are not trained again."""
+    out, saved = tmp_path / "sweep", []
+    save = koffline.train.run.save_state
+
+    def save_or_end(*arguments):
+        save(*arguments)
+        saved.append(arguments)
+        if len(saved) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(koffline.train.run, "save_state", save_or_end)
     done = sweep(config, out)
     assert done.exit_code == 130
     assert lines_of(done) == [f"interrupted; what is trained is in {out}/runs: the same command goes on"]
-    trained.errors.clear()
+    before = finished(out)
+    assert len(before) == 1
     assert sweep(config, out).exit_code == 0
-    assert trained.calls == [(0.001, 0), (0.001, 1), (0.01, 0), (0.01, 0), (0.01, 1)]
+    assert len(saved) == 4 * 3
+    assert before.items() <= finished(out).items()
+    for one, other in zip(run_folders(out), run_folders(whole[0]), strict=True):
+        assert one.name == other.name
+        check_equal(other, one)
+    settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole[0])]
+    assert settings[0] == settings[1]
+
+
+def finished(out: Path) -> dict[Path, int]:
+    """Records of the runs that have ended, and when."""
+    records = (out / "runs").glob("*/run.json")
+    return {path: path.stat().st_mtime_ns for path in records if json.loads(path.read_text())["finished"]}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--grid", "algo.params.gama=1"], "did you mean 'gamma'"),
         (["--grid", f"{RATE}=0.001,1e-3"], "the same run twice (learning_rate=0.001 and learning_rate=1e-3)"),
-        (["--seeds", "0"], "seeds is 0"),
         (["--metric", "td_eror"], "no run will have a metric 'td_eror'; did you mean 'td_error'?"),
         (["--ray", "127.0.0.1:1"], "no Ray cluster at"),
     ],
@@ -189,77 +210,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options,
 def test_folders_of_others_are_left_alone(config, tmp_path, trained):
     out = tmp_path / "other"
     (out / "runs" / "precious").mkdir(parents=True)
-    for record in (None, "{}", "half a fi"):
-        if record is not None:
-            (out / "run.json").write_text(record)
-        for option in ("--resume", "--force"):
-            assert lines_of(sweep(config, out, option)) == [
-                f"error: {out} holds something that is not a sweep; choose another --out"
-            ]
+    refusal = f"error: {out} holds something that is not a sweep; choose another --out"
+    for record in ("{}", "half a fi"):
+        assert lines_of(sweep(config, out, "--force")) == [refusal]
+        (out / "run.json").write_text(record)
+        assert lines_of(sweep(config, out, "--force")) == [refusal]
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert "is a file" in sweep(config, out / "run.json").stderr
     assert trained.calls == []
-
-
-@pytest.mark.slow  # a killed run is proved in test_resume, what is left of a sweep above
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_a_killed_sweep_goes_on_and_is_the_same_to_the_bit(tmp_path: Path) -> None:
-    config = write_config(tmp_path, n_steps=300, n_steps_per_epoch=20)
-    out, whole = tmp_path / "killed", tmp_path / "whole"
-    words = ("sweep", config, "--grid", GRID, "--seeds", "2", "--metric", "td_error", "--out", str(out))
-    command = [sys.executable, "-m", "koffline", *words, "--workers", "2"]
-    driver = subprocess.Popen(command, cwd=Path(__file__).parents[2], stderr=subprocess.PIPE)
-    try:
-        wait_for(lambda: finished(out) and len(list(out.glob("runs/*/checkpoint.pt"))) > len(finished(out)))
-    finally:
-        driver.send_signal(signal.SIGKILL)
-        driver.communicate()
-    wait_for(lambda: not any(locked(folder / ".run.json.lock") for folder in run_folders(out)))
-    before = finished(out)
-    assert 0 < len(before) < 4
-    assert sweep(config, out).exit_code == sweep(config, whole).exit_code == 0
-    assert before.items() <= finished(out).items()
-    check_same_runs(out, whole)
-    settings = [json.loads((folder / "summary.json").read_text())["settings"] for folder in (out, whole)]
-    assert settings[0] == settings[1]
-
-
-@pytest.mark.slow  # Ray itself is proved in tests/jobs
-def test_on_ray_the_runs_are_the_same(config, tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    assert sweep(config, tmp_path / "ray", "--ray", "local", "--workers", "2").exit_code == 0
-    assert sweep(config, tmp_path / "one").exit_code == 0
-    check_same_runs(tmp_path / "ray", tmp_path / "one")
-
-
-def check_same_runs(left: Path, right: Path) -> None:
-    for one, other in zip(run_folders(left), run_folders(right), strict=True):
-        assert one.name == other.name
-        assert metric_files(one) == metric_files(other)
-        for model in one.glob("model_*.d3"):
-            assert same(read_model(model), read_model(other / model.name))
-
-
-def finished(out: Path) -> dict[Path, int]:
-    """Records of the runs that have ended, and when."""
-    records = (out / "runs").glob("*/run.json")
-    return {path: path.stat().st_mtime_ns for path in records if json.loads(path.read_text())["finished"]}
-
-
-def locked(path: Path) -> bool:
-    """Whether a worker of the killed driver still trains there."""
-    import fcntl
-
-    with contextlib.suppress(FileNotFoundError), path.open("r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False
-
-
-def wait_for(look, seconds: float = 120.0):
-    end = time.monotonic() + seconds
-    while not look():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.02)

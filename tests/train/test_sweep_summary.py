@@ -78,9 +78,6 @@ def test_divergence_is_the_worst_score_in_either_direction(maximize, best, bad, 
     assert (order_of(summary)[0], order_of(summary)[-1]) == (best, "0.1")
     last = summary.rows[-1]
     assert (last.diverged, last.scores[3]) == (2, -math.inf if maximize else math.inf)
-    text = as_markdown(summary)
-    assert "| diverged | " in text
-    assert "- a run that diverged counts as infinitely bad\n" in text
     write_summary(summary, tmp_path, "")
     assert json.loads((tmp_path / "summary.json").read_text())["settings"][-1]["iqm"] is None
 
@@ -89,7 +86,5 @@ def test_what_lacks_seeds_is_never_the_best():
     summary = summary_of({"0.1": [9.0], "0.2": [1.0, 1.0], "0.3": []}, 2, failures=[FAILED])
     assert order_of(summary) == ["0.2", "0.1", "0.3"]
     assert [row.missing for row in summary.rows] == [0, 1, 2]
-    text = as_markdown(summary)
-    assert "| 0.1 | 9 | – | 9 | 1 of 2 |\n" in text.replace("– … –", "–")
-    assert "- failed: run: it broke\n" in text
+    assert "- failed: run: it broke\n" in as_markdown(summary)
     assert summary_of({"0.1": [9.0], "0.2": [1.0]}, 2).best is None
