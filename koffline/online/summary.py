@@ -133,8 +133,11 @@ def _read_curves(
             raise ConfigError(f"{path} has rows of another width; it was edited: train again elsewhere")
         tables.append(np.reshape(cells, (-1, len(names))))
     steps = max(tables, key=len)[:, 0]
-    if not len(steps):
-        steps = np.array([max(diverged.values(), default=0)], dtype=float)
+    end = max(diverged.values(), default=0)
+    if not len(steps) or (
+        set(folders) <= set(diverged) and end > steps[-1]
+    ):  # up to where the last one broke
+        steps = np.append(steps, float(end))
     filled = np.full((len(COLUMNS), len(tables), len(steps)), -math.inf)
     for place, ((seed, folder), table) in enumerate(zip(folders.items(), tables, strict=True)):
         is_short = len(table) < len(steps) and seed not in diverged

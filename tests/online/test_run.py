@@ -149,3 +149,11 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
     content = json.loads((tmp_path / "summary.json").read_text())
     assert (content["iqm"], content["best_5_of_6"], content["diverged"]) == (25.0, 30.0, {"1": 200})
     assert content["return"]["per_seed"]["1"] is None
+
+
+def test_where_all_seeds_diverged_none_has_a_last_return(tmp_path):
+    write_curves(tmp_path, FINAL, points=1)
+    summary = summary_of(tmp_path, diverged=dict.fromkeys(range(6), 200))
+    assert summary.points == (100, 200)
+    assert summary.last[0].per_seed == (-math.inf,) * 6
+    assert summary.curves["return"][0].per_seed == FINAL
