@@ -9,6 +9,9 @@ import h5py
 import numpy as np
 from hypothesis import strategies as st
 
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
+from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 
 
@@ -104,6 +107,29 @@ def draw_state(generator: np.random.Generator, shape: tuple[int, ...], dtype: ty
     if dtype == np.uint8:
         return generator.integers(0, 256, shape).astype(np.uint8)
     return generator.standard_normal(shape).astype(dtype)
+
+
+def numbered_log(episodes: int = 72, **changes) -> Transitions:
+    """Episodes of 1 … 12 steps; rewards count the rows."""
+    generator = np.random.default_rng(5)
+    lengths = generator.integers(1, 13, episodes).tolist()
+    rollout = roll_out(generator.choice(["terminated", "truncated", "neither"], episodes), lengths)
+    return rollout.transitions(rewards=np.arange(len(rollout.rows), dtype=np.float64), **changes)
+
+
+def in_shards(log: Transitions, folder: Path, shard_rows: int = 150) -> LazyTransitions:
+    with ShardWriter(folder, shard_rows) as writer:
+        writer.append(log)
+        writer.metadata = log.metadata
+    return open_transitions(folder, lazy=True)
+
+
+def leaves(value, name=""):
+    """The values of a JSON object by their path, to be compared with ``pytest.approx``."""
+    if not isinstance(value, (dict, list, tuple)):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {path: leaf for key, part in items for path, leaf in leaves(part, f"{name}/{key}").items()}
 
 
 def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: bool = True) -> None:

@@ -8,14 +8,14 @@ import pytest
 from koffline.data.disk.batches import BlockOrder, BlockSampler
 from koffline.data.disk.samples import Part
 from koffline.errors import ConfigError
-from tests.data.shards_in_memory import MemoryShards, numbered_shards
+from tests.data.logs import in_shards, numbered_log
 
 SIZES = {"pool_rows": 64, "block_rows": 8}
 
 
 @pytest.fixture(scope="module")
-def shards():
-    return numbered_shards()
+def shards(tmp_path_factory):
+    return in_shards(numbered_log(), tmp_path_factory.mktemp("log") / "shards")
 
 
 @pytest.fixture
@@ -83,12 +83,13 @@ class TestRows:
 
 
 class TestMixing:
-    def test_batches_of_a_sorted_log_are_like_random_ones(self):
+    def test_batches_of_a_sorted_log_are_like_random_ones(self, tmp_path):
         """The variance of batch means is that of uniform draws, where rows are sorted by the very number."""
         length, batch = 100_000, 64
-        one = numbered_shards((20,), 12).logs[0]
+        one = numbered_log(20)
         rows = one.select(np.arange(length) % len(one)).replace(rewards=np.arange(length, dtype=np.float64))
-        sampler = BlockSampler(MemoryShards([rows]), 0, pool_rows=8192, block_rows=64)
+        shards = in_shards(rows, tmp_path / "shards", length)
+        sampler = BlockSampler(shards, 0, pool_rows=8192, block_rows=64)
         means = np.array([sampler.draw(batch)["rewards"].mean() for _ in range(800)])
         uniform = (length**2 / 12) / batch
         # the variance of 800 means is known to 2·√(2 / 800) = 10 %; drawing without replacement may lower it

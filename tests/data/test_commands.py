@@ -11,8 +11,7 @@ from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.summary import summarise
 from koffline.data.transitions import Discrete, Metadata
-from tests.data.logs import d4rl_arrays, roll_out
-from tests.data.shards_in_memory import leaves
+from tests.data.logs import d4rl_arrays, leaves, roll_out
 from tests.refusals import assert_refused
 
 ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
@@ -53,7 +52,12 @@ def spoil(files, row, value):
 class TestInfo:
     def test_json_is_that_of_the_log_wherever_it_lies(self, folder, shards):
         expected = json.loads(json.dumps(summarise(LOG).to_json()))
-        for source, more in (("log.hdf5", ()), ("log.hdf5", ("--lazy",)), ("shards", ())):
+        for source, more in (
+            ("log.hdf5", ()),
+            ("log.hdf5", ("--lazy",)),
+            ("shards", ()),
+            ("shards", ("--workers", "2")),
+        ):
             found = info(source, *more)
             assert found.pop("source") == source
             assert found.pop("shards", 1) == (3 if source == "shards" else 1)
@@ -88,6 +92,10 @@ class TestValidate:
         assert result.exit_code == 2
         lines = result.stderr.splitlines()
         assert [line.count("rewards: NaN or infinite in row 1") for line in lines] == [1] * 3
+        shards[1].write_bytes(shards[1].read_bytes()[:3000])
+        lines = run("validate", "shards").stderr.splitlines()
+        assert ["rewards: NaN" in line for line in lines] == [True, False, True]
+        assert "shard-00001.hdf5" in lines[1]
 
 
 def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):

@@ -87,12 +87,6 @@ class TestEpisodes:
             mine, theirs = found.episode_ids == episode, log.episode_ids == episode
             np.testing.assert_array_equal(found.next_observations[mine], log.next_observations[theirs])
 
-    def test_episode_terminals_of_d3rlpy_1(self, tmp_path):
-        log = roll_out(ENDS, LENGTHS).transitions()
-        ends = (log.terminated | log.truncated).astype(np.float32)
-        read = opened(tmp_path, d4rl(timeouts=None, episode_terminals=ends))
-        np.testing.assert_array_equal(read.truncated, log.truncated)
-
 
 LOG = roll_out(ENDS, LENGTHS).transitions()
 WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)

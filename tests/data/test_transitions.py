@@ -28,6 +28,7 @@ class TestConstruction:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
+            ({name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS}, "no rows"),
             ({"rewards": [1.0, 2.0, 3.0]}, "rewards has 3 rows, observations 4; re-export"),
             ({"rewards": [1.0, np.nan, np.inf, 0.0]}, "rewards holds nan in row 1; drop or mend"),
             ({"rewards": ["a", "b", "c", "d"]}, "rewards has dtype <U1; give numbers"),
@@ -56,10 +57,6 @@ class TestConstruction:
         with pytest.raises(DataError, match=words) as error:
             small(**changes)
         assert "\n" not in str(error.value)
-
-    def test_empty_data(self):
-        with pytest.raises(DataError, match="no rows"):
-            small(**{name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS})
 
     def test_bounds_allow_for_rounding_only(self):
         actions = np.full((4, 1), np.float32(1.0) + np.float32(1e-6))
