@@ -56,24 +56,17 @@ def zeros(rows=ROWS, **columns):
     return pa.table({**made, "done": steps % 100 == 99, **columns})
 
 
-def packed(table, path, chunk_rows=None):
-    """An Arrow file with compressed buffers, by default in one record batch."""
+def packed(table, path):
+    """An Arrow file with compressed buffers in one record batch."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_file(str(path), table.schema, options=options) as file:
-        file.write_table(table, max_chunksize=chunk_rows)
+        file.write_table(table)
     return path
 
 
 def parquet(table, path):
     pa.parquet.write_table(table, path, compression="zstd")
     return path
-
-
-def lists(rows, longest):
-    """Lists of one number, but for the last."""
-    offsets = np.append(np.arange(rows), rows - 1 + longest).astype(np.int32)
-    values = pa.repeat(pa.scalar(0.0), rows - 1 + longest)
-    return zeros(rows, x_1=pa.ListArray.from_arrays(pa.array(offsets), values))
 
 
 def numbers(path):
@@ -88,26 +81,11 @@ def one_batch(path):
     return packed(zeros(), path.with_suffix(".arrow"))
 
 
-def small_batches(path):
-    return packed(zeros(), path.with_suffix(".arrow"), 10_000)
-
-
 def long_ids(path):
     """A text of 10 kB in 6,000 rows, held once in the file; numbers that do not compress are beside it."""
     numbers = {name: np.random.default_rng(0).normal(size=6000) for name in ("x_1", "r")}
     ids = pa.array(["e" * 10_000] * 6000, pa.large_string())
     return parquet(zeros(6000, id=ids, **numbers), path.with_suffix(".parquet"))
-
-
-def one_long_list(path):
-    return parquet(lists(1000, 7_500_000), path.with_suffix(".parquet"))
-
-
-def a_list_in_every_row(path):
-    """A dictionary of one list of 10,000 numbers, named by 1,000 rows."""
-    entry = pa.array([[0.0] * 10_000])
-    indices = pa.repeat(pa.scalar(0, pa.int8()), 1000)
-    return packed(zeros(1000, x_1=pa.DictionaryArray.from_arrays(indices, entry)), path.with_suffix(".arrow"))
 
 
 def a_dictionary(path):
@@ -123,11 +101,8 @@ LONG = f"of memory to be read, allowed are 20 MB; give its longest episodes seve
 CASES = {
     numbers: (f"its rows need 288 MB {WHOLE}", "1000000 rows"),
     text: (f"its rows need {{}} {WHOLE}", "1000000 rows"),
-    small_batches: (f"its rows need {{}} {WHOLE}", "1000000 rows"),
     one_batch: (f"parts of it take 40.1 MB {AT_ONCE}",) * 2,
     long_ids: (f"its rows need {{}} {WHOLE}", f"its rows need {{}} {LONG}"),
-    one_long_list: (f"parts of it take 60 MB {AT_ONCE}",) * 2,
-    a_list_in_every_row: ("column x_1 is Unknown, needed are numbers{}",) * 2,
     a_dictionary: (f"parts of it take 60 MB {AT_ONCE}",) * 2,
 }
 
