@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from koffline.data.disk.batches import BlockOrder, BlockSampler
+from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.samples import Part
 from koffline.errors import ConfigError
 from tests.data.logs import in_shards, numbered_log
@@ -29,17 +29,6 @@ def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
     """Numbers of the rows of ``count`` rows drawn by batches."""
     found = [sampler.draw(min(batch, count - done))["rewards"] for done in range(0, count, batch)]
     return np.concatenate(found).astype(int)
-
-
-class TestOrder:
-    def test_an_epoch_visits_every_row_once(self):
-        order = BlockOrder([50, 7, 33], block_rows=8, slots=4, seed=1)
-        for epoch in range(3):
-            seen = []
-            for position in range(order.length(epoch)):
-                fragment = order.fragment(epoch, position)
-                seen += [(fragment.shard, fragment.start + row) for row in fragment.rows()]
-            assert sorted(seen) == [(s, r) for s, size in enumerate([50, 7, 33]) for r in range(size)]
 
 
 class TestRows:

@@ -102,7 +102,6 @@ DAMAGES = {
     "NaN": (spoil("rewards", 9, np.nan), "rewards holds nan in row 9; drop or mend that row"),
     "action": (spoil("actions", 10, 7), r"action 7 in row 10 is outside 0 … 2"),
     "flag inside": (spoil("terminals", 8, True), "row 8 is terminated but its episode goes on in row 9"),
-    "flag at a border": (spoil("timeouts", 1, True), "row 1 is truncated but its episode goes on in row 2"),
     "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
     "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -"),
     "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
@@ -144,13 +143,11 @@ LIES = {
     "rows": (shard(rows=-1), "is damaged"),
     "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
     "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
-    "other rows": (lambda m: m.update(rows=71), "promises 71 rows and has 70; write the"),
     "twice": (
         lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
         "lists a shard twice",
     ),
     "much": (lambda m: m.update(extra={"x": "x" * 2**24}), r"json is larger than 16\.8 MB, the most that a"),
-    "shape": (lambda m: m["columns"]["observations"].update(shape=[4]), "expected"),
 }
 DEEP = '{"format": "koffline-shards", "shards": ' + "[" * 100_000
 BROKEN = ["", "[1]", '{"format": "koffline-shards"', '{"format": "koffline-shards"}', DEEP]
