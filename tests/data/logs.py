@@ -148,28 +148,24 @@ def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: b
         np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
 
 
-def d4rl_arrays(
-    rollout: Rollout, next_observations: bool = True, timeouts: bool = True
-) -> dict[str, np.ndarray]:
-    """The arrays of a D4RL file, with or without those it may lack."""
+def d4rl_arrays(rollout: Rollout, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The arrays of a D4RL file, some changed; None takes one out."""
     log = rollout.transitions()
     arrays = {
         "observations": log.observations,
         "actions": log.actions,
         "rewards": log.rewards.astype(np.float32),
         "terminals": log.terminated,
+        "next_observations": log.next_observations,
+        "timeouts": log.truncated,
     }
-    if next_observations:
-        arrays["next_observations"] = log.next_observations
-    if timeouts:
-        arrays["timeouts"] = log.truncated
-    return arrays
+    return {key: array for key, array in {**arrays, **changes}.items() if array is not None}
 
 
-def write_arrays(path: Path, arrays: dict[str, np.ndarray], **more: np.ndarray) -> Path:
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     """A plain HDF5 file with these arrays."""
     with h5py.File(path, "w") as file:
-        for key, array in {**arrays, **more}.items():
+        for key, array in arrays.items():
             file[key] = array
     return path
 

@@ -84,11 +84,6 @@ def spoil(name, row, value):
     return change
 
 
-def link_away(file):
-    del file["rewards"]
-    file["rewards"] = h5py.ExternalLink("/etc/passwd", "rewards")
-
-
 def flip(path):
     """One bit in the middle of the rewards."""
     with h5py.File(path) as file:
@@ -105,7 +100,6 @@ DAMAGES = {
     "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
     "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -"),
     "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
-    "elsewhere": (link_away, "link to another file"),
     "missing": (os.unlink, "does not exist|No such file|cannot be read"),
     "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "truncated or corrupt"),
     "flipped": (flip, "truncated or corrupt data file"),

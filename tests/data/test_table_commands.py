@@ -152,5 +152,3 @@ class TestBundled:
         assert found["interval"]["high"] - found["interval"]["low"] < 0.2 * truth
         assert found["gamma"] == 0.98
         assert found["n_transitions"] == 4349
-        again = run("diagnose", TABLE, "--mapping", MAPPING, "--policy", "uniform", "--model", "nothing.pt")
-        assert_refused(again, "nothing.pt")
