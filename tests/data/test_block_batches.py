@@ -18,13 +18,6 @@ def shards(tmp_path_factory):
     return in_shards(numbered_log(), tmp_path_factory.mktemp("log") / "shards")
 
 
-@pytest.fixture
-def sampler(shards):
-    made = BlockSampler(shards, 0, **SIZES, next_actions=True)
-    yield made
-    made.close()
-
-
 def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
     """Numbers of the rows of ``count`` rows drawn by batches."""
     found = [sampler.draw(min(batch, count - done))["rewards"] for done in range(0, count, batch)]
@@ -32,19 +25,6 @@ def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
 
 
 class TestRows:
-    def test_they_are_those_of_the_log(self, sampler, shards):
-        whole = shards.load()
-        first = np.cumsum([0, *(shard.rows for shard in shards.shards)])
-        last = np.append(whole.steps[1:] == 0, True)
-        for _ in range(20):
-            batch = sampler.draw(32)
-            rows = batch["rewards"].astype(int)
-            for name in ("observations", "actions", "next_observations", "terminated", "truncated"):
-                np.testing.assert_array_equal(batch[name], getattr(whole, name)[rows])
-            np.testing.assert_array_equal(first[batch["shards"]] + batch["rows"], rows)
-            following = whole.actions[np.where(last[rows], rows, rows + 1)]
-            np.testing.assert_array_equal(batch["next_actions"], following)
-
     @pytest.mark.parametrize(
         ("pool", "batch"),
         [(SIZES, 1), (SIZES, 100), ({"memory": 5000}, 16), ({"pool_rows": 10_000}, 100)],

@@ -62,29 +62,6 @@ class TestSummary:
         assert summarise(roll_out(("terminated", "terminated"), (4, 3)).transitions()).time_limit is None
 
 
-class TestErrorsInMemory:
-    def test_all_of_them_at_once(self, log):
-        rewards, observations = log.rewards.copy(), log.observations.copy()
-        rewards[[3, 9]] = np.nan, np.inf
-        observations[7, 1] = np.nan
-        raw = raw_of(
-            log,
-            rewards=rewards,
-            observations=observations,
-            actions=np.where(np.arange(48) == 5, 9, log.actions),
-            terminated=np.where(np.arange(48) == 2, 2, log.terminated),
-            weights=-np.ones(48),
-        )
-        assert said(raw, "error") == [
-            "observations: NaN or infinite in row 7; drop or mend them",
-            "rewards: NaN or infinite in 2 rows (first: row 3); drop or mend them",
-            "actions: outside Discrete(3) in row 5; declare the space anew or mend them",
-            "terminated: neither true nor false in row 2; give 0 or 1",
-            "weights: negative in 48 rows (first: row 0); give weights of at least 0",
-        ]
-        assert said(raw, "warning") == []
-
-
 class TestWarningsInMemory:
     def test_a_sound_log_has_none(self, log):
         assert inspect_log(raw_of(log)) == []

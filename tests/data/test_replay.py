@@ -1,7 +1,5 @@
 """ColumnarReplayBuffer: the right rows as d3rlpy hands them over, for its own algorithms and evaluators."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import structlog
@@ -89,14 +87,6 @@ class TestBatches:
         assert not np.array_equal(first, draw(None))
         d3rlpy.seed(3)
         np.testing.assert_array_equal(first, draw(None))
-
-    def test_nothing_is_copied(self):
-        log = roll_out(("truncated",) * 20, (100,) * 20, shape=(50,)).transitions()
-        tracemalloc.start()
-        ColumnarReplayBuffer(log, seed=0)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < log.observations.nbytes / 10
 
     def test_returns_to_go_reach_the_end_of_the_episode(self):
         log = make_log()

@@ -99,21 +99,21 @@ def test_links_in_folders_are_not_followed(tmp_path):
     assert len(open_transitions(inside, mapping=MAPPING)) == 6
 
 
-@pytest.mark.parametrize("read", ["TableStream", "open_transitions"])
-def test_statistics_on_which_arrow_ends_the_process(read):
+def test_statistics_on_which_arrow_ends_the_process():
     """Found by fuzzing; in a process of its own, which the fault would end."""
     path = Path(__file__).parent / "files" / "damaged_statistics.parquet"
     code = (
         "import sys; from koffline.data.sources import open_transitions\n"
         "from koffline.errors import DataError\n"
         "from koffline.data.table.reading import TableStream; from tests.data.table_rows import MAPPING\n"
-        f"try:\n    {read}(sys.argv[1], mapping={{**MAPPING, 'action': 'x_0'}})\n"
-        "except DataError as error:\n    print(error)"
+        "for read in (open_transitions, TableStream):\n    try:\n"
+        "        read(sys.argv[1], mapping={**MAPPING, 'action': 'x_0'})\n"
+        "    except DataError as error:\n        print(error)"
     )
     words = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(words, cwd=path.parents[3], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "is a truncated or corrupt Parquet file (Repetition level histogram size mismatch" in done.stdout
+    assert done.stdout.count("corrupt Parquet file (Repetition level histogram size mismatch") == 2
 
 
 def test_columns_of_unequal_length(tmp_path):

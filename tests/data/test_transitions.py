@@ -94,16 +94,3 @@ class TestDigest:
     )
     def test_changes_with_the_rows(self, changes):
         assert small(**changes).sha256 != small().sha256
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(lambda n=n: Discrete(n) for n in (0, 2.0, True, None)),
-        *(lambda b=b: Continuous(*b) for b in ((0,), (2, 1.0, 0.0), (2, [0.0] * 3), (1, np.nan), (1, "a"))),
-        *(lambda gamma=gamma: Metadata(gamma=gamma) for gamma in (0.0, 1.0, np.nan)),
-    ],
-)
-def test_spaces_and_discounts_are_checked(make):
-    with pytest.raises(DataError):
-        make()
