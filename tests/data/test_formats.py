@@ -144,10 +144,7 @@ class TestHDF5:
 
     @pytest.mark.parametrize(
         ("described", "words"),
-        [
-            ("{", "description is damaged"),
-            ('{"format": 2}', "format 2, known is 1; update koffline"),
-        ],
+        [("{", "description is damaged"), ('{"format": 2}', "format 2, known is 1; update koffline")],
     )
     def test_a_description_that_cannot_be_read(self, path, described, words):
         with h5py.File(path, "r+") as file:

@@ -113,10 +113,7 @@ class TestReading:
         [
             ({"data_format": None}, "no Minari dataset"),
             ({"data_format": "../hdf5"}, "Minari format '../hdf5', unknown here"),
-            (
-                {"observation_space": serialize_space(CAMERA)},
-                "JPEG; .* with jpeg_encoding=False",
-            ),
+            ({"observation_space": serialize_space(CAMERA)}, "JPEG; .* with jpeg_encoding=False"),
             ({"action_space": None}, "stores no action_space"),
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
             ({"total_episodes": 10**15}, "truncated or corrupt Minari"),

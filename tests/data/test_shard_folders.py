@@ -137,10 +137,7 @@ LIES = {
     "rows": (shard(rows=-1), "is damaged"),
     "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
     "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
-    "twice": (
-        lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)),
-        "lists a shard twice",
-    ),
+    "twice": (lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)), "lists a shard twice"),
     "much": (lambda m: m.update(extra={"x": "x" * 2**24}), r"json is larger than 16\.8 MB, the most that a"),
 }
 DEEP = '{"format": "koffline-shards", "shards": ' + "[" * 100_000
