@@ -9,6 +9,9 @@ import h5py
 import numpy as np
 from hypothesis import strategies as st
 
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.writer import ShardWriter
+from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 
 
@@ -106,6 +109,29 @@ def draw_state(generator: np.random.Generator, shape: tuple[int, ...], dtype: ty
     return generator.standard_normal(shape).astype(dtype)
 
 
+def numbered_log(episodes: int = 72, **changes) -> Transitions:
+    """Episodes of 1 … 12 steps; rewards count the rows."""
+    generator = np.random.default_rng(5)
+    lengths = generator.integers(1, 13, episodes).tolist()
+    rollout = roll_out(generator.choice(["terminated", "truncated", "neither"], episodes), lengths)
+    return rollout.transitions(rewards=np.arange(len(rollout.rows), dtype=np.float64), **changes)
+
+
+def in_shards(log: Transitions, folder: Path, shard_rows: int = 150) -> LazyTransitions:
+    with ShardWriter(folder, shard_rows) as writer:
+        writer.append(log)
+        writer.metadata = log.metadata
+    return open_transitions(folder, lazy=True)
+
+
+def leaves(value, name=""):
+    """The values of a JSON object by their path, to be compared with ``pytest.approx``."""
+    if not isinstance(value, (dict, list, tuple)):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {path: leaf for key, part in items for path, leaf in leaves(part, f"{name}/{key}").items()}
+
+
 def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: bool = True) -> None:
     """Every column equal, value for value; next observations of terminal rows only if they are kept."""
     assert len(found) == len(expected)
@@ -122,28 +148,24 @@ def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: b
         np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
 
 
-def d4rl_arrays(
-    rollout: Rollout, next_observations: bool = True, timeouts: bool = True
-) -> dict[str, np.ndarray]:
-    """The arrays of a D4RL file, with or without those it may lack."""
+def d4rl_arrays(rollout: Rollout, **changes: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The arrays of a D4RL file, some changed; None takes one out."""
     log = rollout.transitions()
     arrays = {
         "observations": log.observations,
         "actions": log.actions,
         "rewards": log.rewards.astype(np.float32),
         "terminals": log.terminated,
+        "next_observations": log.next_observations,
+        "timeouts": log.truncated,
     }
-    if next_observations:
-        arrays["next_observations"] = log.next_observations
-    if timeouts:
-        arrays["timeouts"] = log.truncated
-    return arrays
+    return {key: array for key, array in {**arrays, **changes}.items() if array is not None}
 
 
-def write_arrays(path: Path, arrays: dict[str, np.ndarray], **more: np.ndarray) -> Path:
+def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> Path:
     """A plain HDF5 file with these arrays."""
     with h5py.File(path, "w") as file:
-        for key, array in {**arrays, **more}.items():
+        for key, array in arrays.items():
             file[key] = array
     return path
 

@@ -5,24 +5,17 @@ import json
 import numpy as np
 import pytest
 
-from koffline.data.disk.batches import BlockOrder, BlockSampler
+from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.samples import Part
 from koffline.errors import ConfigError
-from tests.data.shards_in_memory import MemoryShards, numbered_shards
+from tests.data.logs import in_shards, numbered_log
 
 SIZES = {"pool_rows": 64, "block_rows": 8}
 
 
 @pytest.fixture(scope="module")
-def shards():
-    return numbered_shards()
-
-
-@pytest.fixture
-def sampler(shards):
-    made = BlockSampler(shards, 0, **SIZES, next_actions=True)
-    yield made
-    made.close()
+def shards(tmp_path_factory):
+    return in_shards(numbered_log(), tmp_path_factory.mktemp("log") / "shards")
 
 
 def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
@@ -31,34 +24,9 @@ def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
     return np.concatenate(found).astype(int)
 
 
-class TestOrder:
-    def test_an_epoch_visits_every_row_once(self):
-        order = BlockOrder([50, 7, 33], block_rows=8, slots=4, seed=1)
-        for epoch in range(3):
-            seen = []
-            for position in range(order.length(epoch)):
-                fragment = order.fragment(epoch, position)
-                seen += [(fragment.shard, fragment.start + row) for row in fragment.rows()]
-            assert sorted(seen) == [(s, r) for s, size in enumerate([50, 7, 33]) for r in range(size)]
-
-
 class TestRows:
-    def test_they_are_those_of_the_log(self, sampler, shards):
-        whole = shards.load()
-        first = np.cumsum([0, *(shard.rows for shard in shards.shards)])
-        last = np.append(whole.steps[1:] == 0, True)
-        for _ in range(20):
-            batch = sampler.draw(32)
-            rows = batch["rewards"].astype(int)
-            for name in ("observations", "actions", "next_observations", "terminated", "truncated"):
-                np.testing.assert_array_equal(batch[name], getattr(whole, name)[rows])
-            np.testing.assert_array_equal(first[batch["shards"]] + batch["rows"], rows)
-            following = whole.actions[np.where(last[rows], rows, rows + 1)]
-            np.testing.assert_array_equal(batch["next_actions"], following)
-
     @pytest.mark.parametrize(
-        ("pool", "batch"),
-        [(SIZES, 1), (SIZES, 100), ({"memory": 5000}, 16), ({"pool_rows": 10_000}, 100)],
+        ("pool", "batch"), [(SIZES, 1), (SIZES, 100), ({"memory": 5000}, 16), ({"pool_rows": 10_000}, 100)]
     )
     def test_all_are_drawn_equally_often(self, shards, pool, batch):
         """A row waits in the pool, so that counts may differ by what two epochs overlap."""
@@ -83,12 +51,13 @@ class TestRows:
 
 
 class TestMixing:
-    def test_batches_of_a_sorted_log_are_like_random_ones(self):
+    def test_batches_of_a_sorted_log_are_like_random_ones(self, tmp_path):
         """The variance of batch means is that of uniform draws, where rows are sorted by the very number."""
         length, batch = 100_000, 64
-        one = numbered_shards((20,), 12).logs[0]
+        one = numbered_log(20)
         rows = one.select(np.arange(length) % len(one)).replace(rewards=np.arange(length, dtype=np.float64))
-        sampler = BlockSampler(MemoryShards([rows]), 0, pool_rows=8192, block_rows=64)
+        shards = in_shards(rows, tmp_path / "shards", length)
+        sampler = BlockSampler(shards, 0, pool_rows=8192, block_rows=64)
         means = np.array([sampler.draw(batch)["rewards"].mean() for _ in range(800)])
         uniform = (length**2 / 12) / batch
         # the variance of 800 means is known to 2·√(2 / 800) = 10 %; drawing without replacement may lower it

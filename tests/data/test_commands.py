@@ -11,8 +11,7 @@ from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.summary import summarise
 from koffline.data.transitions import Discrete, Metadata
-from tests.data.logs import d4rl_arrays, roll_out
-from tests.data.shards_in_memory import leaves
+from tests.data.logs import d4rl_arrays, leaves, roll_out
 from tests.refusals import assert_refused
 
 ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
@@ -53,7 +52,12 @@ def spoil(files, row, value):
 class TestInfo:
     def test_json_is_that_of_the_log_wherever_it_lies(self, folder, shards):
         expected = json.loads(json.dumps(summarise(LOG).to_json()))
-        for source, more in (("log.hdf5", ()), ("log.hdf5", ("--lazy",)), ("shards", ())):
+        for source, more in (
+            ("log.hdf5", ()),
+            ("log.hdf5", ("--lazy",)),
+            ("shards", ()),
+            ("shards", ("--workers", "2")),
+        ):
             found = info(source, *more)
             assert found.pop("source") == source
             assert found.pop("shards", 1) == (3 if source == "shards" else 1)
@@ -77,17 +81,32 @@ class TestValidate:
     def test_all_errors_are_listed(self, folder, shards):
         assert run("validate", "log.hdf5").stdout.endswith("log.hdf5: 48 rows, no errors, no warnings\n")
         assert run("validate", "shards").stdout.endswith("48 rows, no errors, no warnings\n")
-        rewards = np.where(np.arange(48) < 3, np.nan, LOG.rewards)
-        np.savez("bad.npz", **d4rl_arrays(ROLLOUT) | {"rewards": rewards})
-        result = run("validate", "bad.npz", "--discrete", "2")
+        rows = np.arange(48)
+        bad = d4rl_arrays(
+            ROLLOUT,
+            rewards=np.where(rows < 3, np.nan, LOG.rewards),
+            actions=np.where(rows == 5, 9, LOG.actions),
+            terminals=np.where(rows == 2, 2, LOG.terminated),
+            weights=-np.ones(48),
+        )
+        np.savez("bad.npz", **bad)
+        result = run("validate", "bad.npz", "--discrete", "3")
         assert result.exit_code == 2
-        assert "error: rewards: NaN or infinite in 3 rows (first: row 0)" in result.stderr
-        assert "error: actions: outside Discrete(2)" in result.stderr
+        assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [
+            "error: rewards: NaN or infinite in 3 rows (first: row 0); drop or mend them",
+            "error: actions: outside Discrete(3) in row 5; declare the space anew or mend them",
+            "error: terminated: neither true nor false in row 2; give 0 or 1",
+            "error: weights: negative in 48 rows (first: row 0); give weights of at least 0",
+        ]
         spoil(shards, 1, np.inf)
         result = run("validate", "shards")
         assert result.exit_code == 2
         lines = result.stderr.splitlines()
         assert [line.count("rewards: NaN or infinite in row 1") for line in lines] == [1] * 3
+        shards[1].write_bytes(shards[1].read_bytes()[:3000])
+        lines = run("validate", "shards").stderr.splitlines()
+        assert ["rewards: NaN" in line for line in lines] == [True, False, True]
+        assert "shard-00001.hdf5" in lines[1]
 
 
 def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
@@ -103,6 +122,8 @@ def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
 REFUSALS = [
     (("info", "text.hdf5"), "is a text file"),
     (("info", "log.hdf5", "--discrete", "2", "--continuous", "0", "1"), "choose one"),
+    (("info", "log.hdf5", "--discrete", "0"), "Discrete"),
+    (("info", "log.hdf5", "--continuous", "1", "0"), "low"),
     (("validate", "absent"), "does not exist"),
     (("convert", "log.hdf5", "out.xls"), "--format"),
     (("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it"),

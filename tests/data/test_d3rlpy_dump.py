@@ -93,7 +93,6 @@ def test_d3rlpy_reads_ours_without_losing_a_row(tmp_path, discrete):
         ("version", {"version": "2.0"}, "d3rlpy dump of version 2.0, known is 2.1"),
         ("columns", {"columns": ["observations"]}, "lacks actions, rewards, terminated: found columns obs"),
         ("observations_1", {"observations_1_0": np.zeros((3, 3))}, "tuple observations; flatten"),
-        ("rewards_3", {}, "truncated or corrupt d3rlpy dump"),
         ("rewards_1", {"rewards_1": np.zeros((3, 2))}, "episode 1 have 2 numbers per step"),
         ("num_episodes", {"num_episodes": 10**9}, "promises 1000000000 episodes"),
         (

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from koffline.data.transitions import order_rows
 from koffline.errors import DataError
 from tests.data.logs import drawn_logs, roll_out
 
@@ -19,17 +18,6 @@ class TestEpisodes:
             for i in range(length):
                 expected[start + i] = sum(gamma ** (t - i) * log.rewards[start + t] for t in range(i, length))
         np.testing.assert_allclose(log.returns_to_go(gamma), expected, rtol=1e-12, atol=1e-12)
-
-    @given(drawn_logs(episodes=True), st.randoms(use_true_random=False))
-    def test_any_shuffle_can_be_undone(self, drawn, random):
-        log = drawn.log()
-        shuffled = list(range(len(log)))
-        random.shuffle(shuffled)
-        order = order_rows(log.episode_ids[shuffled], log.steps[shuffled])
-        rows = np.array(shuffled)[order]
-        assert log.select(rows).has_episodes
-        first = [int(log.episode_ids[row]) for row in shuffled]
-        assert list(log.episode_ids[rows][log.steps[rows] == 0]) == list(dict.fromkeys(first))
 
 
 class TestSelection:

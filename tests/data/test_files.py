@@ -2,47 +2,18 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import DataError
 from koffline.store import files
 from koffline.store.files import atomic_file, atomic_folder, remove_abandoned, temporary_beside
-from tests.data.logs import roll_out
 
 
-def test_a_kill_in_the_middle_leaves_what_was_there(tmp_path):
-    """The process dies after the second array: no clean-up runs."""
-    target = tmp_path / "log.hdf5"
-    first = roll_out(seed=1).transitions()
-    write_transitions(first, target)
-    root = Path(__file__).parents[2]
-    program = f"""
-import os, signal, h5py
-from koffline.data.sources import write_transitions
-from tests.data.logs import roll_out
-create, count = h5py.Group.create_dataset, []
-def dying(self, *args, **kwargs):
-    count.append(1)
-    if len(count) == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return create(self, *args, **kwargs)
-h5py.Group.create_dataset = dying
-write_transitions(roll_out(seed=2).transitions(), {str(target)!r}, force=True)
-"""
-    for _ in range(2):  # litter does not add up, and goes with the next writing
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, cwd=root)
-        assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-        assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == ["log.hdf5"]
-        assert open_transitions(target).sha256 == first.sha256
-        assert len(list(tmp_path.iterdir())) == 2
-    write_transitions(first, target, force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["log.hdf5"]
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -65,7 +36,7 @@ def test_a_name_taken_meanwhile_is_not_replaced(tmp_path, monkeypatch, links):
     with pytest.raises(DataError, match="exists already"):
         lose_the_race()
     assert target.read_text() == "theirs"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["free", "taken"]
+    assert names(tmp_path) == ["free", "taken"]
 
 
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
@@ -88,20 +59,22 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
         atomic_folder(target, force=True, replaceable=lambda path: True) as temporary,
     ):
         (temporary / "new").touch()
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+    assert names(tmp_path) == ["set"]
     assert (target / "old").exists()
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+@pytest.fixture
+def dead():
+    """The id of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
 
 
-def test_only_what_is_ours_and_abandoned_goes(tmp_path):
+def test_only_what_is_ours_and_abandoned_goes(tmp_path, dead):
     target = tmp_path / "a"
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
     mine = temporary_beside(target)
-    gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-")
+    gone = tmp_path / mine.name.replace(f"-{os.getpid()}-", f"-{dead}-")
     elsewhere = tmp_path / gone.name.replace(files._this_place(), "00000000")
     of_another = tmp_path / gone.name.replace(".a.", ".a.b.")
     for path in (mine, gone, elsewhere, of_another, tmp_path / ".a.user.tmp", tmp_path / "a.tmp"):
@@ -111,27 +84,12 @@ def test_only_what_is_ours_and_abandoned_goes(tmp_path):
     assert len(names(tmp_path)) == 5
 
 
-def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path):
+def test_a_folder_that_was_set_aside_gets_its_name_back(tmp_path, dead):
     target = tmp_path / "results"
-    dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait()
     aside = temporary_beside(target, files._RETIRED)
-    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead.pid}-"))
+    aside = aside.with_name(aside.name.replace(f"-{os.getpid()}-", f"-{dead}-"))
     aside.mkdir()
     (aside / "estimate.json").write_text("{}")
     remove_abandoned(target)
     assert names(tmp_path) == ["results"]
     assert (target / "estimate.json").read_text() == "{}"
-
-
-def test_nothing_is_missing_between_the_old_folder_and_the_new(tmp_path, monkeypatch):
-    """Killed right after the swap: the new one is there, the old one is litter."""
-    target = tmp_path / "set"
-    target.mkdir()
-    (target / "old").touch()
-    monkeypatch.setattr(files, "_discard", lambda path: 1 / 0)
-    monkeypatch.setattr("koffline.store.files.shutil.rmtree", lambda *args, **kwargs: None)
-    with pytest.raises(ZeroDivisionError), atomic_folder(target, True, lambda path: True) as temporary:
-        (temporary / "new").touch()
-    if sys.platform == "linux":
-        assert names(target) == ["new"]

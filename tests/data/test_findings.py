@@ -2,34 +2,27 @@
 
 import re
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
-from koffline.data.sources import open_transitions
 from koffline.data.spaces import Discrete
 from koffline.data.statistics import blocks_of
 from koffline.data.summary import summarise
 from koffline.data.transitions import Metadata
 from koffline.data.units import RepeatedRows
-from koffline.jobs import PassSettings
-from tests.data.logs import drawn_logs, roll_out
-from tests.data.shards_in_memory import MemoryShards, columns_of, leaves, numbered_shards
+from tests.data.logs import drawn_logs, in_shards, leaves, numbered_log, roll_out
 
 ENDS = ("truncated", "terminated") * 6
 LENGTHS = (5, 3) * 6
 
 
 def raw_of(log, **changes) -> RawLog:
-    names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-    columns = {name: getattr(log, name) for name in (*names, "episode_ids", "steps")}
     space, metadata = changes.pop("action_space", log.action_space), changes.pop("metadata", log.metadata)
-    return RawLog({**columns, **changes}, space, metadata)
+    return RawLog({**log.columns, **changes}, space, metadata)
 
 
 def said(raw: RawLog, severity: str) -> list[str]:
@@ -69,29 +62,6 @@ class TestSummary:
         assert summarise(roll_out(("terminated", "terminated"), (4, 3)).transitions()).time_limit is None
 
 
-class TestErrorsInMemory:
-    def test_all_of_them_at_once(self, log):
-        rewards, observations = log.rewards.copy(), log.observations.copy()
-        rewards[[3, 9]] = np.nan, np.inf
-        observations[7, 1] = np.nan
-        raw = raw_of(
-            log,
-            rewards=rewards,
-            observations=observations,
-            actions=np.where(np.arange(48) == 5, 9, log.actions),
-            terminated=np.where(np.arange(48) == 2, 2, log.terminated),
-            weights=-np.ones(48),
-        )
-        assert said(raw, "error") == [
-            "observations: NaN or infinite in row 7; drop or mend them",
-            "rewards: NaN or infinite in 2 rows (first: row 3); drop or mend them",
-            "actions: outside Discrete(3) in row 5; declare the space anew or mend them",
-            "terminated: neither true nor false in row 2; give 0 or 1",
-            "weights: negative in 48 rows (first: row 0); give weights of at least 0",
-        ]
-        assert said(raw, "warning") == []
-
-
 class TestWarningsInMemory:
     def test_a_sound_log_has_none(self, log):
         assert inspect_log(raw_of(log)) == []
@@ -108,17 +78,14 @@ class TestWarningsInMemory:
                 },
                 r"observations: 1 of 3 columns are constant \(0\)",
             ),
-            (
-                lambda log: {"truncated": np.zeros(48, dtype=bool)},
-                "6 episodes end without a flag; taken as cut",
-            ),
+            (lambda log: {"truncated": np.zeros(48, dtype=bool)}, "6 episodes end without a flag"),
             (
                 lambda log: {"next_observations": log.next_observations + 1},
-                r"not the observation of the row below in 36 rows \(first: row 0\) inside episodes",
+                r"row below in 36 rows \(first: row 0",
             ),
             (
                 lambda log: {"next_observations": np.roll(log.observations, -1, axis=0)},
-                r"first one of the following episode in 6 rows \(first: row 4\); is it one stream cut",
+                r"following episode in 6 rows \(first: row 4\); is it one stream cut",
             ),
             (lambda log: {"metadata": Metadata(sha256="0" * 64)}, "it was edited"),
             (
@@ -145,86 +112,37 @@ class TestWarningsInMemory:
         ]
 
 
-class Cut(MemoryShards):
-    """Blocks of five rows."""
+class TestOnDisk:
+    @settings(max_examples=20, deadline=None)
+    @given(drawn_logs(), st.integers(1, 3))
+    def test_shards_and_blocks_do_not_matter(self, tmp_path_factory, drawn, copies):
+        log = drawn.log()
+        take, units = (log.select_episodes, log.n_episodes) if log.has_episodes else (log.select, len(log))
+        log = take(np.tile(np.arange(units), copies)).with_metadata(log.metadata)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("koffline.data.disk.log.BLOCK_BYTES", 400)
+            lazy = in_shards(log, tmp_path_factory.mktemp("log") / "shards", 20)
+            whole = lazy.load()
+            assert inspect_log(lazy) == inspect_log(raw_of(whole))
+            found = summarise(lazy).to_json()
+        assert found.pop("shards", 1) == len(lazy.shards)
+        assert leaves(found) == pytest.approx(leaves(summarise(whole).to_json()))
 
-    def shard_blocks(self, shard, block_rows=None):
-        yield from super().shard_blocks(shard, 5)
-
-
-def messages(findings) -> list[str]:
-    return [finding.message for finding in findings]
-
-
-def of_whole(log) -> list[str]:
-    columns = columns_of(log)
-    if log.has_episodes:
-        columns["steps"] = log.steps
-    return messages(inspect_log(RawLog(columns, log.action_space, log.metadata)))
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A shard folder of the numbered log."""
-    with ShardWriter(tmp_path / "log", shard_rows=150) as writer:
-        writer.append(numbered_shards().load())
-    return tmp_path / "log"
-
-
-class TestWarnings:
-    @settings(max_examples=25, deadline=None)
-    @given(drawn_logs(), st.integers(0, 2))
-    def test_blocks_do_not_matter(self, drawn, copies):
-        shards = Cut([drawn.log().with_metadata(drawn.log().metadata)] * (copies + 1))
-        assert messages(inspect_log(shards)) == of_whole(shards.load())
-
-    def test_one_stream_cut_into_shards(self):
+    def test_one_stream_cut_into_shards(self, tmp_path):
         """The next observation of a shard's last row is the first observation of the next shard."""
-        whole = numbered_shards().load()
-        shifted = whole.replace(
-            next_observations=np.roll(whole.observations, -1, axis=0), terminated=np.zeros(len(whole), bool)
-        )
-        rows = np.split(np.arange(len(whole)), whole.episode_starts[[20, 40]])
-        shards = Cut([shifted.select(part) for part in rows])
-        found = messages(inspect_log(shards))
-        assert found == of_whole(shards.load())
-        assert any("71 rows" in message for message in found)
-
-
-class TestErrors:
-    def test_all_shards_at_once(self, folder):
-        files = sorted(folder.glob("*.hdf5"))
-        assert len(files) >= 3
-        with h5py.File(files[0], "a") as file:
-            file["rewards"][7:9] = np.nan
-            file["actions"][3] = 9
-        with h5py.File(files[2], "a") as file:
-            file["observations"][11, 1] = np.inf
-        found = inspect_log(open_transitions(folder, lazy=True))
-        assert {finding.severity for finding in found} == {"error"}
-        assert messages(found) == [
-            f"{files[0]}: rewards: NaN or infinite in 2 rows (first: row 7); drop or mend them",
-            f"{files[0]}: actions: outside Discrete(3) in row 3; declare the space anew or mend them",
-            f"{files[2]}: observations: NaN or infinite in row 11; drop or mend them",
-        ]
-
-    def test_a_damaged_shard_is_named(self, folder):
-        first, *_ = files = sorted(folder.glob("*.hdf5"))
-        log = open_transitions(folder, lazy=True)
-        first.write_bytes(first.read_bytes()[:3000])
-        with h5py.File(files[-1], "a") as file:
-            file["rewards"][0] = np.nan
-        found = messages(inspect_log(log))
-        assert len(found) == 2
-        assert str(first) in found[0]
-        assert found[1].startswith(f"{files[-1]}: rewards: NaN")
+        whole = numbered_log()
+        following = np.roll(whole.observations, -1, axis=0)
+        shifted = whole.replace(next_observations=following, terminated=np.zeros(len(whole), bool))
+        found = inspect_log(in_shards(shifted, tmp_path / "shards"))
+        assert found == inspect_log(raw_of(shifted))
+        assert any("71 rows" in finding.message for finding in found)
 
 
 class TestRepeatedRows:
     @pytest.mark.parametrize("parts", [1, 4])
     def test_many_are_estimated_and_memory_is_bounded(self, parts):
         generator = np.random.default_rng(0)
-        log = numbered_shards().logs[0]
+        log = numbered_log()
         rows = log.select(np.zeros(40_000, dtype=int)).replace(rewards=np.arange(40_000.0))
         twice = rows.select(np.append(np.arange(40_000), generator.permutation(40_000)[:20_000]))
         total = RepeatedRows(limit=2000)
@@ -237,21 +155,3 @@ class TestRepeatedRows:
         assert len(total._hashes) <= 2000
         # a binomial number of 20,000 repeated rows with probability 2^−5: 5 standard errors are 20 %
         assert total.count() == pytest.approx(20_000, rel=0.2)
-
-
-class TestShards:
-    @given(drawn_logs())
-    def test_sizes_of_blocks_do_not_matter(self, drawn):
-        log = drawn.log()
-
-        shards = Cut([log], metadata=log.metadata, sha256=log.sha256)
-        assert leaves(summarise(shards).to_json()) == pytest.approx(leaves(summarise(log).to_json()))
-
-    def test_shards_are_one_log(self):
-        shards = numbered_shards(discrete=False)
-        whole = shards.load()
-        shards.sha256 = whole.sha256
-        found = summarise(shards)
-        assert leaves(found.to_json()) == pytest.approx(leaves(summarise(whole).to_json() | {"shards": 3}))
-        assert (found.shards, found.left_out) == (3, ())
-        assert summarise(shards, PassSettings(workers=2)) == found

@@ -9,13 +9,11 @@ from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, d4rl_arrays, roll_out, write_arrays
 
-ENDS, LENGTHS, ROWS = ("terminated", "truncated", "truncated", "terminated", "truncated"), (4, 3, 5, 1, 2), 15
+LENGTHS, ROWS = (4, 3, 5, 1, 2), 15
 
 
 def d4rl(**changes):
-    """Arrays of a D4RL file, some changed; None takes one out."""
-    arrays = d4rl_arrays(roll_out(ENDS, LENGTHS)) | changes
-    return {key: array for key, array in arrays.items() if array is not None}
+    return d4rl_arrays(roll_out(), **changes)
 
 
 def opened(tmp_path, arrays, space=None):
@@ -28,15 +26,15 @@ def noted(log, words):
 
 class TestNextObservations:
     def test_where_they_are_given_every_row_is_kept(self, tmp_path):
-        rollout = roll_out(ENDS, LENGTHS, discrete=False)
+        rollout = roll_out(discrete=False)
         log = opened(tmp_path, d4rl_arrays(rollout), Continuous(2, -1, 1))
         assert_same_rows(log, rollout.transitions(rewards=rollout.transitions().rewards.astype(np.float32)))
         assert log.action_space == Continuous(2, -1, 1)
         assert log.metadata.notes == ()
 
     def test_else_they_follow_inside_episodes_only(self, tmp_path):
-        rollout = roll_out(ENDS, LENGTHS, discrete=False)
-        log = opened(tmp_path, d4rl_arrays(rollout, next_observations=False), Continuous(2, -1, 1))
+        rollout = roll_out(discrete=False)
+        log = opened(tmp_path, d4rl_arrays(rollout, next_observations=None), Continuous(2, -1, 1))
         # episodes 1, 2, 4 end by timeout: their last rows have no next observation in the file
         kept = [row for row in rollout.rows if row.terminated or not row.truncated]
         assert len(log) == 15 - 3
@@ -64,14 +62,14 @@ class TestEpisodes:
 
     def test_without_both_the_doubt_is_put_on_record(self, tmp_path):
         rollout = roll_out(("terminated", "terminated"), (3, 2))
-        log = opened(tmp_path, d4rl_arrays(rollout, next_observations=False, timeouts=False))
+        log = opened(tmp_path, d4rl_arrays(rollout, next_observations=None, timeouts=None))
         np.testing.assert_array_equal(log.episode_lengths, [3, 2])
         assert noted(log, "episodes were taken to end at terminals only")
 
     @pytest.mark.parametrize("timeouts", [None, np.zeros(100, dtype=bool)])
     def test_shuffled_rows_are_not_taken_for_episodes(self, tmp_path, timeouts):
         shuffle = np.random.default_rng(0).permutation(100)
-        arrays = d4rl_arrays(roll_out(("terminated",) * 20, (5,) * 20), timeouts=False)
+        arrays = d4rl_arrays(roll_out(("terminated",) * 20, (5,) * 20), timeouts=None)
         arrays = {key: array[shuffle] for key, array in arrays.items()}
         log = opened(tmp_path, arrays if timeouts is None else arrays | {"timeouts": timeouts})
         assert not log.has_episodes
@@ -79,7 +77,7 @@ class TestEpisodes:
         np.testing.assert_array_equal(log.next_observations, arrays["next_observations"])
 
     def test_interleaved_ones_are_put_in_order(self, tmp_path):
-        log, shuffle = roll_out(ENDS, LENGTHS).transitions(), np.random.default_rng(0).permutation(15)
+        log, shuffle = roll_out().transitions(), np.random.default_rng(0).permutation(15)
         arrays = d4rl(episode_ids=log.episode_ids, steps=log.steps)
         found = opened(tmp_path, {key: array[shuffle] for key, array in arrays.items()})
         assert noted(found, "put in order")
@@ -87,14 +85,8 @@ class TestEpisodes:
             mine, theirs = found.episode_ids == episode, log.episode_ids == episode
             np.testing.assert_array_equal(found.next_observations[mine], log.next_observations[theirs])
 
-    def test_episode_terminals_of_d3rlpy_1(self, tmp_path):
-        log = roll_out(ENDS, LENGTHS).transitions()
-        ends = (log.terminated | log.truncated).astype(np.float32)
-        read = opened(tmp_path, d4rl(timeouts=None, episode_terminals=ends))
-        np.testing.assert_array_equal(read.truncated, log.truncated)
 
-
-LOG = roll_out(ENDS, LENGTHS).transitions()
+LOG = roll_out().transitions()
 WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)
 VARIANTS = {
     "flags": d4rl(),

@@ -1,14 +1,13 @@
-"""Random units of a log, in memory and on disk; their hashes are those of a plain implementation."""
+"""Random units of a log, in memory and on disk."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from koffline.data.disk.samples import Part, sample_units
-from koffline.data.units import unit_hash
 from koffline.errors import DataError
 from koffline.jobs import PassSettings
-from tests.data.shards_in_memory import MemoryShards, numbered_shards
+from tests.data.logs import in_shards, numbered_log
 
 ALONE = {"episode_ids": None, "steps": None}
 
@@ -17,31 +16,10 @@ def numbers(sample) -> list[int]:
     return sample.transitions.rewards.astype(int).tolist()
 
 
-@pytest.fixture(scope="module")
-def shards():
-    return numbered_shards()
-
-
-@pytest.fixture(scope="module")
-def whole(shards):
-    return shards.load()
-
-
 @pytest.mark.parametrize("changes", [{}, ALONE], ids=["episodes", "rows"])
-def test_storage_does_not_decide(changes):
-    """One log in memory, in three shards, in five, read in small blocks: the same units."""
-
-    class SmallBlocks(MemoryShards):
-        def shard_blocks(self, shard, block_rows=None):
-            yield from super().shard_blocks(shard, 5)
-
-    shards = numbered_shards(**changes)
-    whole = shards.load()
-    split = shards.logs[2]
-    half = (split.n_episodes if split.has_episodes else len(split)) // 2
-    take = split.select_episodes if split.has_episodes else split.select
-    count = split.n_episodes if split.has_episodes else len(split)
-    finer = MemoryShards([*shards.logs[:2], take(np.arange(half)), take(np.arange(half, count))])
+def test_storage_does_not_decide(tmp_path, monkeypatch, changes):
+    """One log in memory, in a few shards, in many, read in small blocks: the same units."""
+    whole = numbered_log(**changes)
     expected = sample_units(whole, 100, 3)
     rows = numbers(expected)
     assert rows == sorted(rows)
@@ -49,14 +27,16 @@ def test_storage_does_not_decide(changes):
         np.testing.assert_array_equal(np.unique(whole.episode_ids[rows]), expected.units)
         assert len(rows) == sum(whole.episode_lengths[expected.units])
     assert 0 < len(expected.units) < (whole.n_episodes or len(whole))
-    for log in (shards, finer, SmallBlocks(shards.logs)):
-        found = sample_units(log, 100, 3)
+    for shard_rows, block_bytes in ((150, 2**20), (60, 2**20), (150, 400)):
+        monkeypatch.setattr("koffline.data.disk.log.BLOCK_BYTES", block_bytes)
+        shards = in_shards(whole, tmp_path / f"{shard_rows}-{block_bytes}", shard_rows)
+        found = sample_units(shards, 100, 3)
         np.testing.assert_array_equal(found.units, expected.units)
         assert found.transitions.sha256 == expected.transitions.sha256
 
 
 def test_every_row_is_as_likely_and_pairs_are_too():
-    whole = numbered_shards(**ALONE).load()
+    whole = numbered_log(**ALONE)
     draws, count = 600, len(whole) // 4
     taken = np.zeros((draws, len(whole)))
     for seed in range(draws):
@@ -71,53 +51,23 @@ def test_every_row_is_as_likely_and_pairs_are_too():
     assert neighbours == pytest.approx(expected, rel=0.02)  # 5 standard errors of 600 × 445 pairs
 
 
-def test_parts_divide_the_log(shards, whole):
-    parts = [Part(0.3, 5, held_out) for held_out in (False, True)]
-    kept, out = (sample_units(shards, 10**6, 0, part) for part in parts)
+def test_parts_divide_the_log(tmp_path):
+    whole = numbered_log()
+    shards = in_shards(whole, tmp_path / "log")
+    kept, out = (sample_units(shards, 10**6, 0, Part(0.3, 5, held_out)) for held_out in (False, True))
     assert sorted(numbers(kept) + numbers(out)) == whole.rewards.astype(int).tolist()
     assert 0.1 < len(out.units) / whole.n_episodes < 0.5
     with pytest.raises(DataError, match="hold out another share"):
         sample_units(shards, 10, 0, Part(0.0, 0, True))
 
 
-def test_units_of_shards_that_cannot_be_read_are_missing_on_request(shards):
-    class Damaged(MemoryShards):
-        def shard_blocks(self, shard, block_rows=None):
-            if shard == 1:
-                raise DataError("shard-00001 is damaged; copy it again")
-            yield from super().shard_blocks(shard, block_rows)
-
-    damaged = Damaged(shards.logs)
+def test_units_of_shards_that_cannot_be_read_are_missing_on_request(tmp_path):
+    shards = in_shards(numbered_log(), tmp_path / "log")
+    (tmp_path / "log" / "shard-00001.hdf5").write_bytes(b"")
     with pytest.raises(DataError, match="shard-00001"):
-        sample_units(damaged, 10**6, 3)
-    found = sample_units(damaged, 10**6, 3, settings=PassSettings(skip_bad_shards=True))
-    assert found.skipped == ("shard-00001 is damaged; copy it again",)
-    first = shards.logs[0].n_episodes
-    lost = np.arange(first, first + shards.logs[1].n_episodes)
+        sample_units(shards, 10**6, 3)
+    found = sample_units(shards, 10**6, 3, settings=PassSettings(skip_bad_shards=True))
+    assert ["shard-00001" in reason for reason in found.skipped] == [True]
+    first = shards.shards[0].episodes
+    lost = np.arange(first, first + shards.shards[1].episodes)
     np.testing.assert_array_equal(found.units, np.setdiff1d(np.arange(shards.n_episodes), lost))
-
-
-_MASK = 2**64 - 1
-
-
-def mixed(word):
-    """SplitMix64's output function on Python integers."""
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
-    return word ^ (word >> 31)
-
-
-def hashed(seed, shard, unit):
-    gamma = 0x9E3779B97F4A7C15
-    key = mixed(mixed((seed + gamma) & _MASK) ^ shard)
-    return mixed(mixed((unit * gamma + key) & _MASK) ^ key)
-
-
-@pytest.mark.parametrize("seed", [0, 7, 2**63 + 5])
-@pytest.mark.parametrize("shard", [0, 1, 123_456])
-def test_values_are_those_of_plain_integers(seed, shard):
-    units = np.array([0, 1, 2, 1000, 2**40])
-    expected = [hashed(seed, shard, unit) for unit in units.tolist()]
-    found = unit_hash(seed, shard, units)
-    assert found.dtype == np.uint64
-    assert found.tolist() == expected

@@ -57,12 +57,6 @@ def test_the_source_is_never_replaced(place, source, target, more):
     assert digest_of(place) == before
 
 
-def test_other_files_are_replaced(place):
-    convert("log.hdf5", "log.parquet", "--force")
-    convert("log.parquet", "shards", "--shard-rows", "30", "--force")
-    convert("shards", "new.hdf5")
-
-
 def test_urls_that_are_equal_are_the_same():
     with pytest.raises(ConfigError, match="would replace memory"):
         check_apart(["memory://a/log.parquet"], "memory://a/log.parquet")

@@ -1,9 +1,7 @@
 """Every bad source is one line with a remedy, in memory and lazily."""
 
 import pickle
-import zipfile
 
-import h5py
 import numpy as np
 import pytest
 
@@ -20,12 +18,8 @@ def content(written):
     return lambda path: path.write_bytes(written)
 
 
-def arrays(*lacking, **changes):
-    def write(path):
-        held = d4rl_arrays(roll_out()) | changes
-        write_arrays(path, {key: array for key, array in held.items() if key not in lacking})
-
-    return write
+def arrays(**changes):
+    return lambda path: write_arrays(path, d4rl_arrays(roll_out(), **changes))
 
 
 def all_of(array):
@@ -41,95 +35,33 @@ def ours(format, cut=0):
     return write
 
 
-def groups(path):
-    with h5py.File(path, "w") as file:
-        for key in REQUIRED:
-            file.create_group(key)
-
-
-def corrupt_npz(path):
-    ours("npz")(path)
-    with zipfile.ZipFile(path) as archive:
-        member, following = archive.getinfo("rewards.npy"), archive.getinfo("next_observations.npy")
-    spoiled = bytearray(path.read_bytes())
-    spoiled[following.header_offset - member.compress_size // 2] ^= 0xFF
-    path.write_bytes(spoiled)
-
-
-def zipped(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("archive/data.pkl", "x")
-
-
-def objects(path):
-    with path.open("wb") as file:
-        np.savez(file, **d4rl_arrays(roll_out()) | {"rewards": LOG.rewards.astype(object)})
-
-
-def huge(path):
-    with h5py.File(path, "w") as file:
-        for key, array in d4rl_arrays(roll_out()).items():
-            shape = (2**50, *array.shape[1:])
-            file.create_dataset(key, shape, array.dtype, chunks=(4, *array.shape[1:]))
-
-
-def spoiled(row, value, column):
-    return np.where(np.arange(15) == row, value, column)
-
-
-NO_DATA, NOT_LAZY = "is no data file koffline knows", "is no HDF5 file, which lazy reading needs"
+NOT_LAZY = "is no HDF5 file, which lazy reading needs"
 DAMAGED = "truncated or corrupt HDF5 file .*; copy or export it again"
 # what writes it: what the reader in memory says, and the lazy one where that is something else
 BAD = {
     "missing": (lambda path: None, "does not exist; check the path", ""),
     "text": (content(b"episode,reward\n0,1.0\n"), "is a text file, whatever its name says; give a", NOT_LAZY),
-    "empty": (content(b""), r"is empty \(0 bytes\)", ""),
     "cut HDF5": (ours("hdf5", 500), DAMAGED, ""),
-    "HDF5 header": (content(b"\x89HDF\r\n\x1a\n" + bytes(100)), "truncated or corrupt HDF5", ""),
-    "HDF5 signature": (content(b"\x89HDF"), "truncated or corrupt HDF5", ""),
     "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ", ""),
-    "corrupt NPZ": (corrupt_npz, "truncated or corrupt NPZ", NOT_LAZY),
-    "zip": (zipped, "lacks observations, .*: found keys archive/data.pkl", NOT_LAZY),
     "pickle": (content(pickle.dumps({"a": [1]})), "is a Python pickle, which koffline never", NOT_LAZY),
-    "objects": (objects, "rewards has dtype object, which koffline never loads", NOT_LAZY),
     "gzip": (content(b"\x1f\x8b" + bytes(50)), "is a gzip file", NOT_LAZY),
-    "binary": (content(bytes(range(256))), NO_DATA, NOT_LAZY),
     "keys": (
         lambda path: write_arrays(path, {"obs": np.zeros(3)}),
-        "lacks observations, .*: found keys obs; expected observations, actions, rewards, terminals",
+        "lacks observations, .*: found keys obs; expected obs",
         "lacks observations",
     ),
-    "groups": (groups, "found keys none", ""),
     "folder": (lambda path: path.mkdir(), "holds no Minari dataset", "holds no .hdf5"),
     "words": (all_of(["a", "b"]), "holds values of type object; give numbers", ""),
-    "scalars": (all_of(1.0), "has no rows", ""),
     "no rows": (all_of(np.zeros(0)), "has no rows", ""),
-    "one more": (
-        arrays("next_observations", observations=np.zeros((16, 3))),
-        "one per step and a last one",
-        "",
-    ),
-    "huge": (huge, "it takes 63.1 PB in memory", "declares"),
-    "interleaved": (
-        arrays(episode_ids=np.arange(15) % 2),
-        "its episode goes on",
-        "interleaved; write shards with",
-    ),
-    "not counted": (
-        arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1),
-        "row 0 has step 1, expected 0",
-        "",
-    ),
+    "one more": (arrays(next_observations=None, observations=np.zeros((16, 3))), "and a last one", ""),
+    "interleaved": (arrays(episode_ids=np.arange(15) % 2), "its episode goes on", "interleaved; write"),
+    "not counted": (arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1), "has step 1, expected 0", ""),
     "dump": (ours("d3rlpy"), "", "episode by episode.*--shard-rows N"),
     "minari": (ours("minari"), "", "holds no .hdf5"),
     "packed NPZ": (ours("npz"), "", NOT_LAZY),
-    "derived": (
-        arrays("next_observations"),
-        "",
-        "no next_observations, which lazy reading needs; write shards",
-    ),
+    "derived": (arrays(next_observations=None), "", "no next_observations, which .* needs; write"),
     "d3rlpy 1": (
-        arrays("timeouts", episode_terminals=(LOG.terminated | LOG.truncated).astype(np.float32)),
+        arrays(timeouts=None, episode_terminals=(LOG.terminated | LOG.truncated).astype(np.float32)),
         "",
         "marks episodes by episode_terminals; write shards",
     ),

@@ -9,10 +9,9 @@ import fsspec
 import pytest
 
 from koffline.data import remote
-from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
 from koffline.errors import DataError
-from tests.data.logs import assert_same_rows, roll_out
+from tests.data.logs import assert_same_rows, in_shards, roll_out
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +22,7 @@ def log():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, log):
     place = tmp_path_factory.mktemp("logs")
-    with ShardWriter(place / "shards", 6) as writer:
-        writer.append(log)
+    in_shards(log, place / "shards", 6)
     write_transitions(log, place / "log.hdf5")
     return place
 
@@ -61,11 +59,10 @@ def test_shards_in_a_storage(bucket, copies, log):
 
 
 def test_copies_of_killed_processes_go(bucket, copies, log):
-    done = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    )
+    done = subprocess.Popen([sys.executable, "-c", ""])
+    done.wait()
     with remote.temporary_folder() as mine:
-        left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{int(done.stdout)}-"))
+        left = mine.with_name(mine.name.replace(f"-{os.getpid()}-", f"-{done.pid}-"))
         left.mkdir()
         (left / "shard-00000.hdf5").touch()
         list(open_transitions(f"{bucket}/shards", lazy=True).blocks())
@@ -73,9 +70,9 @@ def test_copies_of_killed_processes_go(bucket, copies, log):
 
 
 def test_single_files_and_patterns(bucket, copies, log):
-    assert_same_rows(open_transitions(f"{bucket}/log.hdf5"), log)
     lazy, eager = (open_transitions(f"{bucket}/log.hdf5", lazy=lazy) for lazy in (True, False))
     assert_same_rows(lazy.load(), log)
+    assert_same_rows(eager, log)
     assert lazy.metadata.source == eager.metadata.source == f"{bucket}/log.hdf5"
     pattern = open_transitions(f"{bucket}/shards/shard-0000*.hdf5", lazy=True)
     assert_same_rows(pattern.load(), log)
@@ -98,9 +95,7 @@ def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
     ("address", "message"),
     [
         ("memory://nowhere/log.hdf5", "does not exist"),
-        ("memory://nowhere/*.hdf5", "does not exist"),
         ("nothing://bucket/log.hdf5", "is no address that fsspec knows"),
-        ("file:///nowhere/log.hdf5", "does not exist"),
     ],
 )
 @pytest.mark.parametrize("lazy", [False, True])

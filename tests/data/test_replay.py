@@ -1,7 +1,5 @@
 """ColumnarReplayBuffer: the right rows as d3rlpy hands them over, for its own algorithms and evaluators."""
 
-import tracemalloc
-
 import numpy as np
 import pytest
 import structlog
@@ -9,7 +7,7 @@ import structlog
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.replay import ColumnarReplayBuffer, ReadOnlyBufferError, from_d3rlpy, to_d3rlpy
 from koffline.data.transitions import Continuous, Discrete, Transitions
-from koffline.errors import DataError, KofflineError
+from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, roll_out
 
 d3rlpy = import_d3rlpy()
@@ -90,14 +88,6 @@ class TestBatches:
         d3rlpy.seed(3)
         np.testing.assert_array_equal(first, draw(None))
 
-    def test_nothing_is_copied(self):
-        log = roll_out(("truncated",) * 20, (100,) * 20, shape=(50,)).transitions()
-        tracemalloc.start()
-        ColumnarReplayBuffer(log, seed=0)
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert peak < log.observations.nbytes / 10
-
     def test_returns_to_go_reach_the_end_of_the_episode(self):
         log = make_log()
         buffer = ColumnarReplayBuffer(log, seed=0)
@@ -140,7 +130,6 @@ class TestViews:
         ):
             with pytest.raises(ReadOnlyBufferError, match=r"cannot grow; for online training use .*to_d3r"):
                 grow()
-        assert issubclass(ReadOnlyBufferError, (KofflineError, NotImplementedError))
 
 
 class TestConversion:
@@ -166,13 +155,10 @@ def make_algo(name, **options):
     return getattr(d3rlpy.algos, f"{name}Config")(batch_size=16, **options).create()
 
 
-@pytest.mark.parametrize("episodes", [True, False])
-@pytest.mark.parametrize("name", ["DiscreteCQL", "CalQL", "ReBRAC"])
+@pytest.mark.parametrize(("name", "episodes"), [("DiscreteCQL", False), ("CalQL", True), ("ReBRAC", True)])
 def test_stock_algorithms_fit(name, episodes):
-    if name == "CalQL" and not episodes:
-        pytest.skip("CalQL needs returns-to-go")
     algo = make_algo(name)
-    buffer = ColumnarReplayBuffer(long_log(name in ("DQN", "DiscreteCQL"), episodes), seed=0)
+    buffer = ColumnarReplayBuffer(long_log(name == "DiscreteCQL", episodes), seed=0)
     algo.build_with_dataset(buffer)
     before = weights_of(algo)
     ((_, losses),) = algo.fit(buffer, n_steps=2, n_steps_per_epoch=2, **QUIET)
@@ -221,9 +207,6 @@ class TestEvaluatorsAndScalers:
         }
         for evaluator, value in expected.items():
             assert evaluator(dqn, buffer) == pytest.approx(value, rel=1e-4), type(evaluator).__name__
-        soft = metrics.SoftOPCEvaluator(return_threshold=-1e9)(dqn, buffer)
-        assert soft == pytest.approx(0.0, abs=1e-6)
-        assert np.isfinite(metrics.DiscountedSumOfAdvantageEvaluator()(dqn, buffer))
 
     @EPISODES
     def test_scalers_see_every_row(self, episodes):

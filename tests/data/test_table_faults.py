@@ -55,25 +55,20 @@ def test_every_cut_is_an_error_in_one_line_or_a_whole_table(tmp_path, suffix):
 
 
 LATIN = BODY.replace("e,", "é,").encode("latin-1")
-LONG_LINE = "id,t,x_1,a,r,done\n" + '"' + "e" * 2**23 + '",0,1,0,1,0\n'
 # name and content of a file, words of the refusal
 FILES = [
     *((f"a.{suffix}", b"", "empty") for suffix in ("parquet", "csv", "arrow")),
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "UTF-8"),
-    ("old.feather", b"FEA1" + bytes(100), "corrupt Arrow"),
     ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "a mapping is for tables"),
     ("a.csv", BODY.encode("utf-16"), "UTF-16"),
     ("a.csv", LATIN, "not UTF-8"),
-    ("a.csv", BODY.replace("id", "idé").encode("latin-1"), "not UTF-8"),
     ("a.csv", BODY + "e,2,3,0,1,1,9\n", "has a row of more fields than the 6 of its header"),
     ("a.csv", BODY.replace("x_1", "r"), "more than one column named r"),
-    ("a.csv", LONG_LINE, "a.csv"),
     ("bomb.csv.gz", gzip.compress(bytes(2**25)), "line ends"),
     ("zeros.csv", BODY.encode() + bytes(2**20), "zeros.csv"),
     ("a.csv", BODY.replace("e,1,", "e,,"), "values are missing (t: 1, of 2 rows)"),
-    ("a.csv", BODY.replace("e,0,", "e,2020-01-01,").replace("e,1,", "e,,"), "values are missing (t: 1, of"),
 ]
 
 
@@ -82,49 +77,43 @@ def test_files_that_are_refused(tmp_path, name, content, words):
     assert words in refusal(write_text(content, tmp_path / name))
 
 
-class TestSources:
-    def test_a_mapping_is_for_tables(self, tmp_path):
-        assert "a mapping is for tables" in refusal(tmp_path)
-        assert "does not exist" in refusal(tmp_path / "none.parquet")
-        path = write(walk(), tmp_path / "log.parquet")
-        assert "--shard-rows" in refusal(path, lazy=True)
-        assert "in memory already" in refusal(open_transitions(path, mapping=MAPPING))
-        nothing = pa.table({name: pa.array(column).slice(0, 0) for name, column in walk().items()})
-        assert "no rows" in refusal(write(nothing, tmp_path / "b.parquet"))
-        for suffix in FORMATS:
-            message = refusal(write(walk(), tmp_path / f"log.{suffix}"), mapping=None)
-            assert "--observations 'x_*' --action a --reward r --episode id --time t" in message
-
-    def test_recognition_by_content(self, tmp_path):
-        for suffix in ("parquet", "arrow", "arrows"):
-            renamed = write(walk(), tmp_path / f"log.{suffix}").rename(tmp_path / f"{suffix}.dat")
-            assert len(open_transitions(renamed, mapping=MAPPING)) == 6
-
-    def test_links_in_folders_are_not_followed(self, tmp_path):
-        inside, outside = tmp_path / "in", tmp_path / "out"
-        inside.mkdir()
-        outside.mkdir()
-        write(walk(), outside / "other.parquet")
-        write(walk(), inside / "log.parquet")
-        (inside / "more").symlink_to(outside)
-        assert len(open_transitions(inside, mapping=MAPPING)) == 6
+def test_a_mapping_is_for_tables_and_asked_for(tmp_path):
+    assert "a mapping is for tables" in refusal(tmp_path)
+    path = write(walk(), tmp_path / "log.parquet")
+    assert "--shard-rows" in refusal(path, lazy=True)
+    assert "in memory already" in refusal(open_transitions(path, mapping=MAPPING))
+    for suffix in FORMATS:  # known by their content, but for text
+        name = "log.dat" if suffix in ("parquet", "arrow", "arrows") else f"log.{suffix}"
+        path = write(walk(), tmp_path / f"log.{suffix}").rename(tmp_path / name)
+        message = refusal(path, mapping=None)
+        assert "--observations 'x_*' --action a --reward r --episode id --time t" in message
 
 
-@pytest.mark.parametrize("read", ["TableStream", "open_transitions"])
-def test_statistics_on_which_arrow_ends_the_process(read):
+def test_links_in_folders_are_not_followed(tmp_path):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    inside.mkdir()
+    outside.mkdir()
+    write(walk(), outside / "other.parquet")
+    write(walk(), inside / "log.parquet")
+    (inside / "more").symlink_to(outside)
+    assert len(open_transitions(inside, mapping=MAPPING)) == 6
+
+
+def test_statistics_on_which_arrow_ends_the_process():
     """Found by fuzzing; in a process of its own, which the fault would end."""
     path = Path(__file__).parent / "files" / "damaged_statistics.parquet"
     code = (
         "import sys; from koffline.data.sources import open_transitions\n"
         "from koffline.errors import DataError\n"
         "from koffline.data.table.reading import TableStream; from tests.data.table_rows import MAPPING\n"
-        f"try:\n    {read}(sys.argv[1], mapping={{**MAPPING, 'action': 'x_0'}})\n"
-        "except DataError as error:\n    print(error)"
+        "for read in (open_transitions, TableStream):\n    try:\n"
+        "        read(sys.argv[1], mapping={**MAPPING, 'action': 'x_0'})\n"
+        "    except DataError as error:\n        print(error)"
     )
     words = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(words, cwd=path.parents[3], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "is a truncated or corrupt Parquet file (Repetition level histogram size mismatch" in done.stdout
+    assert done.stdout.count("corrupt Parquet file (Repetition level histogram size mismatch") == 2
 
 
 def test_columns_of_unequal_length(tmp_path):

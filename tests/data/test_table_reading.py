@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import uuid
 
 import fsspec
@@ -29,10 +28,6 @@ def read(columns, tmp_path, action_space=None, name="log.parquet", **changes):
     return open_transitions(write(columns, tmp_path / name), action_space, mapping={**MAPPING, **changes})
 
 
-def notes(*arguments, **changes):
-    return " ".join(read(*arguments, **changes).metadata.notes)
-
-
 def assert_same(log, other):
     for name in COLUMNS:
         np.testing.assert_array_equal(getattr(log, name), getattr(other, name))
@@ -54,13 +49,6 @@ class TestFormats:
         assert log.action_space == Discrete(2)
         assert log.metadata.extra["action_names"] == ["left", "right"]
         assert "; 2 rows were left out" in " ".join(log.metadata.notes)
-        mixed = shuffled(walk())
-        found = read(mixed, tmp_path, name=f"mixed.{suffix}")
-        first = list(dict.fromkeys(mixed["id"]))
-        order = sorted(range(len(log)), key=lambda i: first.index(f"e{log.episode_ids[i]}"))
-        for name in ("observations", "rewards", "next_observations", "actions"):
-            np.testing.assert_array_equal(getattr(found, name), getattr(log, name)[order])
-        assert "put together and in time order" in " ".join(found.metadata.notes)
 
     def test_a_folder_a_pattern_and_remote_storage(self, tmp_path):
         table, whole = pa.table(walk()), read(walk(), tmp_path)
@@ -94,12 +82,6 @@ class TestFormats:
         found["x"] = pa.array(stacked.tolist(), pa.list_(pa.float64()))
         assert_same(read(pa.table(found), tmp_path, observations="x"), expected)
 
-    @pytest.mark.parametrize("suffix", ["parquet", "csv", "arrow"])
-    def test_too_many_columns(self, tmp_path, monkeypatch, suffix):
-        monkeypatch.setattr(table_rows, "_MOST_COLUMNS", 6)
-        with pytest.raises(DataError, match="has 7 columns, more than 6; store observations as one"):
-            read(walk(), tmp_path, name=f"log.{suffix}")
-
     def test_dtypes_follow_the_types_not_the_values(self, tmp_path):
         narrow = {"x_1": np.arange(N, dtype=np.float32), "x_2": np.arange(N, dtype=np.int16)}
         assert read(walk(**narrow), tmp_path).observations.dtype == np.float32
@@ -116,10 +98,7 @@ class TestActions:
         ("values", "mapping", "asked", "space", "kept"),
         [
             ([0, 1, 2, 0, 1, 2, 0, 1], {}, None, Discrete(3), [0, 1, 2, 1, 2, 0]),
-            ([0.5] * N, {}, None, Continuous(1), [[0.5]] * 6),
             ([0.5] * N, {}, Continuous(1, -1, 1), Continuous(1, -1, 1), [[0.5]] * 6),
-            ([0.0, 1.0] * 4, {}, Discrete(2), Discrete(2), [0, 1, 0, 0, 1, 0]),
-            ([0, 1, 2, 3, 4, 5, 6, 9_999], {}, None, Discrete(10_000), [0, 1, 2, 4, 5, 6]),
             ([0, 1, 2, 3, 4, 5, 6, 19_999], {}, Discrete(20_000), Discrete(20_000), [0, 1, 2, 4, 5, 6]),
             ([i % 2 == 0 for i in range(N)], {}, None, Discrete(2), [1, 0, 1, 1, 0, 1]),
             (None, {"action_names": ["right", "stay", "left"]}, None, Discrete(3), [0, 2, 2, 2, 2, 0]),
@@ -136,8 +115,9 @@ class TestActions:
 class TestEpisodes:
     def test_one_record_is_cut_by_its_flags(self, tmp_path):
         table = walk(t=range(N), done=[False, False, True, False, False, True, False, False])
-        np.testing.assert_array_equal(read(table, tmp_path, episode=None).steps, [0, 1, 2, 0, 1, 2, 0])
-        assert "taken as one record" in notes(table, tmp_path, episode=None)
+        log = read(table, tmp_path, episode=None)
+        np.testing.assert_array_equal(log.steps, [0, 1, 2, 0, 1, 2, 0])
+        assert "taken as one record" in " ".join(log.metadata.notes)
 
     def test_rows_that_stand_alone(self, tmp_path):
         table = walk(y_1=[1.0] * N, y_2=[2.0] * N)
@@ -188,7 +168,6 @@ class TestImputation:
         assert "8 missing values in x_1 were replaced (mean" in " ".join(whole.metadata.notes)
 
 
-MAP = pa.map_(pa.string(), pa.int64())
 # columns of the table, changes of the mapping, words of the refusal
 REFUSALS = [
     ({"a": ["x"] * 7 + ["y"]}, {"action_names": ["x"]}, "holds 'y', action_names are ('x',)"),
@@ -201,28 +180,20 @@ REFUSALS = [
      "'e0', t 1)"),
     ({}, {"episode": None}, "name the episode column"),
     ({"t": [True] * N}, {}, "no order in time"),
-    ({"id": [[1]] * N}, {}, "give one id per row"),
     ({"done": [True, False, True, False, True, True, False, False]}, {},
      "set in 3 rows whose episode goes on afterwards (2 episodes)"),
     ({"done": ["0"] * 7 + ["maybe"]}, {}, "holds 'maybe' (1 row is neither"),
     ({"p": [0.5] * 7 + [1.5]}, {"behavior_probability": "p"},
      "column p holds 1.5 (1 row holds no probability"),
-    ({"p": [-0.5] * 6 + [0.25] * 2}, {"behavior_log_probability": "p"}, "(2 rows hold no logarithm"),
     ({"x_1": [None, np.nan, *range(6)], "r": [None, *range(7)], "a": [None, *"1234567"]}, {},
      "values are missing (x_1: 2, r: 1, a: 1, of 8 rows); drop those rows, or replace values on request, "
      "as in --impute x_1=mean"),
-    ({"x_1": [np.nan] * N}, {"impute": "mean"}, "x_1 has no value to take the mean of"),
     ({"x_1": [None] + [1.0] * 7}, {"impute": "forward"}, "1 missing value with no earlier"),
-    ({}, {"impute": {"a": "zero"}}, "only observations, reward and weight"),
-    ({**LISTS, "x": [[1.0, None]] * N}, {"observations": "x", "impute": "zero"}, "cannot be imputed"),
     ({**LISTS, "x": [[1.0]] * 7 + [[1.0, 2.0]]}, {"observations": "x"}, "1 and 2 numbers"),
-    ({**LISTS, "x": [[1.0]] * N, "y": [[1.0, 2.0]] * N}, {"observations": "x", "next_observations": "y"},
-     "shape"),
     ({**LISTS, "x": [[1.0, np.inf]] * N}, {"observations": "x"}, "infinite (x: 8, of 8 rows)"),
     *(({column: [0.5] * 7 + [-np.inf]}, {}, f"infinite ({column}: 1, of 8 rows)") for column in ("r", "a")),
     *(({"x_1": column}, {}, "needed are numbers") for column in (
-        pa.array([{"deep": 1}] * N), pa.array([[("k", 1)]] * N, MAP), pa.array([[[1.0]]] * N),
-        pa.array([datetime.date(2020, 1, 1)] * N), pa.array(["1"] * N), pa.nulls(N))),
+        pa.array([{"deep": 1}] * N), pa.array([[[1.0]]] * N), pa.array(["1"] * N), pa.nulls(N))),
 ]  # fmt: skip
 
 
@@ -237,12 +208,7 @@ def test_refusals(tmp_path, columns, mapping, words):
 
 
 class TestOtherRefusals:
-    def test_rows(self, tmp_path):
-        n = 10_001
-        many = walk((n,), (True,), a=[f"name {i}" for i in range(n)])
-        for columns, words in ((many, "10000 different"), (walk((1, 1), (False,) * 2), "no row has a")):
-            with pytest.raises(DataError, match=words):
-                read(columns, tmp_path, name="log.csv")
+    def test_cells(self, tmp_path):
         text = "id,t,x_1,a,r,done\ne,0,1,0,1,0\ne,1,{},0,1,1\n"
         for value, words in (("oops", r"x_1 in row 2 is not all numbers \('oops'\)"), ("1e400", "infin")):
             with pytest.raises(DataError, match=words):

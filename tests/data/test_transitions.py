@@ -28,6 +28,7 @@ class TestConstruction:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
+            ({name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS}, "no rows"),
             ({"rewards": [1.0, 2.0, 3.0]}, "rewards has 3 rows, observations 4; re-export"),
             ({"rewards": [1.0, np.nan, np.inf, 0.0]}, "rewards holds nan in row 1; drop or mend"),
             ({"rewards": ["a", "b", "c", "d"]}, "rewards has dtype <U1; give numbers"),
@@ -56,10 +57,6 @@ class TestConstruction:
         with pytest.raises(DataError, match=words) as error:
             small(**changes)
         assert "\n" not in str(error.value)
-
-    def test_empty_data(self):
-        with pytest.raises(DataError, match="no rows"):
-            small(**{name: getattr(small(), name)[:0] for name in REQUIRED_COLUMNS})
 
     def test_bounds_allow_for_rounding_only(self):
         actions = np.full((4, 1), np.float32(1.0) + np.float32(1e-6))
@@ -97,16 +94,3 @@ class TestDigest:
     )
     def test_changes_with_the_rows(self, changes):
         assert small(**changes).sha256 != small().sha256
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(lambda n=n: Discrete(n) for n in (0, 2.0, True, None)),
-        *(lambda b=b: Continuous(*b) for b in ((0,), (2, 1.0, 0.0), (2, [0.0] * 3), (1, np.nan), (1, "a"))),
-        *(lambda gamma=gamma: Metadata(gamma=gamma) for gamma in (0.0, 1.0, np.nan)),
-    ],
-)
-def test_spaces_and_discounts_are_checked(make):
-    with pytest.raises(DataError):
-        make()
