@@ -6,7 +6,7 @@ import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.learning import draw_ensemble, start_values
-from koffline.ope.residuals import compute_residuals, summarise_residuals
+from koffline.ope.residuals import summarise_residuals
 from tests.ope.problems import plain_q, prepared, stack
 
 KINDS = ("discrete", "continuous")
@@ -67,12 +67,3 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(monkeypatch):
     assert summary.mean == pytest.approx(own.mean(), abs=1e-5)
     assert summary.rms == pytest.approx(np.sqrt(np.mean(own**2)), rel=1e-5)
     np.testing.assert_allclose(summary.sample, own, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_residuals_row_by_row(kind):
-    problem = prepared(kind)
-    network, table = stack(problem)
-    found = compute_residuals(network, table, slice(None)).numpy()
-    for replica in range(2):
-        np.testing.assert_allclose(found[replica], plain_residuals(problem, network, replica), atol=1e-6)

@@ -20,20 +20,28 @@ class Known:
 
     transitions: koffline.Transitions
     policy: DiscretePolicy
+    world: EmbeddedMDP
+    target: np.ndarray
     gamma: float
     q: Callable[[np.ndarray, np.ndarray], np.ndarray]
     v: Callable[[np.ndarray], np.ndarray]
 
 
 def known_problem(
-    seed: int, n: int, kind: str = "iid", gamma: float = 0.9, behavior: bool = False, states: int = 20
+    seed: int,
+    n: int,
+    kind: str = "iid",
+    gamma: float = 0.9,
+    behavior: bool = False,
+    states: int = 20,
+    ending: float = 0.0,
 ) -> Known:
     """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
 
     behavior: the log is another policy's, with its log probabilities.
     """
     generator = np.random.default_rng(seed)
-    mdp = random_mdp(states, 2, generator)
+    mdp = random_mdp(states, 2, generator, ending=ending)
     world = EmbeddedMDP(mdp, generator.uniform(-1.0, 1.0, size=(states, 2)))
     target, other = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
     writer = other if behavior else target
@@ -50,6 +58,8 @@ def known_problem(
     return Known(
         rows,
         DiscretePolicy(2, world.policy(target), name="target"),
+        world,
+        target,
         gamma,
         lambda s, a: q[world.states_of(s), a],
         lambda s: v[world.states_of(s)],

@@ -7,7 +7,7 @@ import koffline
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.kernels import Linear
 from koffline.ope.bellman_test import front
-from koffline.ope.bellman_test.rows import action_ratios, block_numbers, window_matrix
+from koffline.ope.bellman_test.rows import window_matrix
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import ONLY_ACTION, known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
@@ -45,19 +45,6 @@ def test_windows_are_the_recursion(window: int, of_state: bool) -> None:
         assert found[row] == pytest.approx(expected, abs=1e-12)
 
 
-def test_blocks_stay_in_episodes_and_ratios_are_policy_over_behavior() -> None:
-    numbers = block_numbers(discrete_log(80, 20), 2)
-    np.testing.assert_array_equal(numbers[:40], [0] * 16 + [1] * 4 + [2] * 16 + [3] * 4)
-    log = discrete_log(12, 3, behavior_log_probabilities=np.full(12, np.log(1 / 3)))
-    ratios, said = action_ratios(log, SOFT, 2, None, of_state=False)
-    expected = SOFT.probabilities(log.observations)[np.arange(12), log.actions] * 3.0
-    np.testing.assert_allclose(ratios, expected)
-    assert "importance ratios" in said[0]
-    plain, nothing = action_ratios(log, SOFT, 1, None, of_state=False)
-    assert (plain == 1.0).all()
-    assert nothing == ()
-
-
 def test_state_function_of_off_policy_log_is_reweighted() -> None:
     """V^π on another policy's log: rejected if taken for on-policy, not with ratios."""
     known = known_problem(5, 1500, behavior=True)
@@ -68,16 +55,6 @@ def test_state_function_of_off_policy_log_is_reweighted() -> None:
     assert with_ratios.kind == "state"
     assert with_ratios.p_value > 0.05
     assert without.p_value == 1e-3  # of 999 draws
-
-
-@pytest.mark.parametrize("features", [0, 64])
-def test_gram_and_features_on_every_log(features: int) -> None:
-    for log, policy in ((discrete_log(), SOFT), (continuous_log(), NOISY)):
-        result = koffline.bellman_test(
-            lambda s, a: 30.0 + simple_q(s, a), log, policy, 0.9, features=features
-        )
-        assert result.features == features
-        assert result.rejects  # an error of 30 everywhere leaves −3 in every residual
 
 
 def test_training_rows_are_refused_unless_allowed() -> None:

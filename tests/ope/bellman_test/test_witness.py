@@ -41,14 +41,6 @@ def test_witness_is_the_loop(kind: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-def test_kernel_loss_is_the_squared_norm_of_the_witness(plain) -> None:
-    """‖f*‖² = n⁻² Σ δ δ k = T/n: the mean of δ f*(x) over the rows."""
-    log, residuals = discrete_log(), plain.case.window_residuals
-    statistic = koffline.bellman_test(simple_q, log, SOFT, 0.9).statistic
-    at_rows = plain(log.observations, log.actions).witness
-    assert residuals @ at_rows / len(log) == pytest.approx(statistic / len(log), rel=1e-10)
-
-
 def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> None:
     known, result = broken
     assert result.rejects

@@ -18,6 +18,7 @@ from koffline.ope.names import OVER_EPISODES
 from koffline.ope.results import PointEstimate, Unavailable
 from koffline.ope.value_functions import RowValues
 from koffline.policies import DiscretePolicy
+from tests.ope.problems import uneven_log
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,37 +107,15 @@ def log_of_steps(
     return Transitions(**{**given, **columns})
 
 
-def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: bool = False) -> Case:
-    """Episodes of 1 … longest steps, some ended by the world, with unequal weights of episodes."""
-    generator = np.random.default_rng(seed)
-    lengths = generator.integers(1, longest + 1, size=n_episodes)
-    rows = int(lengths.sum())
-    ends = np.cumsum(lengths) - 1
-    ended = generator.random(n_episodes) < 0.6
-    terminated = np.zeros(rows, dtype=bool)
-    terminated[ends] = ended
-    truncated = np.zeros(rows, dtype=bool)
-    truncated[ends] = ~ended
-    transitions = Transitions(
-        observations=generator.standard_normal((rows, 2)),
-        actions=generator.integers(3, size=rows),
-        rewards=generator.standard_normal(rows),
-        next_observations=generator.standard_normal((rows, 2)),
-        terminated=terminated,
-        truncated=truncated,
-        action_space=Discrete(3),
-        episode_ids=np.repeat(np.arange(n_episodes), lengths),
-        weights=np.repeat(generator.uniform(0.5, 2.0, n_episodes), lengths),
-    )
+def random_case(seed: int = 0, n_episodes: int = 9, zeros: bool = False) -> Case:
+    """Episodes of many lengths and weights, some ended by the world; random ratios, some of them zero."""
+    transitions, generator = uneven_log("discrete", n_episodes, seed), np.random.default_rng(seed + 100)
+    rows = len(transitions)
     log_ratios = generator.normal(0.0, 0.7, size=rows)
     if zeros:
         log_ratios[generator.random(rows) < 0.2] = -np.inf
     # v(s_{t+1}) of a row is v(s) of the next: the reference has one number for both.
-    model = RowValues(
-        generator.standard_normal(rows),
-        generator.standard_normal(rows),
-        generator.standard_normal(n_episodes),
-    )
+    model = RowValues(*(generator.standard_normal(count) for count in (rows, rows, n_episodes)))
     return Case(transitions, log_ratios, model, 0.9)
 
 

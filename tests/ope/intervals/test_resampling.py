@@ -8,7 +8,6 @@ import torch
 
 import koffline.ope.intervals.resampling as resampling
 from koffline.config import make_settings
-from koffline.errors import ConfigError
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.calibrated import make_profile
@@ -107,21 +106,6 @@ def test_high_levels_get_the_draws_they_need() -> None:
     _, system = finite_system("chain_tuples", rows=300)
     result = make_interval("bootstrap-pivot", system, level=0.9995, draws=999)
     assert result.details["draws"] == 3999
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("kernel", {}, "give one of bootstrap-pivot"),
-        ("dual", {"level": 2.0}, "level is 2.0"),
-        ("dual", {"norm_bound": 0.0}, "norm_bound is 0.0"),
-        ("dual", {"value_bounds": (2.0, 1.0)}, "value_bounds is .*the lower bound comes first"),
-        ("dual", {"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds"),
-    ],
-)
-def test_bad_options(kind: str, options: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_interval(kind, small_system(), **options)
 
 
 @pytest.fixture(scope="module")
