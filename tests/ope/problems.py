@@ -75,15 +75,17 @@ def stack(problem: EvaluationProblem, replicas: int = 2) -> tuple[StackedMLP, ob
     return network, make_table(problem, "cpu").to("cpu", torch.float64)
 
 
+def plain_hidden(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
+    """Last hidden units (B, h) of one network, layer by layer in numpy."""
+    for weight, bias in network.layers(network.flat)[:-1]:
+        inputs = np.maximum(inputs @ weight[replica].numpy() + bias[replica].numpy(), 0.0)
+    return inputs
+
+
 def plain_q(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
-    """Outputs (B, n) of one network, layer by layer in numpy."""
-    hidden = inputs
-    layers = network.layers(network.flat)
-    for number, (weight, bias) in enumerate(layers):
-        hidden = hidden @ weight[replica].numpy() + bias[replica].numpy()
-        if number < len(layers) - 1:
-            hidden = np.maximum(hidden, 0.0)
-    return hidden
+    """Outputs (B, n) of one network."""
+    weight, bias = network.layers(network.flat)[-1]
+    return plain_hidden(network, replica, inputs) @ weight[replica].numpy() + bias[replica].numpy()
 
 
 def uneven_log(kind: str, episodes: int = 60, seed: int = 8) -> koffline.Transitions:

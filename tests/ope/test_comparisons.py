@@ -12,10 +12,7 @@ from koffline.ope.comparisons import (
     compare_intervals,
     compare_replicas,
     holm,
-    regret_at_k,
-    relative_regret_at_k,
     score_selection,
-    spearman,
 )
 from koffline.ope.results import Interval
 
@@ -78,33 +75,20 @@ def test_holm_by_hand() -> None:
     assert holm(np.array([0.9, 0.8])) == pytest.approx([1.0, 1.0])
 
 
-def test_regret_by_hand() -> None:
-    for k, regret in enumerate((3.0, 3.0, 0.0, 0.0), start=1):
-        assert regret_at_k(ESTIMATES, TRUTHS, k) == regret
-        assert relative_regret_at_k(ESTIMATES, TRUTHS, k) == regret / 8.0
-    for truths, regret in (([0.0, 5.0], 5.0), ([5.0, 0.0], 0.0)):  # ties go to the earlier policy
-        assert regret_at_k(np.array([1.0, 1.0]), np.array(truths), 1) == regret
-
-
-def test_rank_correlations_by_hand_and_under_monotone_maps() -> None:
-    # Ranks of the estimates 2, 4, 3, 1; of the truths 4, 3, 2, 1: squared differences 4 + 1 + 1 + 0 = 6.
-    assert spearman(ESTIMATES, TRUTHS) == pytest.approx(1.0 - 6.0 * 6.0 / (4 * 15))
-    expected = spearman(ESTIMATES, TRUTHS)
-    assert spearman(np.exp(ESTIMATES), 3.0 * TRUTHS - 100.0) == pytest.approx(expected)
-    assert spearman(-ESTIMATES, TRUTHS) == pytest.approx(-expected)
-
-
-def test_all_metrics_at_once() -> None:
+def test_metrics_by_hand() -> None:
+    """Ranks of the estimates 2, 4, 3, 1; of the truths 4, 3, 2, 1: squared differences 4 + 1 + 1 + 0 = 6."""
     intervals = [Interval(*ends, 0.95, "x") for ends in ((4.0, 10.0), (6.0, 9.0), (5.0, 7.0), (0.0, 2.0))]
     found = score_selection(ESTIMATES, TRUTHS, intervals)
     assert found.regret_at_k == (3.0, 3.0, 0.0, 0.0)
     assert found.relative_regret_at_1 == 3.0 / 8.0
+    assert found.spearman == pytest.approx(1.0 - 6.0 * 6.0 / (4 * 15))
     assert found.mean_absolute_error == (5 + 1 + 2 + 1) / 4
     assert found.mean_relative_error == pytest.approx((0.5 + 1 / 7 + 0.5 + 0.5) / 4)
     assert found.coverage == 0.75
-    assert score_selection(ESTIMATES, TRUTHS).coverage is None
+    tied = [score_selection(np.ones(2), np.array(truths)) for truths in ([0.0, 5.0], [5.0, 0.0])]
+    assert [one.regret_at_k[0] for one in tied] == [5.0, 0.0]  # ties go to the earlier policy
     flat = score_selection(np.ones(4), np.ones(4))
-    assert (flat.spearman, flat.relative_regret_at_1) == (None, None)
+    assert (flat.spearman, flat.relative_regret_at_1, flat.coverage) == (None, None, None)
     assert score_selection(ESTIMATES, TRUTHS * [1.0, 1.0, 1.0, 0.0]).mean_relative_error is None
 
 

@@ -23,11 +23,6 @@ QUICK = {
     "feature_source": "random",
 }
 NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
-ONE = "the log has one episode that counts (copies and weights near zero do not): that says nothing of spread"
-FAR = (
-    "98% of a constant reward's value lies beyond what any episode shows (the longest has 20 steps); "
-    "log longer episodes, or ask for a gamma of 0.965 or less"
-)
 
 
 def cut_after_twenty(episodes: int, gamma: float = 0.95):
@@ -46,17 +41,13 @@ class TestCopies:
         many = copied(problem.transitions, 15)
         found = estimate_all(many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
         assert found.n_episodes == 150
-        assert (
-            "The log has 150 episodes, only 10 of them different: copies count as weight and not as evidence."
-            in found.warnings
-        )
+        assert any("150 episodes, only 10 of them different" in warning for warning in found.warnings)
         for row, expected in zip(found.rows, alone.rows, strict=True):
             assert row.estimate.value == pytest.approx(expected.estimate.value, rel=1e-9)
             assert (row.estimate.interval is None) == (expected.estimate.interval is None)
             if row.estimate.interval is not None:
-                assert row.estimate.interval.width == pytest.approx(
-                    expected.estimate.interval.width, rel=1e-9
-                )
+                width = expected.estimate.interval.width
+                assert row.estimate.interval.width == pytest.approx(width, rel=1e-9)
 
     def test_their_weights_add_up_row_by_row(self):
         log = copied(cut_after_twenty(2).transitions, 3)
@@ -101,14 +92,14 @@ class TestTooLittle:
         for name in ("kloss", "lstdq"):
             found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, **QUICK)
             assert found.interval is None
-            assert any(ONE in warning for warning in found.warnings)
+            assert any("the log has one episode that counts" in warning for warning in found.warnings)
 
     @pytest.mark.parametrize("name", ["kloss", "fqe", "lstdq", "mwl", "wpdis", "drl"])
     def test_a_future_that_no_episode_shows(self, name):
         problem = cut_after_twenty(20, 0.999)
         found = koffline.evaluate(problem.transitions, problem.policy, 0.999, estimator=name, **QUICK)
         assert found.interval is None
-        assert any(f"No interval: {FAR}" in warning for warning in found.warnings)
+        assert any("ask for a gamma of 0.965" in warning for warning in found.warnings)
 
     def test_a_certificate_holds_all_the_same(self):
         problem = cut_after_twenty(20, 0.999)
@@ -144,31 +135,20 @@ class TestPossibleValues:
             assert low <= total <= high
 
     def test_an_interval_is_cut_and_says_so(self):
-        limits = Limits(30.0, True, False, 50, 0.1, 0.9, (-1.0, 1.0))
-        whole = Interval(-0.3, 1.27, 0.95, "bootstrap")
+        limits, whole = Limits(30.0, True, False, 50, 0.1, 0.9, (-1.0, 1.0)), Interval(-0.3, 1.27, 0.95, "x")
         part, note = limits.cut(whole)
         assert (part.low, part.high) == (-0.3, 1.0)
-        assert note == (
-            "The interval [-0.3, 1.27] was cut to [-1, 1], where rewards like the log's put every value."
-        )
-        assert limits.cut(dataclasses.replace(whole, high=1.0005)) == (
-            dataclasses.replace(whole, high=1.0),
-            None,
-        )
+        assert "was cut to [-1, 1]" in note
         nothing, reason = limits.cut(dataclasses.replace(whole, low=1.1))
         assert nothing is None
-        assert reason.startswith("No interval: [1.1, 1.27] lies wholly outside [-1, 1]")
+        assert "lies wholly outside [-1, 1]" in reason
 
     def test_an_impossible_estimate_has_no_interval(self):
         problem = cut_after_twenty(10)
         found = koffline.evaluate(problem.transitions, problem.policy, 0.95, estimator="lstdq", **QUICK)
         assert found.value == pytest.approx(-2.0)
         assert found.interval is None
-        assert any(
-            "lies outside [-2, 58], where rewards like the log's put every value; "
-            "the nearest possible value is given." in warning
-            for warning in found.warnings
-        )
+        assert any("lies outside [-2, 58]" in warning for warning in found.warnings)
 
     @pytest.mark.parametrize("rows", [4000, 1500])
     def test_constant_rewards_have_one_value(self, rows):

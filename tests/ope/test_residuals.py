@@ -40,9 +40,10 @@ def test_start_values_are_expectations_within_bounds(kind):
         assert float(start_values(network, problem)[1, start]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_held_out_loss_is_the_u_statistic_of_unseen_rows(monkeypatch):
+@pytest.mark.parametrize("kind", KINDS)
+def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
     monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 13)
-    problem = prepared("discrete")
+    problem = prepared(kind)
     network, table = stack(problem, replicas=3)
     ensemble = draw_ensemble(problem, 1, 2, seed=5)
     instruments = random_fourier_features(

@@ -52,16 +52,7 @@ def test_a_run_folder_says_what_its_model_was_trained_on(tmp_path) -> None:
 
     generator = np.random.default_rng(0)
     states = generator.normal(size=(41, 4)).astype(np.float32)
-    log = koffline.Transitions(
-        observations=states[:-1],
-        actions=generator.integers(3, size=40),
-        rewards=states[:-1, 0],
-        next_observations=states[1:],
-        terminated=np.zeros(40, bool),
-        truncated=np.arange(40) % 10 == 9,
-        action_space=koffline.Discrete(3),
-        episode_ids=np.arange(40) // 10,
-    )
+    log = discrete_log(40, observations=states[:-1], next_observations=states[1:])
     write_transitions(log, str(tmp_path / "log.npz"), None, False)
     data = {"source": str(tmp_path / "log.npz"), "discrete": 3, "continuous": None}
     data["split"] = {"held_out": 0.25, "seed": 0}

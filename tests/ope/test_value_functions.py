@@ -33,13 +33,6 @@ def test_a_function_of_actions_or_a_table_of_them(given) -> None:
     np.testing.assert_allclose(made.expected(STATES, SOFT), expected, rtol=1e-12)
 
 
-def test_a_function_of_states_ignores_actions_and_policy() -> None:
-    made = as_value_function(lambda states: states[:, 0], THREE, (2,))
-    assert made.kind == STATE
-    np.testing.assert_array_equal(made.values(STATES), STATES[:, 0])
-    np.testing.assert_array_equal(made.expected(STATES, SOFT), STATES[:, 0])
-
-
 def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
     made = as_value_function(lambda states, actions: actions[:, 0], ONE, (2,))
     generator = np.random.default_rng(1)
@@ -56,8 +49,9 @@ def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
     (tmp_path / "my_values.py").write_text("def v(states):\n    return states.sum(axis=1)\n")
     monkeypatch.chdir(tmp_path)
     named = as_value_function("my_values:v", THREE, (2,))
-    assert named.kind == STATE
+    assert named.kind == STATE  # whatever the actions and the policy
     np.testing.assert_allclose(named.values(STATES), STATES.sum(axis=1))
+    np.testing.assert_allclose(named.expected(STATES, SOFT), STATES.sum(axis=1))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -74,6 +68,12 @@ def test_torchscript(tmp_path) -> None:
 def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) -> None:
     from tests import d3_models
 
+    for actions, shape, message in (
+        (3, (4,), "4 discrete actions, the log has 3"),
+        (4, (2,), r"shape \(4,\)"),
+    ):
+        with pytest.raises(DataError, match=message):
+            as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)
     raw = d3_models.raw_observations(16)
     actions = np.arange(16) % 3
     scaled = d3_models.build("DQN", 3, observation_scaler=d3_models.standard_scaler())
@@ -125,17 +125,3 @@ def test_an_evaluation_gives_its_value_function() -> None:
     assert without.value_function is None
     with pytest.raises(DataError, match="Estimate is no value function"):
         as_value_function(without, THREE, (2,))
-
-
-@pytest.mark.parametrize(
-    ("actions", "shape", "message"),
-    [
-        (3, (4,), "4 discrete actions, the log has 3"),
-        (4, (2,), r"shape \(4,\), the log has observations of shape \(2,\)"),
-    ],
-)
-def test_models_of_another_log_are_refused(actions, shape, message) -> None:
-    from tests import d3_models
-
-    with pytest.raises(DataError, match=message):
-        as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)

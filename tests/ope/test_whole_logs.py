@@ -127,16 +127,8 @@ def test_weights_of_another_mean_outside_the_sample(stored) -> None:
     held = hold(memory, 150, seed=0).sample.units
     weights = np.where(np.isin(memory.episode_ids, held), 0.1, 3.0)
     log = memory.replace(weights=weights)
-    found = estimate_all(
-        log,
-        TILTED,
-        0.9,
-        names=("mql", "mwl"),
-        bounds=False,
-        sample_rows=150,
-        feature_source="random",
-        **QUICK,
-    )
+    options = {"names": ("mql", "mwl"), "bounds": False, "sample_rows": 150, "feature_source": "random"}
+    found = estimate_all(log, TILTED, 0.9, **options, **QUICK)
     for row in found.rows:
         assert row.estimate.diagnostics["mass"] == pytest.approx(1.0, abs=0.02)
         assert not any("of the policy's visits" in warning for warning in row.estimate.warnings)

@@ -43,19 +43,12 @@ def law_of(form, draws: int = 999, level: float = 0.05, generator=None) -> NullL
     return NullLaw(form.draw(draws, generator or np.random.default_rng(0)), level)
 
 
-def test_statistic_is_the_double_loop_and_a_permutation_changes_nothing() -> None:
+def test_statistic_is_the_double_loop() -> None:
     weights = np.random.default_rng(0).integers(0, 3, size=60).astype(float)
     log = discrete_log(weights=weights)
     case = case_of(log, SOFT)
     expected = reference.statistic(case.residuals, case.inputs.numpy(), case.space.bandwidth, case.weights)
     assert exact_form(case).statistic == pytest.approx(expected, rel=1e-10)
-    known = known_problem(1, 80)
-    order = np.random.default_rng(0).permutation(80)
-    first, second = (
-        koffline.bellman_test(known.q, rows, known.policy, 0.9)
-        for rows in (known.transitions, known.transitions.select(order))
-    )
-    assert first.statistic == pytest.approx(second.statistic, rel=1e-6)
 
 
 def test_products_of_scores_and_draws_are_loops() -> None:
@@ -67,11 +60,8 @@ def test_products_of_scores_and_draws_are_loops() -> None:
     np.testing.assert_allclose(form.products, both[count:, count:], atol=1e-12)
     np.testing.assert_allclose(form.shifted, both[:count, :count], atol=1e-12)
     np.testing.assert_allclose(form.crossed, both[:count, count:], atol=1e-12)
-    assert case.signs == 20
-    assert case.units.max() == 3  # an episode is shorter than a block
     drawn = form.draw(7, np.random.default_rng(5))
     signs = forms.random_signs((7, count), np.random.default_rng(5))
-    assert set(np.unique(signs)) == {-1.0, 1.0}
     for draw in range(7):
         expected = signs[draw] @ both[count:, count:] @ signs[draw]
         assert drawn.statistics[draw] == pytest.approx(expected, rel=1e-10)
