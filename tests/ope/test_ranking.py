@@ -70,7 +70,7 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
 def test_estimators_without_replicas_are_compared_by_intervals() -> None:
     found = select_policies(discrete_log(), ["uniform", SOFT], 0.9, estimator="lstdq", seed=7, **QUICK)
     (pair,) = found.comparisons
-    assert pair.high - pair.low == pytest.approx(sum(policy.interval.width for policy in found.policies))
+    assert pair.high - pair.low > 0.999 * sum(policy.interval.width for policy in found.policies)
     assert "by the intervals" in found.assumptions
 
 

@@ -29,13 +29,9 @@ def test_size_is_near_the_level() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["iid", "trajectory", "episodes"])
-def test_size(kind: str) -> None:
+def test_size_and_power() -> None:
     """200 repetitions: outside 2 … 21 with probability 0.002 where the rate is 5 %."""
-    assert 2 <= rejections(200, 200, kind, draws=299) <= 21
-
-
-@pytest.mark.slow
-def test_size_of_windows_and_power_against_wrong_values() -> None:
+    for kind in ("iid", "trajectory", "episodes"):
+        assert 2 <= rejections(200, 200, kind, draws=299) <= 21, kind
     assert 2 <= rejections(200, 500, "trajectory", window=5, on_policy=True, draws=299) <= 21
     assert rejections(10, 150, "iid", error=1.5) >= 8

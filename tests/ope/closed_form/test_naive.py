@@ -70,9 +70,7 @@ def test_the_doubly_robust_value_is_its_sum(system):
     assert doubly_robust_value(combined(system, values, omega)) == pytest.approx(expected, rel=1e-12)
 
 
-@KINDS
-def test_held_out_losses_are_sums_over_pairs_of_rows_of_one_fold(kind):
-    system = small_system(kind, weighted=True)
+def test_held_out_losses_are_sums_over_pairs_of_rows_of_one_fold(system):
     columns, critics = plain(system), instruments(system)
     fold_of = folds_of_units(system, 3, 0)
     losses = held_out_losses(system, folded_moments(system, 3, 0), kernel_path, (1e-2, 1.0))

@@ -20,7 +20,7 @@ from koffline.ope.importance.statistics import (
 )
 from koffline.ope.value_functions import RowValues, as_value_function
 from tests import reference_importance as reference
-from tests.ope.importance.cases import Case, enumerated, episode_estimates, random_case
+from tests.ope.importance.cases import Case, episode_estimates, random_case, three_states
 
 LOOPS = {
     "is": "trajectory_is",
@@ -51,11 +51,11 @@ def test_expectations_are_exact() -> None:
 
     A wrong model cancels up to the cut; there its value of the last state stands in for the rest.
     """
-    world, table = enumerated(), np.array([[0.4, -1.0], [2.0, 0.7], [5.0, -3.0]])
+    world, table = three_states(), np.array([[0.4, -1.0], [2.0, 0.7], [5.0, -3.0]])
     q = as_value_function(
-        lambda observations, actions: table[world.states(observations), actions], Discrete(2), (3,)
+        lambda observations, actions: table[observations.argmax(axis=1), actions], Discrete(2), (3,)
     )
-    found = episode_estimates(world.transitions, world.policy, 0.9, q=q, names=LOOPS, draws=10)
+    found = episode_estimates(world.all_paths(), world.policy, 0.9, q=q, names=LOOPS, draws=10)
     at_cut = np.sum(world.target * table, axis=1)
     for name, estimate in found.items():
         last = at_cut if name in ("dr", "wdr") else np.zeros(3)
