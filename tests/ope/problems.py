@@ -75,12 +75,36 @@ def stack(problem: EvaluationProblem, replicas: int = 2) -> tuple[StackedMLP, ob
     return network, make_table(problem, "cpu").to("cpu", torch.float64)
 
 
+def plain_hidden(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
+    """Last hidden units (B, h) of one network, layer by layer in numpy."""
+    for weight, bias in network.layers(network.flat)[:-1]:
+        inputs = np.maximum(inputs @ weight[replica].numpy() + bias[replica].numpy(), 0.0)
+    return inputs
+
+
 def plain_q(network: StackedMLP, replica: int, inputs: np.ndarray) -> np.ndarray:
-    """Outputs (B, n) of one network, layer by layer in numpy."""
-    hidden = inputs
-    layers = network.layers(network.flat)
-    for number, (weight, bias) in enumerate(layers):
-        hidden = hidden @ weight[replica].numpy() + bias[replica].numpy()
-        if number < len(layers) - 1:
-            hidden = np.maximum(hidden, 0.0)
-    return hidden
+    """Outputs (B, n) of one network."""
+    weight, bias = network.layers(network.flat)[-1]
+    return plain_hidden(network, replica, inputs) @ weight[replica].numpy() + bias[replica].numpy()
+
+
+def uneven_log(kind: str, episodes: int = 60, seed: int = 8) -> koffline.Transitions:
+    """Weighted episodes of 1 … 12 steps, ``discrete`` with the behaviour's chances; or ``rows`` alone."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 13, episodes)
+    n, starts = int(lengths.sum()), np.cumsum(lengths) - lengths
+    last = np.isin(np.arange(n), starts + lengths - 1)
+    terminated = last & (generator.random(n) < 0.5)
+    states, discrete = generator.normal(size=(n, 2)), kind == "discrete"
+    return koffline.Transitions(
+        observations=states,
+        actions=generator.integers(3, size=n) if discrete else generator.uniform(-1, 1, (n, 1)),
+        rewards=states[:, 0] + generator.normal(size=n),
+        next_observations=0.8 * states + 0.3 * generator.normal(size=(n, 2)),
+        terminated=terminated,
+        truncated=last & ~terminated & (kind != "rows"),
+        steps=None if kind == "rows" else np.arange(n) - np.repeat(starts, lengths),
+        weights=np.repeat(generator.uniform(0.5, 2.0, episodes), lengths),
+        behavior_log_probabilities=np.full(n, np.log(1.0 / 3.0)) if discrete else None,
+        action_space=koffline.Discrete(3) if discrete else koffline.Continuous(1, -1.0, 1.0),
+    )

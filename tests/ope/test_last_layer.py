@@ -6,16 +6,7 @@ import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.last_layer import accumulate_systems, last_layer, minimise_kernel_loss
-from tests.ope.problems import prepared, stack
-
-KINDS = ("discrete", "continuous")
-
-
-def plain_hidden(network, replica, inputs):
-    hidden = inputs
-    for weight, bias in network.layers(network.flat)[:-1]:
-        hidden = np.maximum(hidden @ weight[replica].numpy() + bias[replica].numpy(), 0.0)
-    return hidden
+from tests.ope.problems import plain_hidden, prepared, stack
 
 
 def plain_features(network, replica, inputs, readout):
@@ -30,15 +21,9 @@ def plain_features(network, replica, inputs, readout):
     return np.array(rows)
 
 
-def plain_system(problem, network, replica):
-    now = plain_features(network, replica, problem.inputs, problem.readout)
-    later = plain_features(network, replica, problem.next_inputs, problem.next_probabilities)
-    return now, now - problem.discounts[:, None] * later
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("ridge", [1e-8, 1e-2])
-def test_minimiser_solves_the_ridged_least_squares_problem(kind, ridge, monkeypatch):
+@pytest.mark.parametrize("kind", ["discrete", "continuous"])
+def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
+    """‖A θ − b‖² + λ ‖θ − θ₀‖² as one stacked problem, λ relative to the mean curvature."""
     problem = prepared(kind)
     network, table = stack(problem)
     weights = torch.rand(2, problem.n_rows, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -47,22 +32,16 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, ridge, monkeypa
     )
     monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)  # several blocks, the last one ragged
     systems = accumulate_systems(network, table, instruments, weights)
-    solved = last_layer(minimise_kernel_loss(network, systems, ridge)).numpy()
+    solved = last_layer(minimise_kernel_loss(network, systems, 1e-2)).numpy()
     psi = instruments(table.kernel_inputs).numpy()
     for replica in range(2):
-        _, difference = plain_system(problem, network, replica)
+        now = plain_features(network, replica, problem.inputs, problem.readout)
+        later = plain_features(network, replica, problem.next_inputs, problem.next_probabilities)
         weighted = psi * weights[replica].numpy()[:, None]
-        matrix = weighted.T @ difference / problem.n_rows
+        matrix = weighted.T @ (now - problem.discounts[:, None] * later) / problem.n_rows
         vector = weighted.T @ problem.rewards / problem.n_rows
         old = last_layer(network)[replica].numpy()
-        # ‖A θ − b‖² + λ ‖θ − θ₀‖² as one stacked least-squares problem, λ relative to the mean curvature
-        scale = np.sqrt(ridge * np.mean(np.sum(matrix**2, axis=0)))
+        scale = np.sqrt(1e-2 * np.mean(np.sum(matrix**2, axis=0)))
         stacked = np.vstack([matrix, scale * np.eye(len(old))])
         expected = np.linalg.lstsq(stacked, np.concatenate([vector, scale * old]), rcond=None)[0]
-        loss = np.sum((matrix @ solved[replica] - vector) ** 2) + scale**2 * np.sum(
-            (solved[replica] - old) ** 2
-        )
-        best = np.sum((matrix @ expected - vector) ** 2) + scale**2 * np.sum((expected - old) ** 2)
-        assert loss <= best * (1.0 + 1e-4) + 1e-14
-        if ridge > 1e-6:  # well conditioned: the minimiser itself agrees
-            np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
+        np.testing.assert_allclose(solved[replica], expected, atol=2e-5)

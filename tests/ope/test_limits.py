@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.data.transitions import Discrete, Transitions
+from koffline.data.transitions import Transitions
 from koffline.data.units import without_copies
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.results import Interval
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
+from tests.ope.problems import discrete_log
 
 QUICK = {
     "steps": 20,
@@ -38,23 +39,6 @@ def copied(log: Transitions, times: int) -> Transitions:
     return log.select_episodes(np.tile(np.arange(log.n_episodes), times))
 
 
-def one_hot_log(episodes: int) -> Transitions:
-    """Three states, two steps an episode: equal episodes are bound to happen."""
-    generator = np.random.default_rng(0)
-    states = generator.integers(3, size=(episodes, 3))
-    actions = generator.integers(2, size=2 * episodes)
-    return Transitions(
-        observations=np.eye(3, dtype=np.float32)[states[:, :2].ravel()],
-        actions=actions,
-        rewards=actions.astype(np.float32),
-        next_observations=np.eye(3, dtype=np.float32)[states[:, 1:].ravel()],
-        terminated=np.tile([False, True], episodes),
-        truncated=np.zeros(2 * episodes, bool),
-        action_space=Discrete(2),
-        steps=np.tile([0, 1], episodes),
-    )
-
-
 class TestCopies:
     def test_ten_episodes_copied_fifteen_times_are_ten_episodes(self):
         problem = cut_after_twenty(10)
@@ -62,17 +46,13 @@ class TestCopies:
         many = copied(problem.transitions, 15)
         found = estimate_all(many, problem.policy, 0.95, names=NAMES, bounds=False, **QUICK)
         assert found.n_episodes == 150
-        assert (
-            "The log has 150 episodes, only 10 of them different: copies count as weight and not as evidence."
-            in found.warnings
-        )
+        assert any("150 episodes, only 10 of them different" in warning for warning in found.warnings)
         for row, expected in zip(found.rows, alone.rows, strict=True):
             assert row.estimate.value == pytest.approx(expected.estimate.value, rel=1e-9)
             assert (row.estimate.interval is None) == (expected.estimate.interval is None)
             if row.estimate.interval is not None:
-                assert row.estimate.interval.width == pytest.approx(
-                    expected.estimate.interval.width, rel=1e-9
-                )
+                width = expected.estimate.interval.width
+                assert row.estimate.interval.width == pytest.approx(width, rel=1e-9)
 
     def test_their_weights_add_up_row_by_row(self):
         log = copied(cut_after_twenty(2).transitions, 3)
@@ -81,16 +61,13 @@ class TestCopies:
         assert (found.units, found.distinct, len(found.transitions)) == (6, 2, 40)
         assert np.array_equal(found.transitions.weights, weights.reshape(3, 40).sum(axis=0))
 
-    def test_rows_without_episodes_are_merged_too(self):
-        log = cut_after_twenty(3).transitions.select(np.arange(50, 0, -1))
-        found = without_copies(log.select(np.repeat(np.arange(50), 4)))
-        assert found.distinct == len(found.transitions) == 50
-        assert set(found.transitions.weights) == {4.0}
-
     def test_equal_episodes_are_chance_where_states_recur(self):
-        found = without_copies(one_hot_log(300))
+        generator = np.random.default_rng(0)
+        now, later = np.eye(3)[generator.integers(3, size=(2, 600))]
+        columns = {"observations": now, "next_observations": later, "rewards": now[:, 0]}
+        found = without_copies(discrete_log(600, 2, **columns, actions=generator.integers(2, size=600)))
         assert not found.merged
-        assert found.distinct < 200
+        assert found.distinct < 270
         assert found.notes == []
 
     @pytest.mark.parametrize("column", ["rewards", "truncated", "behavior_log_probabilities"])
@@ -120,14 +97,14 @@ class TestTooLittle:
         for name in ("kloss", "lstdq"):
             found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, **QUICK)
             assert found.interval is None
-            assert any(ONE in warning for warning in found.warnings)
+            assert any("the log has one episode that counts" in warning for warning in found.warnings)
 
     @pytest.mark.parametrize("name", ["kloss", "fqe", "lstdq", "mwl", "wpdis", "drl"])
     def test_a_future_that_no_episode_shows(self, name):
         problem = cut_after_twenty(20, 0.999)
         found = koffline.evaluate(problem.transitions, problem.policy, 0.999, estimator=name, **QUICK)
         assert found.interval is None
-        assert any(f"No interval: {FAR}" in warning for warning in found.warnings)
+        assert any("ask for a gamma of 0.965" in warning for warning in found.warnings)
 
     def test_a_certificate_holds_all_the_same(self):
         problem = cut_after_twenty(20, 0.999)
@@ -163,31 +140,20 @@ class TestPossibleValues:
             assert low <= total <= high
 
     def test_an_interval_is_cut_and_says_so(self):
-        limits = Limits(30.0, True, False, 50, 0.1, 0.9, (-1.0, 1.0))
-        whole = Interval(-0.3, 1.27, 0.95, "bootstrap")
+        limits, whole = Limits(30.0, True, False, 50, 0.1, 0.9, (-1.0, 1.0)), Interval(-0.3, 1.27, 0.95, "x")
         part, note = limits.cut(whole)
         assert (part.low, part.high) == (-0.3, 1.0)
-        assert note == (
-            "The interval [-0.3, 1.27] was cut to [-1, 1], where rewards like the log's put every value."
-        )
-        assert limits.cut(dataclasses.replace(whole, high=1.0005)) == (
-            dataclasses.replace(whole, high=1.0),
-            None,
-        )
+        assert "was cut to [-1, 1]" in note
         nothing, reason = limits.cut(dataclasses.replace(whole, low=1.1))
         assert nothing is None
-        assert reason.startswith("No interval: [1.1, 1.27] lies wholly outside [-1, 1]")
+        assert "lies wholly outside [-1, 1]" in reason
 
     def test_an_impossible_estimate_has_no_interval(self):
         problem = cut_after_twenty(10)
         found = koffline.evaluate(problem.transitions, problem.policy, 0.95, estimator="lstdq", **QUICK)
         assert found.value == pytest.approx(-2.0)
         assert found.interval is None
-        assert any(
-            "lies outside [-2, 58], where rewards like the log's put every value; "
-            "the nearest possible value is given." in warning
-            for warning in found.warnings
-        )
+        assert any("lies outside [-2, 58]" in warning for warning in found.warnings)
 
     @pytest.mark.parametrize("rows", [4000, 1500])
     def test_constant_rewards_have_one_value(self, rows):

@@ -12,6 +12,7 @@ from koffline.ope.bellman_test.front import bellman_test
 from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row_values
 from koffline.ope.provenance import Provenance, measure_freshness, row_fingerprints
 from koffline.ope.value_functions import as_value_function
+from tests.ope.bellman_test.problems import known_problem
 from tests.ope.problems import SOFT, discrete_log
 
 LOG = discrete_log()
@@ -24,40 +25,10 @@ def fitted_to(log: koffline.Transitions | None):
     )
 
 
-def finite_world(seed: int, n: int) -> koffline.Transitions:
-    """Few states seen as numbers, in episodes of 20: rows repeat all the time."""
-    generator = np.random.default_rng(seed)
-    states = generator.integers(5, size=(n + 1, 1)).astype(np.float64)
-    last = np.arange(n) % 20 == 19
-    return koffline.Transitions(
-        observations=states[:-1],
-        actions=generator.integers(2, size=n),
-        rewards=states[:-1, 0],
-        next_observations=states[1:],
-        terminated=np.zeros(n, bool),
-        truncated=last,
-        action_space=koffline.Discrete(2),
-        episode_ids=np.arange(n) // 20,
-    )
-
-
-def test_fingerprints_are_of_values_and_order_not_of_types() -> None:
-    again = LOG.replace(
-        observations=LOG.observations.astype(np.float32),
-        next_observations=LOG.next_observations.astype(np.float32),
-    )
-    np.testing.assert_array_equal(row_fingerprints(LOG), row_fingerprints(again))
-    assert len(np.unique(row_fingerprints(LOG))) == len(LOG)
-    swapped = LOG.replace(observations=LOG.next_observations, next_observations=LOG.observations)
-    assert not np.intersect1d(row_fingerprints(LOG), row_fingerprints(swapped)).size
-    flipped = LOG.replace(observations=np.ascontiguousarray(LOG.observations[:, ::-1]))
-    assert not np.intersect1d(row_fingerprints(LOG), row_fingerprints(flipped)).size
-    zero, minus = LOG.replace(rewards=np.zeros(60)), LOG.replace(rewards=-np.zeros(60))
-    np.testing.assert_array_equal(row_fingerprints(zero), row_fingerprints(minus))
-
-
 def test_training_rows_are_refused_after_any_selection() -> None:
-    for part in (LOG, LOG.select(np.arange(0, 60, 3)), LOG.select(np.arange(60)[::-1])):
+    single = {name: getattr(LOG, name).astype(np.float32) for name in ("observations", "next_observations")}
+    parts = LOG, LOG.select(np.arange(0, 60, 3)), LOG.select(np.arange(60)[::-1]), LOG.replace(**single)
+    for part in parts:
         with pytest.raises(ConfigError, match=r"was fitted to 100% of these rows.*allow_training_rows=True"):
             measure_freshness(fitted_to(LOG), part)
     assert "non-rejection on them says nothing" in measure_freshness(fitted_to(LOG), LOG, allow=True)[1][0]
@@ -68,7 +39,8 @@ def test_training_rows_are_refused_after_any_selection() -> None:
 
 
 def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
-    trained, fresh = finite_world(0, 400), finite_world(1, 400)
+    log = known_problem(0, 800, "episodes", states=5).transitions
+    trained, fresh = log.select(np.arange(400)), log.select(np.arange(400, 800))
     for log in (fresh, trained):
         found = measure_freshness(fitted_to(trained), log)
         assert found[0] is None
@@ -80,16 +52,7 @@ def test_a_run_folder_says_what_its_model_was_trained_on(tmp_path) -> None:
 
     generator = np.random.default_rng(0)
     states = generator.normal(size=(41, 4)).astype(np.float32)
-    log = koffline.Transitions(
-        observations=states[:-1],
-        actions=generator.integers(3, size=40),
-        rewards=states[:-1, 0],
-        next_observations=states[1:],
-        terminated=np.zeros(40, bool),
-        truncated=np.arange(40) % 10 == 9,
-        action_space=koffline.Discrete(3),
-        episode_ids=np.arange(40) // 10,
-    )
+    log = discrete_log(40, observations=states[:-1], next_observations=states[1:])
     write_transitions(log, str(tmp_path / "log.npz"), None, False)
     data = {"source": str(tmp_path / "log.npz"), "discrete": 3, "continuous": None}
     data["split"] = {"held_out": 0.25, "seed": 0}

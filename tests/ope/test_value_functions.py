@@ -68,6 +68,12 @@ def test_torchscript(tmp_path) -> None:
 def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) -> None:
     from tests import d3_models
 
+    for actions, shape, message in (
+        (3, (4,), "4 discrete actions, the log has 3"),
+        (4, (2,), r"shape \(4,\)"),
+    ):
+        with pytest.raises(DataError, match=message):
+            as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)
     raw = d3_models.raw_observations(16)
     actions = np.arange(16) % 3
     scaled = d3_models.build("DQN", 3, observation_scaler=d3_models.standard_scaler())
@@ -119,17 +125,3 @@ def test_an_evaluation_gives_its_value_function() -> None:
     assert without.value_function is None
     with pytest.raises(DataError, match="Estimate is no value function"):
         as_value_function(without, THREE, (2,))
-
-
-@pytest.mark.parametrize(
-    ("actions", "shape", "message"),
-    [
-        (3, (4,), "4 discrete actions, the log has 3"),
-        (4, (2,), r"shape \(4,\), the log has observations of shape \(2,\)"),
-    ],
-)
-def test_models_of_another_log_are_refused(actions, shape, message) -> None:
-    from tests import d3_models
-
-    with pytest.raises(DataError, match=message):
-        as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)

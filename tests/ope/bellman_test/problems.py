@@ -16,32 +16,53 @@ from scripts.bench.rollouts import as_transitions, log_episodes
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A log, a policy and Q^π as a function of observations and actions."""
+    """A log, a policy and Q^π as functions of observations and actions; V^π of observations."""
 
     transitions: koffline.Transitions
     policy: DiscretePolicy
+    world: EmbeddedMDP
+    target: np.ndarray
     gamma: float
     q: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    v: Callable[[np.ndarray], np.ndarray]
 
 
-def known_problem(seed: int, n: int, kind: str = "iid", gamma: float = 0.9, states: int = 20) -> Known:
-    """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps)."""
+def known_problem(
+    seed: int,
+    n: int,
+    kind: str = "iid",
+    gamma: float = 0.9,
+    behavior: bool = False,
+    states: int = 20,
+    ending: float = 0.0,
+) -> Known:
+    """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
+
+    behavior: the log is another policy's, with its log probabilities.
+    """
     generator = np.random.default_rng(seed)
-    mdp = random_mdp(states, 2, generator)
+    mdp = random_mdp(states, 2, generator, ending=ending)
     world = EmbeddedMDP(mdp, generator.uniform(-1.0, 1.0, size=(states, 2)))
-    target, _ = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
+    target, other = (generator.dirichlet(np.full(2, 2.0), size=states) for _ in range(2))
+    writer = other if behavior else target
     if kind == "iid":
-        log = world.log_tuples(target, n, generator)
+        log = world.log_tuples(writer, n, generator)
     else:
         limit = n if kind == "trajectory" else 50
-        log = log_episodes(world, world.policy(target), n, limit, generator)
+        log = log_episodes(world, world.policy(writer), n, limit, generator)
     rows = as_transitions(log, world, with_episodes=kind != "iid")
-    q = mdp.action_values(target, gamma)
+    if behavior:
+        chances = writer[world.states_of(rows.observations), rows.actions]
+        rows = rows.replace(behavior_log_probabilities=np.log(chances))
+    q, v = mdp.action_values(target, gamma), mdp.state_values(target, gamma)
     return Known(
         rows,
         DiscretePolicy(2, world.policy(target), name="target"),
+        world,
+        target,
         gamma,
         lambda s, a: q[world.states_of(s), a],
+        lambda s: v[world.states_of(s)],
     )
 
 

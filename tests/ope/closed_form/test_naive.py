@@ -66,17 +66,11 @@ def test_the_doubly_robust_value_is_its_sum(system):
     n, starts = len(system), len(columns["start_weights"])
     values = RowValues(generator.normal(size=n), generator.normal(size=n), generator.normal(size=starts), 1.0)
     omega = generator.gamma(2.0, size=n)
-    sums = combined(system, values, omega)
     expected = reference.doubly_robust(omega, columns, values.now, values.later, values.starts)
-    assert doubly_robust_value(sums) == pytest.approx(expected, rel=1e-12)
-    terms = omega * (columns["rewards"] + columns["discounts"] * values.later - values.now)
-    error = reference.standard_error(columns, system.unit_starts, terms, values.starts, 0.0, False)
-    assert sums.standard_error() == pytest.approx(error, rel=1e-12)
+    assert doubly_robust_value(combined(system, values, omega)) == pytest.approx(expected, rel=1e-12)
 
 
-@KINDS
-def test_held_out_losses_are_sums_over_pairs_of_rows_of_one_fold(kind):
-    system = small_system(kind, weighted=True)
+def test_held_out_losses_are_sums_over_pairs_of_rows_of_one_fold(system):
     columns, critics = plain(system), instruments(system)
     fold_of = folds_of_units(system, 3, 0)
     losses = held_out_losses(system, folded_moments(system, 3, 0), kernel_path, (1e-2, 1.0))

@@ -7,14 +7,13 @@ import koffline
 from koffline.errors import ConfigError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.importance.ratios import estimate_behavior
-from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS
+from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, OVER_EPISODES
 from koffline.ope.results import EstimateTable
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import QUICK, SOFT, discrete_log
 
 SHORT = {"steps": 800, "full_replicas": 1, "resampled_replicas": 3}
 ROWS = 1500
-OVER_EPISODES = ("is", "wis", "pdis", "wpdis", "dr", "wdr", "magic")
 # Twice the largest error of each estimator over five other seeds (measured at these settings and sizes).
 TOLERANCES = {"is": 0.2, "pdis": 0.2, "wis": 0.2, "wpdis": 0.2}
 USUAL = 0.12
@@ -79,11 +78,10 @@ def test_the_interval_asked_for_is_the_interval_given(name: str, kind: str) -> N
         problem.transitions, problem.policy, problem.gamma, estimator=name, interval=kind, **given
     )
     assert estimate.interval is not None, estimate.warnings
-    assert estimate.interval.kind == kind
-    assert estimate.interval.level == 0.95
-    assert (estimate.interval.norm_bound is not None) == (
-        kind in ("kernel-certified", "dual", "kernel-simultaneous")
-    )
+    assert (estimate.interval.kind, estimate.interval.level) == (kind, 0.95)
+    assert estimate.interval.holds(problem.value)
+    with_norm = ("kernel-certified", "dual", "kernel-simultaneous")
+    assert (estimate.interval.norm_bound is not None) == (kind in with_norm)
 
 
 @pytest.mark.parametrize("n", [2, 3])

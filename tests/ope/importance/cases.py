@@ -17,6 +17,7 @@ from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES
 from koffline.ope.results import PointEstimate, Unavailable
 from koffline.policies import DiscretePolicy
+from tests.ope.problems import uneven_log
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,68 +106,79 @@ def log_of_steps(
     return Transitions(**{**given, **columns})
 
 
-def random_case(seed: int = 0, n_episodes: int = 9, longest: int = 6, zeros: bool = False) -> Case:
-    """Episodes of 1 … longest steps, some ended by the world, with unequal weights of episodes."""
-    generator = np.random.default_rng(seed)
-    lengths = generator.integers(1, longest + 1, size=n_episodes)
-    rows = int(lengths.sum())
-    ends = np.cumsum(lengths) - 1
-    ended = generator.random(n_episodes) < 0.6
-    terminated = np.zeros(rows, dtype=bool)
-    terminated[ends] = ended
-    truncated = np.zeros(rows, dtype=bool)
-    truncated[ends] = ~ended
-    transitions = Transitions(
-        observations=generator.standard_normal((rows, 2)),
-        actions=generator.integers(3, size=rows),
-        rewards=generator.standard_normal(rows),
-        next_observations=generator.standard_normal((rows, 2)),
-        terminated=terminated,
-        truncated=truncated,
-        action_space=Discrete(3),
-        episode_ids=np.repeat(np.arange(n_episodes), lengths),
-        weights=np.repeat(generator.uniform(0.5, 2.0, n_episodes), lengths),
-    )
+def random_case(seed: int = 0, n_episodes: int = 9, zeros: bool = False) -> Case:
+    """Episodes of many lengths and weights, some ended by the world; random ratios, some of them zero."""
+    transitions, generator = uneven_log("discrete", n_episodes, seed), np.random.default_rng(seed + 100)
+    rows = len(transitions)
     log_ratios = generator.normal(0.0, 0.7, size=rows)
     if zeros:
         log_ratios[generator.random(rows) < 0.2] = -np.inf
     # v(s_{t+1}) of a row is v(s) of the next: the reference has one number for both.
-    model = RowValues(
-        generator.standard_normal(rows),
-        generator.standard_normal(rows),
-        generator.standard_normal(n_episodes),
-    )
+    model = RowValues(*(generator.standard_normal(count) for count in (rows, rows, n_episodes)))
     return Case(transitions, log_ratios, model, 0.9)
 
 
 @dataclass(frozen=True, eq=False)
-class Enumerated:
-    """Every path of ``horizon`` steps of a finite process, weighted by its probability under the behavior.
-
-    What an estimator says about this log is its expectation over logs of one episode.
-    """
+class World:
+    """A finite process, the table that writes logs, the table to evaluate."""
 
     mdp: FiniteMDP
-    transitions: Transitions
-    policy: DiscretePolicy
+    behavior: np.ndarray
     target: np.ndarray
-    horizon: int
 
-    def states(self, observations: np.ndarray) -> np.ndarray:
-        return np.argmax(observations, axis=1)
+    @property
+    def policy(self) -> DiscretePolicy:
+        return DiscretePolicy(2, lambda observations: self.target[observations.argmax(axis=1)], "target")
 
-    def finite_value(self, gamma: float, last_values: np.ndarray) -> float:
+    def log(
+        self, states: Any, actions: Any, rewards: Any, after: Any, ids: Any, **columns: Any
+    ) -> Transitions:
+        """Episodes in one-hot states; those that the world does not end are cut."""
+        terminated, eye = self.mdp.terminal[after], np.eye(self.mdp.n_states)
+        return Transitions(
+            observations=eye[states],
+            actions=actions,
+            rewards=rewards,
+            next_observations=eye[after],
+            terminated=terminated,
+            truncated=np.append(ids[1:] != ids[:-1], True) & ~terminated,
+            action_space=Discrete(2),
+            episode_ids=ids,
+            behavior_log_probabilities=np.log(self.behavior[states, actions]),
+            **columns,
+        )
+
+    def all_paths(self, horizon: int = 3) -> Transitions:
+        """Every path, weighted by its probability: what an estimator says about it is its expectation."""
+        paths: list[tuple[float, list[tuple[int, int, float, int]]]] = []
+
+        def follow(state: int, chance: float, path: list[tuple[int, int, float, int]]) -> None:
+            if len(path) == horizon or self.mdp.terminal[state]:
+                paths.append((chance, path))
+                return
+            for action, after in np.argwhere(self.mdp.transition[state]).tolist():
+                step = state, action, float(self.mdp.reward[state, action, after]), after
+                likely = self.behavior[state, action] * self.mdp.transition[state, action, after]
+                follow(after, chance * likely, [*path, step])
+
+        for start in np.flatnonzero(self.mdp.initial).tolist():
+            follow(start, self.mdp.initial[start], [])
+        lengths = [len(path) for _, path in paths]
+        columns = map(np.array, zip(*(step for _, path in paths for step in path), strict=True))
+        ids, weights = (np.repeat(part, lengths) for part in (range(len(paths)), [one for one, _ in paths]))
+        return self.log(*columns, ids, weights=weights)
+
+    def finite_value(self, gamma: float, last_values: np.ndarray, horizon: int = 3) -> float:
         """J of ``horizon`` steps and then ``last_values`` (S,), by backward induction."""
         values = np.where(self.mdp.terminal, 0.0, last_values)
-        for _ in range(self.horizon):
-            future = self.mdp.reward + gamma * values
-            q = np.einsum("sat,sat->sa", self.mdp.transition, future)
+        for _ in range(horizon):
+            q = np.einsum("sat,sat->sa", self.mdp.transition, self.mdp.reward + gamma * values)
             values = np.where(self.mdp.terminal, 0.0, np.sum(self.target * q, axis=1))
         return float(self.mdp.initial @ values)
 
 
-def enumerated(horizon: int = 3) -> Enumerated:
-    """Three states, the last one terminal; two actions; a behavior that takes both."""
+def three_states() -> World:
+    """The last one is terminal; the behavior takes both actions."""
     transition = np.array(
         [
             [[0.5, 0.3, 0.2], [0.1, 0.9, 0.0]],
@@ -177,40 +189,4 @@ def enumerated(horizon: int = 3) -> Enumerated:
     reward = np.array([[1.0, -0.5], [0.3, 2.0], [0.0, 0.0]])
     mdp = FiniteMDP(transition, reward, np.array([False, False, True]), np.array([0.7, 0.3, 0.0]))
     behavior = np.array([[0.5, 0.5], [0.3, 0.7], [0.5, 0.5]])
-    target = np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]])
-    paths: list[tuple[float, list[tuple[int, int, float, int]]]] = []
-
-    def follow(state: int, chance: float, path: list[tuple[int, int, float, int]]) -> None:
-        if len(path) == horizon or mdp.terminal[state]:
-            paths.append((chance, path))
-            return
-        for action in range(2):
-            for after in np.flatnonzero(transition[state, action]).tolist():
-                step = (state, action, float(mdp.reward[state, action, after]), after)
-                follow(
-                    after, chance * behavior[state, action] * transition[state, action, after], [*path, step]
-                )
-
-    for start in (0, 1):
-        follow(start, mdp.initial[start], [])
-    lengths = np.array([len(path) for _, path in paths])
-    states, actions, rewards, after = map(np.array, zip(*(s for _, p in paths for s in p), strict=True))
-    ends = np.cumsum(lengths) - 1
-    terminated = mdp.terminal[after]
-    truncated = np.zeros(len(states), dtype=bool)
-    truncated[ends] = ~terminated[ends]
-    eye = np.eye(3)
-    transitions = Transitions(
-        observations=eye[states],
-        actions=actions,
-        rewards=rewards,
-        next_observations=eye[after],
-        terminated=terminated,
-        truncated=truncated,
-        action_space=Discrete(2),
-        episode_ids=np.repeat(np.arange(len(paths)), lengths),
-        behavior_log_probabilities=np.log(behavior[states, actions]),
-        weights=np.repeat([chance for chance, _ in paths], lengths),
-    )
-    policy = DiscretePolicy(2, lambda observations: target[np.argmax(observations, axis=1)], "target")
-    return Enumerated(mdp, transitions, policy, target, horizon)
+    return World(mdp, behavior, np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]]))

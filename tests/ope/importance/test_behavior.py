@@ -43,24 +43,24 @@ def gaussian_case(seed: int = 1, bound: float = np.inf) -> tuple[Transitions, np
     return log_of(states, actions, Continuous(2, -bound, bound)), truth
 
 
-def test_discrete_probabilities_are_near_the_truth() -> None:
-    log, truth = discrete_case()
-    found = estimate_behavior(log)
-    # The lost likelihood is the mean divergence: an eighth of what ignoring the state would lose.
+@pytest.mark.parametrize(
+    ("made", "bound", "share", "words"),
+    [
+        (discrete_case(), np.inf, 8.0, "estimated from the log (multinomial logistic, 2-fold cross-fitted"),
+        (gaussian_case(), np.inf, 6.0, "conditional Gaussian"),
+        (gaussian_case(bound=120.0), 120.0, 6.0, "conditional Gaussian"),
+    ],
+    ids=["discrete", "free", "cut off"],
+)
+def test_probabilities_are_near_the_truth(made, bound, share, words) -> None:
+    """The lost likelihood is the mean divergence: a small share of what ignoring the state would lose."""
+    log, truth = made
+    found = estimate_behavior(
+        log, cut_to=None if np.isinf(bound) else (np.full(2, -bound), np.full(2, bound))
+    )
     constant = found.diagnostics["behavior_log_likelihood_constant"]
-    assert truth.mean() - found.log_probabilities.mean() < (truth.mean() - constant) / 8.0
-    assert (found.log_probabilities < 0.0).all()
-    assert "estimated from the log (multinomial logistic, 2-fold cross-fitted" in found.warning
-
-
-@pytest.mark.parametrize("bound", [np.inf, 120.0], ids=["free", "cut off"])
-def test_densities_are_near_the_truth(bound: float) -> None:
-    log, truth = gaussian_case(bound=bound)
-    box = None if np.isinf(bound) else (np.full(2, -bound), np.full(2, bound))
-    found = estimate_behavior(log, cut_to=box)
-    constant = found.diagnostics["behavior_log_likelihood_constant"]
-    assert truth.mean() - found.log_probabilities.mean() < (truth.mean() - constant) / 6.0
-    assert "conditional Gaussian" in found.warning
+    assert truth.mean() - found.log_probabilities.mean() < (truth.mean() - constant) / share
+    assert words in found.warning
 
 
 def test_no_episode_sees_itself() -> None:

@@ -8,39 +8,26 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.data.transitions import Discrete, Transitions
+from koffline.data.transitions import Transitions
 from koffline.ope.importance.episode_intervals import certified_interval, student_interval
-from koffline.ope.importance.problem import RowValues, prepare_episodes
+from koffline.ope.importance.problem import prepare_episodes
 from koffline.ope.importance.statistics import make_statistic
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS
-from koffline.policies import DiscretePolicy
+from koffline.ope.importance.problem import RowValues
 from scripts.bench.finite_worlds import sample_episodes
-from tests.ope.importance.cases import Enumerated, enumerated
+from tests.ope.importance.cases import World, three_states
 
 LOGS, EPISODES, GAMMA = 300, 200, 0.9
-BEHAVIOR = np.array([[0.5, 0.5], [0.3, 0.7], [0.5, 0.5]])
 
 
-def draw(world: Enumerated, seed: int) -> tuple[Transitions, RowValues]:
+def draw(world: World, seed: int) -> tuple[Transitions, RowValues]:
     """A log of whole episodes and a model that is 30 % too small."""
     mdp = world.mdp
-    sample = sample_episodes(mdp, EPISODES, BEHAVIOR, 500, np.random.default_rng(seed))
-    eye = np.eye(3)
-    log = Transitions(
-        observations=eye[sample.states],
-        actions=sample.actions,
-        rewards=sample.rewards,
-        next_observations=eye[sample.next_states],
-        terminated=sample.terminated,
-        truncated=sample.truncated,
-        action_space=Discrete(2),
-        episode_ids=sample.episode_ids,
-        behavior_log_probabilities=np.log(BEHAVIOR[sample.states, sample.actions]),
-    )
+    sample = sample_episodes(mdp, EPISODES, world.behavior, 500, np.random.default_rng(seed))
+    now, after = (sample.states, sample.actions), sample.next_states
+    log = world.log(*now, sample.rewards, after, sample.episode_ids)
     q, v = mdp.action_values(world.target, GAMMA), mdp.state_values(world.target, GAMMA)
-    starts = sample.states[log.episode_starts]
-    now, later = q[sample.states, sample.actions], v[sample.next_states]
-    return log, RowValues(0.7 * now, 0.7 * later, 0.7 * v[starts])
+    return log, RowValues(0.7 * q[now], 0.7 * v[after], 0.7 * v[sample.states[log.episode_starts]])
 
 
 @pytest.mark.slow
@@ -49,10 +36,8 @@ def test_intervals_hold_the_truth() -> None:
 
     With heavier tails (55 left) it is 0.76 for whole weights and 0.95 for weighted doubly robust.
     """
-    world = enumerated()
-    target = 0.4 * world.target + 0.6 * BEHAVIOR
-    policy = DiscretePolicy(2, lambda observations: target[np.argmax(observations, axis=1)], "target")
-    world = replace(world, target=target, policy=policy)
+    world = three_states()
+    world = replace(world, target=0.4 * world.target + 0.6 * world.behavior)
     truth = world.mdp.policy_value(world.target, GAMMA)
     names = ("is", "pdis", "wis", "wpdis", "dr", "wdr")
     hits = dict.fromkeys((*names, *CERTIFIED_EPISODE_KINDS), 0)

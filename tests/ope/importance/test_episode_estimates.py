@@ -13,11 +13,11 @@ from koffline.ope.names import (
     WITH_MODEL,
     WITHOUT_MODEL,
 )
-from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.results import Unavailable
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.importance.cases import enumerated, episode_estimates, log_of_steps, values_of
+from tests.ope.importance.cases import episode_estimates, log_of_steps, three_states, values_of
 
 FEW = 30  # bootstrap draws
 
@@ -38,23 +38,13 @@ def chain(n_rows: int):
 
 def test_estimated_behavior_is_said_and_not_certified() -> None:
     problem, _ = chain(n_rows=600)
-    found = episode_estimates(
-        problem.transitions,
-        problem.policy,
-        problem.gamma,
-        names=["is"],
-        behavior="estimate",
-        interval=HOEFFDING,
-        draws=FEW,
-    )["is"]
-    assert isinstance(found, PointEstimate)
+    options, world = {"names": ["is"], "interval": HOEFFDING, "draws": FEW}, three_states()
+    arguments = problem.transitions, problem.policy, problem.gamma
+    found = episode_estimates(*arguments, behavior="estimate", **options)["is"]
     assert found.interval is None
     assert any("were estimated from the log" in text for text in found.warnings)
     assert any("these are estimated" in text for text in found.warnings)
-    assert found.diagnostics["behavior"] == "estimate"
-    world = enumerated()
-    options = {"names": ["is"], "interval": HOEFFDING, "draws": FEW}
-    uneven = episode_estimates(world.transitions, world.policy, 0.9, **options)["is"]
+    uneven = episode_estimates(world.all_paths(), world.policy, 0.9, **options)["is"]
     assert any("episodes of equal weight" in text for text in uneven.warnings)
 
 

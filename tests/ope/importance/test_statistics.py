@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from dataclasses import replace
 
 import numpy as np
@@ -17,13 +15,12 @@ from koffline.ope.importance.statistics import (
     cut_steps,
     least_error_mix,
     magic,
-    make_statistic,
     plain_mean,
     standard_error,
 )
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
-from tests.ope.importance.cases import Case, enumerated, episode_estimates, log_of_steps, random_case
+from tests.ope.importance.cases import Case, episode_estimates, random_case, three_states
 
 LOOPS = {
     "is": "trajectory_is",
@@ -54,24 +51,15 @@ def test_expectations_are_exact() -> None:
 
     A wrong model cancels up to the cut; there its value of the last state stands in for the rest.
     """
-    world, table = enumerated(), np.array([[0.4, -1.0], [2.0, 0.7], [5.0, -3.0]])
+    world, table = three_states(), np.array([[0.4, -1.0], [2.0, 0.7], [5.0, -3.0]])
     q = as_value_function(
-        lambda observations, actions: table[world.states(observations), actions], Discrete(2), (3,)
+        lambda observations, actions: table[observations.argmax(axis=1), actions], Discrete(2), (3,)
     )
-    found = episode_estimates(world.transitions, world.policy, 0.9, q=q, names=LOOPS, draws=10)
+    found = episode_estimates(world.all_paths(), world.policy, 0.9, q=q, names=LOOPS, draws=10)
     at_cut = np.sum(world.target * table, axis=1)
     for name, estimate in found.items():
         last = at_cut if name in ("dr", "wdr") else np.zeros(3)
         assert estimate.value == pytest.approx(world.finite_value(0.9, last), abs=1e-12)
-
-
-def test_on_policy_everything_is_the_mean_return() -> None:
-    case = random_case(4)
-    log = case.transitions.replace(weights=None)
-    weights = make_weights(log, np.zeros(len(log)))
-    for name in ("is", "wis", "pdis", "wpdis"):
-        assert case.statistic(name, weights).value == pytest.approx(float(np.mean(log.returns(case.gamma))))
-    np.testing.assert_allclose(weights.effective_sizes, log.n_episodes)
 
 
 def counted(case: Case, counts: np.ndarray) -> tuple[Case, EpisodeWeights]:
@@ -182,48 +170,3 @@ def test_clips_and_uneven_weights() -> None:
     weights[row] *= 2.0
     with pytest.raises(DataError, match=f"row {row}"):
         make_weights(case.transitions.replace(weights=weights), case.log_ratios)
-
-
-@pytest.fixture(scope="module")
-def scope_rl():
-    """scope-rl's estimators of discrete actions, without gym's notice."""
-    with contextlib.redirect_stderr(io.StringIO()):
-        return pytest.importorskip("scope_rl.ope.discrete")
-
-
-SCOPE_NAMES = {
-    "is": "TrajectoryWiseImportanceSampling",
-    "pdis": "PerDecisionImportanceSampling",
-    "wpdis": "SelfNormalizedPDIS",
-    "wis": "SelfNormalizedTIS",
-    "dr": "DoublyRobust",
-    "wdr": "SelfNormalizedDR",
-}
-
-
-@EACH
-def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
-    """Episodes of one length that end there, the only ones it knows; its 1e-10 in a ratio allows 1e-8."""
-    generator = np.random.default_rng(7)
-    steps, gamma, rows = 4, 0.9, 24
-    behavior, target = (generator.dirichlet(np.ones(3), size=rows) for _ in range(2))
-    actions, rewards = generator.integers(3, size=rows), generator.standard_normal(rows)
-    log = log_of_steps(rewards, steps, n_actions=3)
-    values, chance = generator.standard_normal((rows, 3)), behavior[np.arange(rows), actions]
-    theirs = getattr(scope_rl, SCOPE_NAMES[name])().estimate_policy_value(
-        step_per_trajectory=steps,
-        action=actions,
-        reward=rewards,
-        pscore=chance,
-        evaluation_policy_action_dist=target,
-        gamma=gamma,
-        **({"state_action_value_prediction": values} if name in ("dr", "wdr") else {}),
-    )
-    v = np.sum(target * values, axis=1)
-    model = RowValues(values[np.arange(rows), actions], np.append(v[1:], 0.0), v[::steps])
-    weights = make_weights(log, np.log(target[np.arange(rows), actions]) - np.log(chance))
-    discounts = gamma * (np.arange(rows) % steps < steps - 1)
-    own = model if name in ("dr", "wdr") else None
-    assert make_statistic(name, weights, rewards, discounts, gamma, own).value == pytest.approx(
-        theirs, rel=1e-8
-    )

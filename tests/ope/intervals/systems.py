@@ -61,7 +61,6 @@ def small_system(
     parameters: int = 3,
     constants: int = 0,
     fixed_starts: bool = False,
-    weighted: bool = True,
 ) -> FeatureSystem:
     """Random numbers in every column."""
     generator = np.random.default_rng(seed)
@@ -73,7 +72,7 @@ def small_system(
         free = torch.ones(count, constants, dtype=torch.float64)
         return torch.cat([normal(count, parameters - constants), free], dim=1)
 
-    weights = generator.uniform(0.5, 1.5, rows) if weighted else np.ones(rows)
+    weights = generator.uniform(0.5, 1.5, rows)
     discounts = np.where(generator.random(rows) < 0.2, 0.0, 0.9)
     return FeatureSystem(
         now=columns(rows),

@@ -17,21 +17,19 @@ from tests.ope.intervals.systems import small_system
 _SETTINGS = KernelIntervalSettings(draws=199)
 
 
-def _without_ridge(system):
-    return make_profile(system, ridge=0.0)
-
-
-def test_row_influences_are_derivatives_in_the_rewards() -> None:
-    """η̂ is linear in r: η̂(r) − η̂(r − δ̂) = Σ w_i ω_i δ̂_i/n, row by row, leverage aside."""
+def test_influences_and_leverage_are_derivatives_in_the_rewards() -> None:
+    """η̂ is linear in r: η̂(r) − η̂(r − δ̂) = Σ w_i ω_i δ̂_i/n, row by row, and so is each fitted value."""
     system = small_system(2)
-    profile = _without_ridge(system)
+    profile = make_profile(system, ridge=0.0)
     delta = system.residuals(profile.theta)
     scale = (1.0 - profile.leverage.clamp(max=0.9)).rsqrt()
     for i in range(len(system)):
         changed = system.rewards.clone()
         changed[i] -= delta[i]
-        moved = _without_ridge(dataclasses.replace(system, rewards=changed)).value
-        assert float(profile.influences[i] / scale[i]) == pytest.approx(profile.value - moved, abs=1e-9)
+        moved = make_profile(dataclasses.replace(system, rewards=changed), ridge=0.0)
+        assert float(profile.influences[i] / scale[i]) == pytest.approx(profile.value - moved.value, abs=1e-9)
+        fitted = system.difference[i] @ (profile.theta - moved.theta)
+        assert float(profile.leverage[i] * delta[i]) == pytest.approx(float(fitted), abs=1e-9)
 
 
 def test_inverted_test_agrees_with_a_search() -> None:
@@ -59,14 +57,3 @@ def test_quantile_is_normal_for_many_and_of_signs_for_few() -> None:
     none, counted = studentised_quantile(torch.zeros(4, dtype=torch.float64), _SETTINGS)
     assert counted == 0.0
     assert math.isfinite(none)
-
-
-def test_leverage_is_the_share_of_the_own_reward() -> None:
-    system = small_system(3)
-    profile = _without_ridge(system)
-    for i in range(len(system)):
-        changed = system.rewards.clone()
-        changed[i] += 1.0
-        theta = _without_ridge(dataclasses.replace(system, rewards=changed)).theta
-        moved = system.difference[i] @ (theta - profile.theta)
-        assert float(profile.leverage[i]) == pytest.approx(float(moved), abs=1e-9)

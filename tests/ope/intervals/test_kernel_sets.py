@@ -1,11 +1,9 @@
 """Certified, simultaneous and dual intervals: bounds by hand, the inequality behind them, alarms."""
 
 import dataclasses
-import itertools
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,21 +42,6 @@ def test_target_range(
     rewards: tuple[float, float], values: tuple[float, float], may_end: bool, length: float
 ) -> None:
     assert target_range(rewards, values, 0.9, may_end) == pytest.approx(length)
-
-
-@pytest.mark.parametrize("chance", [0.5, 0.2, 0.05])
-def test_the_mean_of_cosh_grows_as_the_derivation_says(chance: float) -> None:
-    """All outcomes of a walk in the plane: E cosh(t‖S‖) ≤ exp(t² R² n/8), steps of range R, mean zero."""
-    n, length = 6, 1.0
-    steps = (length * (1.0 - chance), -length * chance)
-    directions = np.exp(2.3j * np.arange(n) ** 2)
-    for t in (0.3, 1.0, 3.0, 6.0):
-        mean = 0.0
-        for outcome in itertools.product((0, 1), repeat=n):
-            likely = math.prod(chance if up == 0 else 1.0 - chance for up in outcome)
-            total = sum(steps[up] * direction for up, direction in zip(outcome, directions, strict=True))
-            mean += likely * math.cosh(t * abs(total))
-        assert mean <= math.exp(t**2 * length**2 * n / 8.0) * (1.0 + 1e-12)
 
 
 @pytest.mark.parametrize("name", ["chain_tuples", "chain_off_limited", "grid_on"])

@@ -8,7 +8,6 @@ import torch
 
 import koffline.ope.intervals.resampling as resampling
 from koffline.config import make_settings
-from koffline.errors import ConfigError
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.calibrated import make_profile
@@ -22,7 +21,7 @@ from koffline.ope.intervals.resampling import (
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.learning import draw_ensemble
-from koffline.ope.names import CERTIFIED_SYSTEM_KINDS, SYSTEM_KINDS
+from koffline.ope.names import SYSTEM_KINDS
 from koffline.solvers.linear import last_layer
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.intervals.systems import finite_system, prepared, small_system
@@ -81,18 +80,6 @@ def test_spread_agrees_with_the_sandwich() -> None:
 
 
 @pytest.mark.parametrize("kind", SYSTEM_KINDS)
-def test_every_kind_has_one_entry(kind: str) -> None:
-    exact, system = finite_system("chain_tuples", rows=500)
-    result = make_interval(kind, system, level=0.9, draws=199, seed=2)
-    assert result.interval.kind == result.kind == kind
-    assert result.interval.level == 0.9
-    assert result.interval.holds(exact.value)
-    assert result.interval.assumptions.startswith("Holds" if kind in CERTIFIED_SYSTEM_KINDS else "Asymptotic")
-    low, high = system.value_bounds
-    assert low <= result.interval.low <= result.interval.high <= high
-
-
-@pytest.mark.parametrize("kind", SYSTEM_KINDS)
 def test_rewards_that_are_all_zero(kind: str) -> None:
     """The value is zero and every kind says so: bounds of values that rewards imply are [0, 0]."""
     system = small_system(7, rows=80, constants=1)
@@ -107,21 +94,6 @@ def test_high_levels_get_the_draws_they_need() -> None:
     _, system = finite_system("chain_tuples", rows=300)
     result = make_interval("bootstrap-pivot", system, level=0.9995, draws=999)
     assert result.details["draws"] == 3999
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "message"),
-    [
-        ("kernel", {}, "give one of bootstrap-pivot"),
-        ("dual", {"level": 2.0}, "level is 2.0"),
-        ("dual", {"norm_bound": 0.0}, "norm_bound is 0.0"),
-        ("dual", {"value_bounds": (2.0, 1.0)}, "value_bounds is .*the lower bound comes first"),
-        ("dual", {"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds"),
-    ],
-)
-def test_bad_options(kind: str, options: dict, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_interval(kind, small_system(), **options)
 
 
 @pytest.fixture(scope="module")

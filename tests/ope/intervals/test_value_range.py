@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from koffline.ope.intervals.kernel_sets import DUAL_STEPS
 from koffline.ope.intervals.value_range import Feasible, best_constant
 from tests.ope.intervals.systems import small_system
 
@@ -70,27 +69,3 @@ def test_nothing_is_feasible() -> None:
     assert feasible.least_loss(0.25) == pytest.approx(1.5 - 1.0 + 0.25, abs=1e-4)  # (1 − 2·¼)² + ½
     assert feasible.value_range(0.7, 0.25) is None
     assert feasible.value_range(0.8, 0.25) is not None
-
-
-def test_every_dual_bound_lies_above_the_value_of_every_feasible_parameter() -> None:
-    system, generator = small_system(1, rows=7), np.random.default_rng(0)
-    feasible, centre, norm = Feasible.of(system), best_constant(system).numpy(), 2.0
-    steps = generator.standard_normal((200, 3))
-    thetas = centre + norm * steps / np.linalg.norm(steps, axis=1, keepdims=True) * generator.random((200, 1))
-    losses = np.array([_loss(system, theta) for theta in thetas])
-    for sign in (1.0, -1.0):
-        for _ in range(20):
-            alpha = generator.standard_normal(4) * generator.choice([0.1, 1.0, 10.0])
-            for theta, loss in zip(thetas, losses, strict=True):
-                value = sign * float(system.start_mean.numpy() @ theta)
-                assert feasible.dual_bound(loss, norm, sign)(alpha) >= value - 1e-9
-
-
-@pytest.mark.parametrize(("seed", "extra", "norm"), [(0, 0.02, 1.5), (1, 0.3, 5.0), (3, 50.0, 0.7)])
-def test_strong_duality(seed: int, extra: float, norm: float) -> None:
-    """The optimum equals the extreme of cᵀθ over the feasible set, found by another way."""
-    feasible = Feasible.of(small_system(seed, constants=seed % 2))
-    threshold = feasible.least_loss(norm) + extra
-    found = feasible.value_range(threshold, norm)
-    assert feasible.dual_end(threshold, norm, DUAL_STEPS, 1.0) == pytest.approx(found["high"], abs=1e-5)
-    assert -feasible.dual_end(threshold, norm, DUAL_STEPS, -1.0) == pytest.approx(found["low"], abs=1e-5)
