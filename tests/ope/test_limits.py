@@ -23,11 +23,6 @@ QUICK = {
     "feature_source": "random",
 }
 NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
-ONE = "the log has one episode that counts (copies and weights near zero do not): that says nothing of spread"
-FAR = (
-    "98% of a constant reward's value lies beyond what any episode shows (the longest has 20 steps); "
-    "log longer episodes, or ask for a smaller gamma"
-)
 
 
 def cut_after_twenty(episodes: int, gamma: float = 0.95):
@@ -104,7 +99,7 @@ class TestTooLittle:
         problem = cut_after_twenty(20, 0.999)
         found = koffline.evaluate(problem.transitions, problem.policy, 0.999, estimator=name, **QUICK)
         assert found.interval is None
-        assert any("ask for a gamma of 0.965" in warning for warning in found.warnings)
+        assert any("ask for a smaller gamma" in warning for warning in found.warnings)
 
     def test_a_certificate_holds_all_the_same(self):
         problem = cut_after_twenty(20, 0.999)

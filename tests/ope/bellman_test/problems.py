@@ -16,7 +16,7 @@ from scripts.bench.rollouts import as_transitions, log_episodes
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A log, a policy and Q^π as functions of observations and actions; V^π of observations."""
+    """A log, the world and policy it came from, and Q^π as a function of observations and actions."""
 
     transitions: koffline.Transitions
     policy: DiscretePolicy
@@ -24,7 +24,6 @@ class Known:
     target: np.ndarray
     gamma: float
     q: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    v: Callable[[np.ndarray], np.ndarray]
 
 
 def known_problem(
@@ -54,7 +53,7 @@ def known_problem(
     if behavior:
         chances = writer[world.states_of(rows.observations), rows.actions]
         rows = rows.replace(behavior_log_probabilities=np.log(chances))
-    q, v = mdp.action_values(target, gamma), mdp.state_values(target, gamma)
+    q = mdp.action_values(target, gamma)
     return Known(
         rows,
         DiscretePolicy(2, world.policy(target), name="target"),
@@ -62,7 +61,6 @@ def known_problem(
         target,
         gamma,
         lambda s, a: q[world.states_of(s), a],
-        lambda s: v[world.states_of(s)],
     )
 
 

@@ -7,8 +7,8 @@ import numpy as np
 from koffline.ope.closed_form import doubly_robust_sums
 from koffline.ope.closed_form.sums import RowSums
 from koffline.ope.features import FeatureSystem, make_feature_system
-from koffline.ope.problem import prepare_problem
 from koffline.ope.importance.problem import RowValues
+from koffline.ope.problem import prepare_problem
 from koffline.solvers.features import RandomFourierFeatures
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 

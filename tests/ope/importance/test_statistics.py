@@ -1,4 +1,4 @@
-"""Each estimator against plain loops, exact expectations and scope-rl; deviations, draws and the blend."""
+"""Each estimator against plain loops, exact expectations; deviations, draws and the blend."""
 
 from __future__ import annotations
 
