@@ -62,9 +62,10 @@ def test_without_ridge_all_fits_in_one_hot_features_are_certainty_equivalence(en
 def test_the_doubly_robust_value_is_exact_with_the_true_q_and_any_weights_but_for_noise(ending):
     """Q^π with empirical next states replaced by expectations: rewards belong to pairs, nothing is left."""
     known, system = one_hot(ending)
-    log, mdp, truth = known.transitions, known.world.mdp, known.v(known.transitions.observations[:50])
+    log, mdp, values = known.transitions, known.world.mdp, known.world.mdp.state_values(known.target, GAMMA)
+    truth = values[known.world.states_of(log.observations[:50])]
     pair, discounts = (known.world.states_of(log.observations), log.actions), system.discounts.numpy()
-    following = GAMMA * (mdp.transition @ mdp.state_values(known.target, GAMMA))[pair]
+    following = GAMMA * (mdp.transition @ values)[pair]
     later = np.divide(following, discounts, out=np.zeros_like(discounts), where=discounts > 0)
     now = np.where(discounts > 0.0, known.q(log.observations, log.actions), log.rewards)
     omega = np.random.default_rng(0).normal(size=len(system))
