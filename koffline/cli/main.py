@@ -31,7 +31,7 @@ class KofflineGroup(click.Group):
         "play": ("runs", "Play episodes of a saved model on the screen."),
         "plot": ("runs", "Draw metrics of runs in one plot and print their statistics."),
         "plot-all": ("runs", "Draw all metrics of a run in a grid and print its parameters."),
-        "record": ("runs", "Record episodes of a saved model as videos."),
+        "record": ("runs", "Record episodes of a saved model as GIFs."),
         "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
         "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("judge", "Which of several POLICIES is worth most?"),

@@ -111,7 +111,7 @@ def _read(run: Path) -> _Made:
     if (run / FILE).is_file():
         folder, names, target, record = run, "", "", _load(run / FILE)
     elif beside.is_file():
-        folder, names, target, record = run.parent, re.escape(run.stem) + r"\.", "", _load(beside)
+        folder, names, target, record = run.parent, re.escape(run.stem) + r"\.[^/]*$", "", _load(beside)
     elif manifest.is_file() and isinstance(record := _load(manifest).get(run.name), dict):
         folder, names, target = run.parent, re.escape(run.name) + "(/|$)", run.name
     else:

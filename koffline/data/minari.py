@@ -47,7 +47,10 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
     """Read a dataset from its folder. Raises DataError."""
     data = data_folder(folder)
     if data is None:
-        raise DataError(f"{source} holds no Minari dataset (no {_METADATA}); give the folder of a dataset")
+        raise DataError(
+            f"{source} holds no Minari dataset (no {_METADATA}) and no shards of koffline (no manifest.json "
+            "that says so); give the folder of a dataset"
+        )
     with reading(source, "Minari"):
         described_by = read_json(data / _METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:

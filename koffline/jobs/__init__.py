@@ -276,11 +276,12 @@ def run_jobs(
         if not missing:
             hear(JobStatus(0, 0, 0, ()))
         waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
-        for job, failure in where.results(_perform, waiting, None, lambda job: job.name, hear):
-            if failure is None and not job.done:
-                failure = JobFailure(job.name, f"it ended without a valid result at {job.path}")
-            if failure is not None:
-                failures.append(replace(failure, name=job.name))
+        with closing(where.results(_perform, waiting, None, lambda job: job.name, hear)) as results:
+            for job, failure in results:
+                if failure is None and not job.done:
+                    failure = JobFailure(job.name, f"it ended without a valid result at {job.path}")
+                if failure is not None:
+                    failures.append(replace(failure, name=job.name))
     if failures and not keep_going:
         first, others = failures[0], ", ".join(other.name for other in failures[1:])
         raise JobError(

@@ -24,6 +24,9 @@ _LONGEST_LIST = 8
 _READER = "Reader: "
 
 
+_TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # of one command
+
+
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
     """ConfigError before any work when ``out`` is a file, holds something, or cannot be made.
 
@@ -37,7 +40,7 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
         refusal = " is a file; name a directory"
     elif occupied and not force:
         refusal = " is not empty; name another directory or add --force to replace it"
-    elif occupied and not (out / marker).is_file():
+    elif occupied and not any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker))):
         refusal = f" holds no {marker}, so --force will not replace it; name another directory"
     elif not parent.is_dir():
         refusal = f": {parent} is a file; name a directory"

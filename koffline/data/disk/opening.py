@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 
 from koffline.data import columns as checks
 from koffline.data import remote
@@ -259,7 +259,8 @@ def _read_manifest(folder: str) -> LazyTransitions:
         found = _Manifest.model_validate_json(text)
         metadata = dataclasses.replace(metadata_from_json(found.model_extra or {}), source=folder)
     except (ValueError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        reason = " ".join(said.split())[:200]
         raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
     required = {*REQUIRED_COLUMNS, *(("steps", "episode_ids") if found.episodes else ())}
     files, rows = {shard.file for shard in found.shards}, sum(shard.rows for shard in found.shards)
