@@ -110,6 +110,8 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
     assert_refused(evaluate(log, *asked), "--force")
     assert (out / "estimate.json").read_text() == before
     assert evaluate(log, *asked, "--force").exit_code == 0
+    for names in ("is,pdis", "pdis"):  # a table in place of one estimate, and back
+        assert evaluate(log, "--estimator", names, "--out", str(out), "--force").exit_code == 0
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
     assert_refused(evaluate(log, "--out", str(tmp_path / "full"), "--force"), "error: --out")

@@ -234,3 +234,13 @@ def test_the_record_names_and_digests_every_input(place, monkeypatch):
     assert record["settings"]["steps"] == 4
     assert record["seconds"] > 0
     assert {"python", "koffline", "torch", "numpy"} <= set(call["versions"])
+
+
+def test_an_experiment_is_not_compared_with_its_own_repetition(tmp_path):
+    call = {"arguments": ["reproduce", "toy"], "directory": str(tmp_path), "inputs": {}}
+    (tmp_path / "toy.run.json").write_text(json.dumps({"call": call}))
+    (tmp_path / "toy.json.repeat").mkdir()
+    for name in ("toy.json", "toy.png", "other.json", "toy.json.repeat/toy.json"):
+        (tmp_path / name).write_text("{}")
+    made = repeating._read(tmp_path / "toy.json")
+    assert results_of(tmp_path, made.names) == ["toy.json", "toy.png"]
