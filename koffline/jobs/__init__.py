@@ -1,8 +1,7 @@
 """Independent pieces of work, run here, in several processes, or on a Ray cluster.
 
-`PassSettings.map`: values in the order of their items, such as sums over the shards of a log, which are then
-the same float64 numbers everywhere. `run_jobs`: jobs whose results are files; one whose file is there is not
-run again, so that a killed run continues where it was.
+`PassSettings.map`: values in the order of their items, so that sums are the same float64 numbers everywhere.
+`run_jobs`: jobs whose results are files; one whose file is there is not run again.
 """
 
 from __future__ import annotations
@@ -255,8 +254,7 @@ def run_jobs(
     progress: True draws a bar on a terminal; or a callable that hears every change.
     keep_going: run all other jobs after a failure and return the failures, whose files are missing.
 
-    Otherwise no further job starts after a failure, those that run may end, and JobError names the job. An
-    interrupt stops the workers at once. Finished files stay in all cases.
+    Otherwise no job starts after a failure, and JobError names it. An interrupt stops the workers at once.
     """
     started = perf_counter()
     path, count = Counter(job.path for job in jobs).most_common(1)[0] if jobs else (None, 0)

@@ -1,8 +1,8 @@
 """Ratios π(a|s) / β(a|s) of every logged action, in logarithms; β estimated for logs that do not store it.
 
-Discrete actions: multinomial logistic regression; continuous: a Gaussian whose mean and log deviation are
-linear. Both on standardised observations and random Fourier features of them, with the penalty of the
-highest held-out likelihood, and cross-fitted: no episode's probabilities come from a model that saw it.
+Multinomial logistic regression, or a Gaussian whose mean and log deviation are linear, on standardised
+observations and random Fourier features of them, with the penalty of the highest held-out likelihood, and
+cross-fitted: no episode's probabilities come from a model that saw it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ _WARNING = (
 @dataclass(frozen=True, eq=False)
 class Ratios:
     """``logs`` (N,): log π(a|s) − log β(a|s), −inf where the policy never takes the logged action.
-
     ``is_estimated``: β was estimated from the log; bounds that need exact probabilities do not hold.
     """
 
@@ -106,11 +105,9 @@ def _warnings_of_logged(logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
     error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else np.inf
     if abs(float(ratios.mean()) - 1.0) <= _DEVIATIONS * error + 1e-3:
         return ()
-    return (
-        f"Ratios of policy to behavior average {ratios.mean():.4g} over rows (standard error "
-        f"{error:.2g}) where 1 is expected: the logged probabilities are not those of the logged "
-        "actions, or the policy takes actions that the behavior never takes.",
-    )
+    average = f"{ratios.mean():.4g} over rows (standard error {error:.2g}) where 1 is expected"
+    why = "the logged probabilities are not those of the logged actions, or the policy takes actions never logged"
+    return (f"Ratios of policy to behavior average {average}: {why}.",)
 
 
 def _warnings_at_bounds(
@@ -139,9 +136,7 @@ class Behavior(NamedTuple):
     diagnostics: dict[str, Any]
 
 
-def estimate_behavior(
-    transitions: Transitions, seed: int = 0, cut_to: tuple[Any, Any] | None = None
-) -> Behavior:
+def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Any = None) -> Behavior:
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
 
     ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.distributions`), as those of
@@ -159,13 +154,13 @@ def estimate_behavior(
         halves = generator.permutation(episodes) % 2
         logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
     held_out, without = float(logs.mean()), float(constant.mean())
+    warning = _WARNING.format(model=model.name, folds=folds, held_out=held_out, constant=without)
     found = {
         "behavior_model": model.name,
         "behavior_penalty": penalty if math.isfinite(penalty) else None,
         "behavior_log_likelihood": held_out,
         "behavior_log_likelihood_constant": without,
     }
-    warning = _WARNING.format(model=model.name, folds=folds, held_out=held_out, constant=without)
     return Behavior(logs, warning, found)
 
 
