@@ -106,7 +106,7 @@ def _warnings_of_logged(logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
     if abs(float(ratios.mean()) - 1.0) <= _DEVIATIONS * error + 1e-3:
         return ()
     average = f"{ratios.mean():.4g} over rows (standard error {error:.2g}) where 1 is expected"
-    why = "the logged probabilities are not those of the logged actions, or the policy takes actions never logged"
+    why = "the logged probabilities are not those of the logged actions, or the policy takes unlogged ones"
     return (f"Ratios of policy to behavior average {average}: {why}.",)
 
 
