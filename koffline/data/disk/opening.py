@@ -259,7 +259,10 @@ def _read_manifest(folder: str) -> LazyTransitions:
         found = _Manifest.model_validate_json(text)
         metadata = dataclasses.replace(metadata_from_json(found.model_extra or {}), source=folder)
     except (ValueError, TypeError, AttributeError) as error:
-        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        said = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            said = " ".join([*map(str, first["loc"]), first["msg"][:1].lower() + first["msg"][1:]])
         reason = " ".join(said.split())[:200]
         raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
     required = {*REQUIRED_COLUMNS, *(("steps", "episode_ids") if found.episodes else ())}
