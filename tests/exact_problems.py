@@ -26,8 +26,7 @@ NO_LIMIT = 10_000  # steps; every terminating world here ends long before
 class ExactProblem:
     """``value`` is J over the world's start distribution; ``value_at_starts`` over the log's own starts.
 
-    Starts are the first rows of episodes, or all rows where the log has no episodes. ``is_on_policy``: the
-    log was written by the policy itself.
+    Starts are the first rows of episodes, or all rows where the log has no episodes.
     """
 
     name: str
@@ -36,7 +35,6 @@ class ExactProblem:
     gamma: float
     value: float
     value_at_starts: float
-    is_on_policy: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +66,6 @@ class FiniteCase:
             gamma=self.gamma,
             value=float(start @ values),
             value_at_starts=float(values[log.start_states[:, 0].astype(np.int64)].mean()),
-            is_on_policy=np.array_equal(self.behavior, self.target),
         )
 
 
@@ -95,7 +92,6 @@ class LinearCase:
             gamma=self.gamma,
             value=self.world.policy_value(self.target, self.gamma),
             value_at_starts=float(self.world.state_values(log.start_states, self.target, self.gamma).mean()),
-            is_on_policy=self.behavior == self.target,
         )
 
 

@@ -251,18 +251,17 @@ BOARD: dict[str, Callable[[], BoardProblem]] = {
 }
 
 
-def main() -> None:
-    """Print rows, episodes, truths."""
-    for make in BOARD.values():
-        problem = make()
-        log = problem.log(0)
-        returns = log.returns(problem.gamma)
-        print(f"{problem.name}: {len(log)} rows, {log.n_episodes} episodes, γ = {problem.gamma}", end="")
-        print(f", the log's own return {returns.mean():.4g} ± {returns.std() / len(returns) ** 0.5:.2g}")
-        for name in problem.targets:
-            value, error = problem.truth(name)
-            print(f"    {name:<18}{value:>9.4g} ± {error:.2g}", flush=True)
+def print_problem(problem: Any) -> None:
+    """Rows, episodes, the log's own return and the truths."""
+    log = problem.log(0)
+    returns = log.returns(problem.gamma)
+    print(f"{problem.name}: {len(log)} rows, {log.n_episodes} episodes, γ = {problem.gamma}", end="")
+    print(f", the log's own return {returns.mean():.4g} ± {returns.std() / len(returns) ** 0.5:.2g}")
+    for name in problem.targets:
+        value, error = problem.truth(name)
+        print(f"    {name:<18}{value:>9.4g} ± {error:.2g}", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    for make in BOARD.values():
+        print_problem(make())

@@ -31,7 +31,7 @@ from scripts.bench import controllers as c
 from scripts.bench.classic import CartPole, Pendulum
 from scripts.bench.finite_worlds import grid_world
 from scripts.bench.held_out_worlds import Inventory, Navigation, Queues, Treatment
-from scripts.bench.leaderboard_problems import BoardProblem, Still, Truncated
+from scripts.bench.leaderboard_problems import BoardProblem, Still, Truncated, print_problem
 from scripts.bench.specs import cache_directory
 from scripts.bench.worlds import BestOffer, Clicks
 
@@ -284,14 +284,8 @@ def main() -> None:
     """Build what is missing; print rows, episodes, the log's own return and the truths."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--half", choices=list(HALVES), default="development")
-    for name, problem in problems(parser.parse_args().half).items():
-        log = problem.log(0)
-        returns = log.returns(problem.gamma)
-        print(f"{name}: {len(log)} rows, {log.n_episodes} episodes, γ = {problem.gamma}", end="")
-        print(f", the log's own return {returns.mean():.4g} ± {returns.std() / len(returns) ** 0.5:.2g}")
-        for target in problem.targets:
-            value, error = problem.truth(target)
-            print(f"    {target:<18}{value:>9.4g} ± {error:.2g}", flush=True)
+    for problem in problems(parser.parse_args().half).values():
+        print_problem(problem)
 
 
 if __name__ == "__main__":
