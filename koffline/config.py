@@ -56,10 +56,14 @@ class EvaluationSettings(Section):
         (64, 64), description="units of the hidden layers"
     )
     steps: int | None = Field(
-        None, ge=1, description="gradient steps of every replica; by default rounds until the heads agree"
+        None,
+        ge=1,
+        description="gradient steps of every replica; by default rounds until the estimate settles",
     )
     agreement: float = Field(
-        0.1, gt=0.0, description="share of the interval's width by which the heads of a network may differ"
+        0.1,
+        gt=0.0,
+        description="share of the interval's width that a settled estimate moves",
     )
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")

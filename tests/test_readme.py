@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.ope import fitted, workspace
+from koffline.ope import rounds, workspace
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 
 ROOT = Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("datasets", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fitted, "ROUNDS", (80,))
+    monkeypatch.setattr(rounds, "MOST_STEPS", 80)
     monkeypatch.setattr(workspace, "_ALONE", 80)
     return tmp_path
 

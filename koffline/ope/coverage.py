@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from koffline.ope.problem import EvaluationProblem
 
-LOW_COVERAGE = 0.8
+LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second nothing is known
 _REFERENCE_ROWS = 20_000
 _QUERY_ROWS = 2_000
 _NEAR_QUANTILE = 0.95
@@ -32,27 +33,18 @@ def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator)
 
     Next states count where the episode went on, since after its end the policy does nothing; where no row
     goes on, start states stand in. Discrete actions are compared only with rows of the same action; an
-    action that the log never holds counts as infinitely far. Follows the caution of Fujimoto et al. (2022):
-    a small Bellman error says nothing about state-actions outside the log.
+    action that the log holds less than twice counts as infinitely far. Follows the caution of Fujimoto et
+    al. (2022): a small Bellman error says nothing about state-actions outside the log.
     """
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     inputs, probabilities, shares = _policy_rows(problem, generator)
     if problem.n_actions is None or probabilities is None:
         draw = generator.integers(inputs.shape[1])
-        return _summarise(_distance_ratios(problem.inputs[rows], inputs[:, draw], generator), shares)
-    parts, weights = [], []
-    logged_actions = problem.actions[rows]
-    for action in range(problem.n_actions):
-        care = probabilities[:, action] * shares
-        if not care.any():
-            continue
-        same = rows[logged_actions == action]
-        if len(same) < 2:
-            parts.append(np.full(len(inputs), np.inf))
-        else:
-            parts.append(_distance_ratios(problem.inputs[same], inputs[:, 0], generator))
-        weights.append(care)
-    return _summarise(np.concatenate(parts), np.concatenate(weights))
+        return _summarise([problem.inputs[rows]], [inputs[:, draw]], [shares], generator)
+    taken = problem.actions[rows]
+    same = [problem.inputs[rows[taken == action]] for action in range(problem.n_actions)]
+    cares = [probabilities[:, action] * shares for action in range(problem.n_actions)]
+    return _summarise(same, [inputs[:, 0]] * problem.n_actions, cares, generator)
 
 
 def _policy_rows(
@@ -68,22 +60,33 @@ def _policy_rows(
     return inputs[some], None if probabilities is None else probabilities[some], weights[some]
 
 
-def _distance_ratios(
-    reference: np.ndarray, queries: np.ndarray, generator: np.random.Generator
-) -> np.ndarray:
-    """Distance to the nearest reference row over the references' own 95 % leave-one-out quantile."""
+def _summarise(
+    references: list[np.ndarray],
+    queries: list[np.ndarray],
+    cares: list[np.ndarray],
+    generator: np.random.Generator,
+) -> Coverage:
+    """Group by group, distances of queries to the nearest reference row over one spacing for all groups.
+
+    That is the 95 % quantile of the rows' own distances to their nearest neighbours in the same group: were
+    every group measured by its own spacing, a rare action would cover whatever lies between its few rows.
+    """
     from scipy.spatial import cKDTree
 
-    tree = cKDTree(reference)
-    own = tree.query(reference[_choice(np.arange(len(reference)), _QUERY_ROWS, generator)], k=2)[0][:, 1]
+    own, ratios, total = [], [], sum(map(len, references))
+    trees = [cKDTree(rows) if len(rows) > 1 else None for rows in references]
+    for rows, tree in zip(references, trees, strict=True):
+        some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
+        own.append(np.full(len(rows), np.inf) if tree is None else tree.query(rows[some], k=2)[0][:, 1])
     # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
-    scale = max(float(np.quantile(own, _NEAR_QUANTILE)), 1e-6)
-    return np.asarray(tree.query(queries, k=1)[0] / scale)
-
-
-def _summarise(ratios: np.ndarray, weights: np.ndarray) -> Coverage:
-    fraction = float(np.average(ratios <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
-    return Coverage(fraction, ratios, weights)
+    spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
+    scale = max(float(spacing), 1e-6)
+    for tree, asked, care in zip(trees, queries, cares, strict=True):
+        known = tree is not None and care.any()
+        ratios.append(tree.query(asked, k=1)[0] / scale if known else np.full(len(asked), np.inf))
+    distances, weights = np.concatenate(ratios), np.concatenate(cares)
+    fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
+    return Coverage(fraction, distances, weights)
 
 
 def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:

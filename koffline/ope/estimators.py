@@ -15,11 +15,11 @@ from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.ope.closed_form import closed_form, drl
-from koffline.ope.coverage import LOW_COVERAGE
+from koffline.ope.coverage import LOW_COVERAGE, NO_COVERAGE
 from koffline.ope.importance import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
-from koffline.ope.limits import NOTABLE, contradiction
+from koffline.ope.limits import MUCH_UNSEEN, NOTABLE, contradiction
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
     CERTIFIED_EPISODE_KINDS,
@@ -34,12 +34,12 @@ from koffline.ope.names import (
     check_interval,
 )
 from koffline.ope.residuals import OutOfBag
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, plain
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, Verdict, plain
+from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_FEW_EPISODES = 20
-_MOST_UNSEEN = 0.2  # share of the discounted horizon after the longest episode
+_FEWEST_WEIGHTED = 2.0  # episodes
 _LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
@@ -50,13 +50,14 @@ def estimate_by_networks(workspace: Workspace, head: str) -> PointEstimate:
     """Mean over the replicas of the whole log; interval from the spread of the resampled ones."""
     fitted, residuals = workspace.fitted, workspace.residuals
     interval, heads = fitted.interval(head), fitted.estimate_by_head()
+    agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
     full, resampled = fitted.kept_values(head)
     diagnostics = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
         "held_out_kernel_ratio": residuals.held_out_ratio,
         "effective_bandwidth": fitted.bandwidth,
         "estimates_by_head": heads,
-        "head_disagreement": max(heads.values()) - min(heads.values()),
+        "head_disagreement": max(agreeing) - min(agreeing),
         "replica_standard_deviation": float(fitted.kept_values(fitted.head)[1].std(ddof=1)),
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
@@ -84,7 +85,8 @@ def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interva
     if rms is None or rms > _LARGE_RESIDUAL * scale:
         yield (
             f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
-            f"returns themselves (rms {scale:.3g}): nothing was learnt; lower learning_rate."
+            f"returns themselves (rms {scale:.3g}): the values mean nothing; look at coverage first, since "
+            "what the log does not show cannot be learnt, then at outliers, then lower learning_rate."
         )
 
 
@@ -104,12 +106,12 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
 
 
 def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
-    """One of the closed forms in the features of the settings; ``drl`` beside networks, out of bag."""
-    system, level, seed = workspace.system, workspace.settings.level, workspace.settings.seed
+    """One of the closed forms in the features of the settings; ``drl`` by the networks, out of bag."""
+    level = workspace.settings.level
     if name != "drl":
-        return closed_form(name, system, level, seed)
+        return closed_form(name, workspace.system, level, workspace.settings.seed)
     values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
-    return drl(system, values, level, seed)
+    return drl(workspace.constants, values, level)
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
@@ -132,9 +134,14 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         return None
     by_rows = found.interval.kind in SYSTEM_KINDS and found.interval.kind != BOOTSTRAP_PIVOT
     reasons = workspace.limits.reasons_for_no_interval(by_rows)
+    size, coverage = found.effective_sample_size, workspace.coverage.fraction
+    if found.name in OVER_EPISODES and size is not None and size < _FEWEST_WEIGHTED:
+        reasons.append(f"{size:.1f} episodes carry all the weight")
+    elif found.name not in OVER_EPISODES and coverage < NO_COVERAGE:
+        reasons.append(f"only {coverage:.0%} of the policy's actions lie near logged ones")
     if found.name in (*FITTED, *WITH_MODEL, "drl"):
         fitted = workspace.fitted
-        heads = {head: fitted.interval(head) for head in fitted.estimate_by_head()}
+        heads = {head: fitted.interval(head) for head in fitted.estimate_by_head() if head != "lstd"}
         clash = contradiction(heads, fitted.problem.reward_scale)
         reasons += [clash] if clash else []
     return reasons
@@ -223,6 +230,15 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
     )
 
 
+def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
+    """Whether the log answers the question."""
+    robust = None
+    if found.name in FITTED and workspace.log.is_whole:  # else it would take another pass over the log
+        robust = estimate_in_features(workspace, "drl")
+    scale, coverage = workspace.problem.reward_scale, workspace.coverage.fraction
+    return judge(found, workspace.limits, coverage, scale, robust)
+
+
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
     facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
@@ -251,10 +267,10 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
             f"Only {coverage:.0%} of the policy's actions lie near logged ones "
             "(95 % on-policy); the rest of the estimate is extrapolation."
         )
-    if log.has_episodes and episodes < _FEW_EPISODES:
+    if log.has_episodes and episodes < FEW_EPISODES:
         kind = "different episode" if workspace.log.is_whole and merged.merged else "episode"
         found.append(f"The log has {counted(episodes, kind)}; resampling so few says little about spread.")
-    if limits.unseen >= _MOST_UNSEEN:  # every episode is cut early
+    if limits.unseen >= MUCH_UNSEEN:  # every episode is cut early
         found.append(
             f"The longest episode has {limits.longest} steps: with γ = {limits.gamma:.10g}, "
             f"{limits.unseen:.0%} of a constant reward's value lies beyond what any episode shows."

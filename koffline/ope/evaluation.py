@@ -18,7 +18,13 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
-from koffline.ope.estimators import bounds_of, common_diagnostics, common_warnings, run_estimator
+from koffline.ope.estimators import (
+    bounds_of,
+    common_diagnostics,
+    common_warnings,
+    run_estimator,
+    verdict_on,
+)
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
@@ -67,7 +73,9 @@ def evaluate(
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         is_fitted = settings.estimator in FITTED
         evidence = _evidence(workspace) if is_fitted else None
+        verdict = verdict_on(workspace, found)
     return Estimate(
+        verdict=verdict,
         value=found.value,
         interval=found.interval,
         estimator=settings.estimator,
@@ -203,10 +211,12 @@ def estimate_all(
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
+        verdict = verdict_on(workspace, found.get("kloss") or next(iter(found.values())))
         bound_rows = bounds_of(workspace, found) if bounds else ()
         diagnostics = common_diagnostics(workspace)
         warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
     return EstimateTable(
+        verdict=verdict,
         rows=rows,
         bounds=bound_rows,
         level=settings.level,

@@ -21,26 +21,31 @@ from koffline.errors import KofflineError
 from koffline.fitting import FitRecord, Progress, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.last_layer import (
-    LinearSystems,
-    accumulate_systems,
+    dual_weights,
     minimise_kernel_loss,
     solve_temporal_difference,
 )
-from koffline.ope.learning import Ensemble, Resampling, draw_ensemble, fit_features, make_table, start_values
+from koffline.ope.learning import (
+    Ensemble,
+    draw_ensemble,
+    fit_features,
+    make_table,
+    start_values,
+)
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
+from koffline.ope.replica_sums import StartSums, start_features, starts_of_part, systems_of_part
 from koffline.ope.results import Interval
+from koffline.ope.rounds import Watch, rounds_of
 from koffline.ope.value_functions import ValueFunction
-from koffline.ope.working_log import S, Sums
+from koffline.ope.working_log import S
 from koffline.policies import Policy
 from koffline.replicas import StackedMLP
 
 _PROBE_STARTS = 1000
 _PROBE_DRAWS = 8
 LSTD_RIDGE = 1e-3
-ROUNDS = (2000, 6000, 8000)  # coverage was tested at the first: never fewer
-_LEAST = 0.01  # of the rms return: less is no difference
 
 
 Summarise = Callable[[EvaluationProblem, np.ndarray], S]  # what is left of a part of a log, of its units
@@ -51,47 +56,13 @@ _ASSUMPTIONS = (
 )
 
 
-def systems_of_part(
-    network: StackedMLP,
-    instruments: FourierFeatures,
-    resampling: Resampling,
-    problem: EvaluationProblem,
-    units: np.ndarray,
-) -> LinearSystems:
-    """The linear systems of all replicas' last layers, from a part of the log."""
-    device = str(network.flat.device)
-    weights = torch.as_tensor(resampling.row_counts(problem, units) * problem.row_weights, device=device)
-    return accumulate_systems(network, make_table(problem, device), instruments, weights)
-
-
-@dataclass(frozen=True, eq=False)
-class StartSums(Sums):
-    """Σ w and, by head, Σ w v of start states' values v, for every replica: (R,) and (H, R)."""
-
-    weights: Tensor
-    values: Tensor
-
-    @classmethod
-    def of(cls, heads: dict[str, StackedMLP], problem: EvaluationProblem, weights: Tensor) -> StartSums:
-        """Of weights (R, E)."""
-        values = [(start_values(network, problem).cpu() * weights).sum(dim=1) for network in heads.values()]
-        return cls(weights.sum(dim=1), torch.stack(values))
-
-
-def starts_of_part(
-    heads: dict[str, StackedMLP], resampling: Resampling, problem: EvaluationProblem, units: np.ndarray
-) -> StartSums:
-    """The values of a part's start states by every head."""
-    weights = resampling.start_counts(problem, units) * problem.start_weights
-    return StartSums.of(heads, problem, torch.as_tensor(weights))
-
-
 @dataclass(frozen=True, eq=False)
 class FittedValues:
     """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
 
     ``problem``, ``ensemble`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
-    the whole log, whose effective number of units is ``units``.
+    the whole log, whose effective number of units is ``units``. ``duals (R, m)``: what turns the instruments
+    of a row into its weight, see `koffline.ope.last_layer.dual_weights`.
     """
 
     problem: EvaluationProblem
@@ -99,6 +70,7 @@ class FittedValues:
     settings: EvaluationSettings
     table: Table
     heads: dict[str, StackedMLP]
+    duals: Tensor
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
@@ -200,9 +172,11 @@ def fit_value_functions(
     fold: Fold | None = None,
     effective_units: float | None = None,
 ) -> FittedValues:
-    """Train all replicas, then give each its last layers: exact kernel loss, LSTD, or as trained.
+    """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
-    Unless the settings say how long, training goes on in rounds until the heads agree. fold: over the log
+    After each round the last layer is solved for the kernel loss, and training goes on from there: values of
+    a long horizon would take many times as many steps to get there by themselves. Unless the settings say
+    how long, training stops when the estimate has not moved since half as many rounds. fold: over the log
     that the problem is a sample of, None where it is all of it; last layers are solved, and start states
     valued, on the whole log. effective_units: of that log.
     """
@@ -218,31 +192,41 @@ def fit_value_functions(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
 
-    def solved(network: StackedMLP, fold: Fold) -> dict[str, StackedMLP]:
-        systems = fold(partial(systems_of_part, network, instruments, ensemble.resampling))
-        return {
-            "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-            "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
-            "fqe": network.with_flat(network.flat.double()),
-        }
-
     probe, record = start_value_probe(problem), None
-    rounds = ROUNDS if settings.steps is None else (settings.steps,)
+    watch = Watch(problem, ensemble, settings, table, instruments)
+    rounds = rounds_of(settings.steps)
     for number, steps in enumerate(rounds, start=1):
         record = fit_features(table, problem, ensemble, settings, steps, probe, progress, record)
-        is_last = number == len(rounds)
-        if is_last and fold is not None:
+        if number == len(rounds):
             break
-        heads = solved(record.network, in_memory)
-        if is_last or _agree(heads, problem, ensemble, settings.agreement):
+        between, has_settled = watch.solve(record.network)
+        if settings.steps is None and has_settled:
             break
+        record = dataclasses.replace(record, network=between.with_flat(between.flat.float()))
     assert record is not None
-    if fold is not None:
-        heads = solved(record.network, fold)
-    parts = problem.effective_units if effective_units is None else effective_units
-    reach = in_memory if fold is None else fold
+    network, reach = record.network, in_memory if fold is None else fold
+    sums = reach(partial(systems_of_part, network, instruments, ensemble.resampling))
+    heads = {
+        "kloss": minimise_kernel_loss(network, sums.systems, settings.ridge),
+        "lstd": solve_temporal_difference(network, sums.systems, LSTD_RIDGE),
+        "fqe": network.with_flat(network.flat.double()),
+    }
+    starts = sums.starts / sums.start_weight.to(sums.starts)[:, None]
+    if problem.fixed_starts:  # those of a part mean nothing
+        given = ensemble.start_weights.to(sums.starts)
+        starts = start_features(network, problem, given / given.sum(dim=1, keepdim=True))
     return FittedValues(
-        problem, ensemble, settings, table, heads, bandwidth, instruments, record, reach, parts
+        problem=problem,
+        ensemble=ensemble,
+        settings=settings,
+        table=table,
+        heads=heads,
+        duals=dual_weights(network, sums.systems, starts, sums.row_weight, settings.ridge),
+        bandwidth=bandwidth,
+        instruments=instruments,
+        record=record,
+        fold=reach,
+        units=problem.effective_units if effective_units is None else effective_units,
     )
 
 
@@ -255,23 +239,6 @@ def fit_value_function(
         problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
         ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
         return fit_value_functions(problem, ensemble, settings, progress).value_function(transitions)
-
-
-def _agree(
-    heads: dict[str, StackedMLP], problem: EvaluationProblem, ensemble: Ensemble, share: float
-) -> bool:
-    """Whether the heads of replicas differ by a small share of the interval's width (root mean square).
-
-    Replicas that diverged have no say; a hundredth of the rms return counts as nothing.
-    """
-    sums = StartSums.of(heads, problem, ensemble.start_weights)
-    values = (sums.values / sums.weights).numpy()  # (3, R)
-    kept = np.isfinite(values).all(axis=0)
-    gaps = np.ptp(values, axis=0)[kept]
-    resampled = values[0, ensemble.full :][kept[ensemble.full :]]
-    width = 4.0 * float(resampled.std(ddof=1)) if len(resampled) > 1 else 0.0
-    tolerance = max(share * width, _LEAST * problem.reward_scale)
-    return len(gaps) > 0 and float(np.sqrt(np.square(gaps).mean())) <= tolerance
 
 
 def start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:

@@ -22,6 +22,8 @@ from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 from koffline.solvers.linear import kernel_inputs, last_layer, last_layer_features, with_last_layer
 
+_LEVEL = 1e-9  # of the ridge: what is left for the level, so that rows without a future leave no gap
+
 
 @dataclass(frozen=True, eq=False)
 class LinearSystems(Sums):
@@ -81,21 +83,56 @@ def accumulate_systems(
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
 
-    ``ridge`` is relative to the mean curvature. A ridge toward zero would pull the values themselves to zero.
-    With the linear kernel (ψ = φ) this is the LSTD solution.
+    ``ridge`` is relative to the mean curvature; it spares the level of all values. Toward zero it would pull
+    the values themselves to zero. With the linear kernel (ψ = φ) this is the LSTD solution.
     (Feng et al. 2019, cor:same_as_td)
     """
     theta, matrix = last_layer(network), systems.kernel_matrix
     gap = systems.kernel_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
     pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + _ridge_solve(matrix.mT @ matrix, pull, ridge))
+    return with_last_layer(network, theta + _ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
 
 
 def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer that is the LSTD-Q solution on the same features, ridged likewise."""
     theta, matrix = last_layer(network), systems.temporal_matrix
     gap = systems.temporal_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + _ridge_solve(matrix, gap, ridge))
+    return with_last_layer(network, theta + _ridge_solve(matrix, gap, ridge, network.sizes[-1]))
+
+
+def dual_weights(
+    network: StackedMLP,
+    systems: LinearSystems,
+    starts: Float[Tensor, "replica parameter"],
+    row_weights: Float[Tensor, " replica"],
+    ridge: float,
+) -> Float[Tensor, "replica instrument"]:
+    """α (R, m) of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
+
+    α = B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ / Σ w and c the mean features ``starts`` of start states.
+    ``row_weights``: Σ w. ω estimates the ratio of the policy's discounted visits to the log's rows.
+    (Uehara, Huang & Jiang 2020)
+    """
+    matrix = systems.kernel_matrix / row_weights.to(systems.kernel_matrix)[:, None, None]
+    solved = _ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, network.sizes[-1])
+    return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
+
+
+def compute_residuals(network: StackedMLP, table: Table, rows: slice) -> Float[Tensor, "replica row"]:
+    """r + discount · E Q(s', a') − Q(s, a) for a block of rows, in the network's precision."""
+    dtype = network.flat.dtype
+    now = compute_values(network, table.inputs, table.readout, rows)
+    later = compute_values(network, table.next_inputs, table.next_readout, rows)
+    return table.rewards[rows].to(dtype) + table.discounts[rows].to(dtype) * later - now
+
+
+def compute_values(
+    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
+) -> Float[Tensor, "replica row"]:
+    """Outputs of a block of rows (N, d) or (N, m, d), averaged over draws and read out."""
+    block = inputs[rows].to(network.flat.dtype)
+    outputs = network.forward(block.reshape(-1, block.shape[-1])).unflatten(1, (len(block), -1)).mean(dim=2)
+    return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
@@ -105,12 +142,23 @@ def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
     return together.unflatten(1, (replicas, parameters)).transpose(0, 1)
 
 
-def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float) -> Tensor:
-    """(matrix + ridge · mean |diagonal| · I)⁻¹ vector per replica; dead features make the matrix singular.
+def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float, outputs: int) -> Tensor:
+    """(matrix + ridge · P)⁻¹ vector per replica; dead features make the matrix singular.
 
     NaN where a replica has diverged (its matrix is no matrix): the others are solved all the same.
     """
-    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(dim=-1)
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    solution, info = torch.linalg.solve_ex(matrix + (ridge * scale)[:, None, None] * eye, vector)
+    solution, info = torch.linalg.solve_ex(matrix + ridge * penalty(matrix, outputs), vector)
     return torch.where(info[:, None] == 0, solution, math.nan)
+
+
+def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int) -> Tensor:
+    """P, the mean |diagonal| in every direction but one: the same constant added to all outputs.
+
+    A constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of
+    all values where it was. The constants of the outputs are the last parameters.
+    """
+    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(dim=-1)
+    level = matrix.new_zeros(matrix.shape[-1])
+    level[-outputs:] = outputs**-0.5
+    spared = torch.eye(len(level)).to(matrix) - (1.0 - _LEVEL) * torch.outer(level, level)
+    return scale[..., None, None] * spared

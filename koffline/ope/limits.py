@@ -15,6 +15,8 @@ import numpy as np
 
 from koffline.ope.results import Interval, PointEstimate
 
+NO_INTERVAL = "No interval: "  # how a sentence on a missing one begins
+MUCH_UNSEEN = 0.2  # share of the discounted horizon after the longest episode that is worth a sentence
 NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not worth a sentence
 _FEWEST_UNITS = 1.9  # two, of which one may weigh somewhat less
 _MOST_UNSEEN = 0.5  # share of the discounted horizon after the longest episode
@@ -102,7 +104,7 @@ class Limits:
             reasons = None if reasons is None else [*reasons, "the estimate is no possible value"]
         value = min(max(value, low), high)
         if interval is not None and reasons:
-            warnings.append(f"No interval: {'; '.join(reasons)}.")
+            warnings.append(f"{NO_INTERVAL}{'; '.join(reasons)}.")
             return dataclasses.replace(found, value=value, interval=None, warnings=tuple(warnings))
         if interval is not None:
             interval, note = self.cut(interval)
@@ -124,7 +126,7 @@ class Limits:
         within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
         below, above = self._slack
         if interval.low > high + above or interval.high < low - below:
-            return None, f"No interval: {text} lies wholly outside {within}."
+            return None, f"{NO_INTERVAL}{text} lies wholly outside {within}."
         part = interval.within(self.bounds)
         if interval.low >= low - below and interval.high <= high + above:
             return part, None

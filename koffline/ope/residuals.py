@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.kernels import FourierFeatures
 from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
+from koffline.ope.last_layer import compute_residuals, compute_values
 from koffline.ope.learning import Ensemble, Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Columns
 from koffline.replicas import StackedMLP
+from koffline.solvers.linear import kernel_inputs
 
 _SAMPLE_ROWS = 20_000
 
@@ -38,23 +40,6 @@ class ResidualSummary:
     rms: float
     mean: float
     sample: np.ndarray
-
-
-def compute_residuals(network: StackedMLP, table: Table, rows: slice) -> Float[Tensor, "replica row"]:
-    """r + discount · E Q(s', a') − Q(s, a) for a block of rows, in the network's precision."""
-    dtype = network.flat.dtype
-    now = compute_values(network, table.inputs, table.readout, rows)
-    later = compute_values(network, table.next_inputs, table.next_readout, rows)
-    return table.rewards[rows].to(dtype) + table.discounts[rows].to(dtype) * later - now
-
-
-def compute_values(
-    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
-) -> Float[Tensor, "replica row"]:
-    """Outputs of a block of rows (N, d) or (N, m, d), averaged over draws and read out."""
-    block = inputs[rows].to(network.flat.dtype)
-    outputs = network.forward(block.reshape(-1, block.shape[-1])).unflatten(1, (len(block), -1)).mean(dim=2)
-    return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
 
 
 def summarise_residuals(
@@ -124,15 +109,23 @@ def out_of_bag_values(fitted: FittedValues, head: str = "kloss", in_memory: bool
 
 def _row_values(columns: Columns) -> RowValues:
     found = columns.joined()
-    return RowValues(found["now"], found["later"], found["starts"], float(found["unseen"].mean()))
+    return RowValues(
+        found["now"],
+        found["later"],
+        found["starts"],
+        unseen=float(found["unseen"].mean()),
+        weights=found["weights"],
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class OutOfBag:
-    """R' networks, and which units each of them was trained on."""
+    """R' networks, which units each of them was trained on, and the weights of rows that they give: ψᵀα."""
 
     network: StackedMLP
     resampling: Resampling
+    instruments: FourierFeatures
+    duals: Tensor
 
     @classmethod
     def of(cls, fitted: FittedValues, head: str = "kloss") -> OutOfBag:
@@ -140,8 +133,9 @@ class OutOfBag:
         resampling, full = fitted.ensemble.resampling, fitted.ensemble.full
         chosen = np.flatnonzero(fitted.alive[full:])
         streams = tuple(resampling.streams[number] for number in chosen)
-        network = fitted.heads[head].select((chosen + full).tolist())
-        return cls(network, Resampling(resampling.seed, 0, streams))
+        replicas = (chosen + full).tolist()
+        own = Resampling(resampling.seed, 0, streams)
+        return cls(fitted.heads[head].select(replicas), own, fitted.instruments, fitted.duals[replicas])
 
     def in_features(self, system: FeatureSystem) -> RowValues:
         """Values of the rows of a system that is a part of a log."""
@@ -156,6 +150,8 @@ class OutOfBag:
         share = _shares(left_out)
         now: list[Tensor] = []
         later: list[Tensor] = []
+        omega: list[Tensor] = []
+        compared = kernel_inputs(table)
         for rows in row_blocks(self.network, len(table), table.draws):
             for parts, inputs, readout in (
                 (now, table.inputs, table.readout),
@@ -163,6 +159,8 @@ class OutOfBag:
             ):
                 values = compute_values(self.network, inputs, readout, rows)
                 parts.append((values.cpu() * share[:, rows]).sum(dim=0))
+            own = self.instruments(compared[rows].double()) @ self.duals.mT  # (B, R')
+            omega.append((own.cpu() * share[:, rows].mT).sum(dim=1))
         low, high = problem.value_bounds
         starts = start_values(self.network, problem).cpu()  # (R', E), already in units of the return
         if problem.fixed_starts:
@@ -176,6 +174,7 @@ class OutOfBag:
                     "later": _bounded(later, low, high) * problem.reward_scale,
                     "starts": start_mean.numpy(),
                     "unseen": (left_out.sum(dim=0) > 0).numpy(),
+                    "weights": torch.cat(omega).numpy(),
                 },
             )
         )

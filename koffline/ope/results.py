@@ -138,6 +138,19 @@ class PointEstimate(Record):
     diagnostics: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Verdict(Record):
+    """``answer``: "supported", "with care" or "not answerable from this log", with the ``reasons`` for less
+    than the first; each begins with what is missing (support, size, horizon, interval, contradiction).
+    """
+
+    answer: str
+    reasons: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.answer + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
+
+
 @dataclass(frozen=True, eq=False)
 class Evidence:
     """What a person looks at beside the number; arrays for the plots of the report.
@@ -166,10 +179,11 @@ class Estimate(Record):
     """What a policy is worth: the expected discounted return from the log's initial states.
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
-    can be trusted (None where the estimator has none), ``warnings`` are sentences a person should read
-    before acting on it.
+    can be trusted (None where the estimator has none), ``verdict`` whether the log answers the question,
+    ``warnings`` are sentences a person should read before acting on it.
     """
 
+    verdict: Verdict
     value: float
     interval: Interval | None
     estimator: str
@@ -238,9 +252,11 @@ class BoundRow(Record):
 class EstimateTable(Record):
     """What every estimator says the policy is worth, and the bounds that hold whatever they say.
 
-    ``warnings`` concern all rows (coverage, the log); each row has its own as well.
+    ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows (coverage, the
+    log); each row has its own as well.
     """
 
+    verdict: Verdict
     rows: tuple[EstimateRow, ...] = field(metadata={"key": "estimates"})
     bounds: tuple[BoundRow, ...]
     gamma: float
@@ -264,7 +280,7 @@ class EstimateTable(Record):
         raise KeyError(name)
 
     def __str__(self) -> str:
-        lines = [f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions"]
+        lines = [f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"]
         for row in self.rows:
             if row.estimate is None:
                 lines.append(f"  {row.name:<10} –  {row.reason}")

@@ -145,12 +145,21 @@ class Workspace:
     @cached_property
     def system(self) -> FeatureSystem:
         """The problem in the features of the settings, for closed forms; it reaches the whole log."""
-        held, log = self.held_system, self.log
+        return self._reaching(self.held_system, self._features)
+
+    @cached_property
+    def constants(self) -> FeatureSystem:
+        """The problem in no features but a constant per action."""
+        return self._reaching(self._system(_no_features), _no_features)
+
+    def _reaching(self, held: FeatureSystem, features: FeatureMap) -> FeatureSystem:
+        """The system of the rows in memory, with a way to all rows of the log."""
+        log = self.log
         if log.is_whole:
             return held
         units = log.log.n_episodes if log.log.has_episodes else len(log.log)
         chosen = {name: getattr(held, name) for name in ("instruments", "bandwidth", "gamma")}
-        make = partial(system_of_part, features=self._features, log_units=units, **chosen)
+        make = partial(system_of_part, features=features, log_units=units, **chosen)
         whole = SystemsOfLog(self.fold, make, self.facts.rows)
         return dataclasses.replace(held, units=log.held.units, log_units=units, log=whole)
 
@@ -253,3 +262,7 @@ class Workspace:
             "data_sha256": "" if self.log.skipped else log.sha256,
             "versions": versions(),
         }
+
+
+def _no_features(inputs: Tensor) -> Tensor:
+    return inputs[:, :0]

@@ -46,7 +46,11 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
     found, own = estimate.diagnostics, estimate.diagnostics.get("behavior_return")
     value = f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:.10g})"
-    rows = [("value", value), ("interval", pages.describe_interval(estimate.interval))]
+    rows = [
+        ("verdict", str(estimate.verdict)),
+        ("value", value),
+        ("interval", pages.describe_interval(estimate.interval)),
+    ]
     if truth is not None:
         rows.append(("truth", f"{truth:.4g}"))
     if own is not None:
@@ -107,6 +111,7 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
             cells = [name, f"{value:.4g}", *about, "" if size is None else f"{size:.0f}", *error]
         drawn.add_row(*cells, end_section=last)
     console.print(drawn)
+    pages.print_labelled(console, "verdict", str(found.verdict), "bold")
     if truth is not None:
         console.print(f"truth: {truth:.4g}")
     for bound in found.bounds:

@@ -37,7 +37,7 @@ def combine_features(
     """
     mean = features if draws == 1 else features.unflatten(-2, (-1, draws)).mean(dim=-2)
     if constant:
-        mean = torch.cat([mean, torch.ones_like(mean[..., :1])], dim=-1)
+        mean = torch.cat([mean, mean.new_ones(*mean.shape[:-1], 1)], dim=-1)
     if readout is None:
         return mean
     return (mean.unsqueeze(-1) * readout.to(mean).unsqueeze(-2)).flatten(-2)

@@ -44,3 +44,8 @@ def test_effective_sample_size_by_hand() -> None:
     expected = ratios.sum() ** 2 / np.sum(ratios**2)
     assert estimate.diagnostics["effective_sample_size"] == pytest.approx(expected)
     assert estimate.diagnostics["mean_probability_of_logged_actions"] == pytest.approx(ratios.mean() / 2.0)
+
+
+def test_a_rare_action_does_not_cover_what_lies_between_its_few_rows() -> None:
+    actions = np.where(np.arange(3000) < 10, 2, np.arange(3000) % 2)
+    assert coverage_of(walk(actions), [0.0, 0.0, 1.0]) < 0.2

@@ -20,17 +20,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
-from koffline.ope.closed_form.fits import FOLDS, LinearFit, fit, kernel_path, usual_ridge, weights_of_rows
-from koffline.ope.closed_form.moments import folded_moments, folds_of_units
+from koffline.ope.closed_form.fits import LinearFit, fit
 from koffline.ope.closed_form.sums import RowSums, warnings_of_weights
 from koffline.ope.features import FeatureSystem
 from koffline.ope.importance.problem import RowValues
@@ -74,45 +67,16 @@ def fit_sums(found: LinearFit, system: FeatureSystem) -> RowSums:
     return RowSums.of(system, omega, omega * residuals, (system.starts @ found.theta).numpy())
 
 
-@dataclass(frozen=True, eq=False)
-class FoldWeights:
-    """Dual weights of K folds, each for the rows of the one that its fit has not seen: α (K, m)."""
+def drl(system: FeatureSystem, values: RowValues | ValuesOfPart, level: float = 0.95) -> PointEstimate:
+    """The doubly robust combination of values and weights of rows.
 
-    alphas: Float[Tensor, "fold critic"]
-    ridge: float
-    seed: int
-
-    @classmethod
-    @torch.no_grad()
-    def of(cls, system: FeatureSystem, seed: int) -> FoldWeights:
-        """Fits of every fold from the rows of the others, with the usual ridge."""
-        ridge = usual_ridge(system.log_rows)
-        rest = [without for _, without in folded_moments(system, FOLDS, seed).folds()]
-        return cls(torch.stack([kernel_path(system, one).solve(ridge)[1] for one in rest]), ridge, seed)
-
-    def __call__(self, system: FeatureSystem) -> Float[np.ndarray, " row"]:
-        """ω (N,) of the rows of a system."""
-        omega, fold_of = np.zeros(len(system)), folds_of_units(system, len(self.alphas), self.seed)
-        for fold in np.unique(fold_of):
-            rows = np.flatnonzero(fold_of == fold)
-            inputs = system.kernel_inputs[torch.as_tensor(rows)]
-            omega[rows] = weights_of_rows(inputs, system.instruments, self.alphas[fold]).numpy()
-        return omega
-
-
-def drl(
-    system: FeatureSystem, values: RowValues | ValuesOfPart, level: float = 0.95, seed: int = 0
-) -> PointEstimate:
-    """The doubly robust combination; weights are cross-fitted over episodes.
-
-    values: Q of the rows, such as that of networks that did not see them, or what gives it for the rows of a
-    part of the log.
+    system: whose features say what the weights should balance. values: Q and ω of the rows by networks that
+    did not see them, or what gives them for the rows of a part of the log.
     """
-    weights = FoldWeights.of(system, seed)
     known = (lambda part: values) if isinstance(values, RowValues) else values
-    sums = system.fold(partial(doubly_robust_sums, known, weights))
+    sums = system.fold(partial(doubly_robust_sums, known))
     if system.log is not None and system.fixed_starts:  # given start states belong to no part
-        own = doubly_robust_sums(known, weights, system)
+        own = doubly_robust_sums(known, system)
         starts = {name: own[name] for name in ("start_value", "start_weight")}
         sums = dataclasses.replace(sums, totals=sums.totals | starts)
     value, direct = doubly_robust_value(sums), sums["start_value"] / sums["start_weight"]
@@ -121,19 +85,17 @@ def drl(
         "direct_value": direct,
         "correction": value - direct,
         "unseen": unseen,
-        "weight_ridge": weights.ridge,
     }
     warnings = [_SEEN] if unseen < 0.5 else []
     return _estimate("drl", system, value, sums.standard_error(), sums, level, found, warnings)
 
 
-def doubly_robust_sums(
-    values: ValuesOfPart, weights: Callable[[FeatureSystem], np.ndarray], system: FeatureSystem
-) -> RowSums:
+def doubly_robust_sums(values: ValuesOfPart, system: FeatureSystem) -> RowSums:
     """The sums of a part of a log, with q and ω of its rows and terms ω (r + discount · E q(x') − q(x))."""
-    q, omega = values(system), weights(system)
+    q = values(system)
+    assert q.weights is not None
     residuals = system.rewards.numpy() + system.discounts.numpy() * q.later - q.now
-    return RowSums.of(system, omega, omega * residuals, q.starts, q.unseen)
+    return RowSums.of(system, q.weights, q.weights * residuals, q.starts, q.unseen)
 
 
 def doubly_robust_value(sums: RowSums) -> float:

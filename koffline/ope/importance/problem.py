@@ -27,13 +27,15 @@ class RowValues:
 
     ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
     ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
-    trained on their episode. ``notes``: what else to know of the model. DataError for what is not finite.
+    trained on their episode. ``weights (N,)``: ω of rows, where the models have any. ``notes``: what else to
+    know of the model. DataError for what is not finite.
     """
 
     now: np.ndarray
     later: np.ndarray
     starts: np.ndarray
     unseen: float = 1.0
+    weights: np.ndarray | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -208,7 +210,7 @@ class EpisodeProblem:
     def select(self, model: RowValues) -> RowValues:
         """The model's values of the rows and episodes that count."""
         rows, starts = self.counted, model.starts[self.counted_episodes]
-        return RowValues(model.now[rows], model.later[rows], starts, model.unseen, model.notes)
+        return RowValues(model.now[rows], model.later[rows], starts, model.unseen, notes=model.notes)
 
     def diagnostics(self) -> dict[str, Any]:
         """Plain numbers about the weights."""

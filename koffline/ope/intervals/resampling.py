@@ -25,7 +25,7 @@ from koffline.ope.intervals.settings import (
     describe_starts,
     enough_draws,
 )
-from koffline.ope.last_layer import accumulate_systems
+from koffline.ope.last_layer import accumulate_systems, penalty
 from koffline.ope.learning import row_blocks
 from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.ope.results import Interval
@@ -54,7 +54,7 @@ class LinearEquation:
     """One estimating equation at its solution.
 
     ``instruments (N, p)``: Ω, row weights included. ``difference (N, p)``: Z. ``residuals (N,)``: δ̂.
-    ``starts (E, p)`` with ``start_weights (E,)``. ``ridge (p,)``: the diagonal of τD. ``theta (p,)``: θ̂.
+    ``starts (E, p)`` with ``start_weights (E,)``. ``ridge (p, p)``: τD. ``theta (p,)``: θ̂.
     """
 
     instruments: Float[Tensor, "row parameter"]
@@ -62,7 +62,7 @@ class LinearEquation:
     residuals: Float[Tensor, " row"]
     starts: Float[Tensor, "start parameter"]
     start_weights: Float[Tensor, " start"]
-    ridge: Float[Tensor, " parameter"]
+    ridge: Float[Tensor, "parameter parameter"]
     theta: Float[Tensor, " parameter"]
 
 
@@ -116,9 +116,9 @@ def resample_values(
     if exact:  # n⁻¹ΣwΩzᵀ of every draw, one column of z at a time
         products = (equation.instruments * column[:, None] for column in equation.difference.T)
         columns = [share @ torch.as_tensor(units.sum_rows(product.numpy())) for product in products]
-        steps = torch.linalg.solve(torch.stack(columns, dim=-1) + torch.diag(equation.ridge), pull)
+        steps = torch.linalg.solve(torch.stack(columns, dim=-1) + equation.ridge, pull)
     else:
-        whole = equation.instruments.mT @ equation.difference / len(gap) + torch.diag(equation.ridge)
+        whole = equation.instruments.mT @ equation.difference / len(gap) + equation.ridge
         steps = torch.linalg.solve(whole, pull.mT).mT
     thetas, start_weights = equation.theta + steps, equation.start_weights
     if units.fixed_starts:
@@ -184,7 +184,7 @@ def kernel_equation(system: FeatureSystem) -> LinearEquation:
         residuals=system.residuals(theta),
         starts=system.starts,
         start_weights=system.start_weights,
-        ridge=ridge_sizes(matrix.mT @ matrix, system.free, RIDGE),
+        ridge=torch.diag(ridge_sizes(matrix.mT @ matrix, system.free, RIDGE)),
         theta=theta,
     )
 
@@ -255,7 +255,7 @@ def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEqu
         residuals=table.rewards.double().cpu() - difference @ theta,
         starts=_features(network, torch.as_tensor(problem.start_inputs).to(like), readout),
         start_weights=torch.as_tensor(problem.start_weights),
-        ridge=torch.full_like(theta, ridge * float(curvature.diagonal().abs().mean())),
+        ridge=ridge * penalty(curvature, network.sizes[-1]),
         theta=theta,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from koffline.ope.closed_form import doubly_robust_sums
@@ -42,7 +44,7 @@ def plain(system: FeatureSystem) -> dict:
 
 def combined(system: FeatureSystem, values: RowValues, omega: np.ndarray) -> RowSums:
     """The doubly robust sums of given values and weights."""
-    return doubly_robust_sums(lambda part: values, lambda part: omega, system)
+    return doubly_robust_sums(lambda part: dataclasses.replace(values, weights=omega), system)
 
 
 def described(system: FeatureSystem, omega: np.ndarray) -> dict[str, float]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.ope.closed_form import FoldWeights, doubly_robust_value, moments
+from koffline.ope.closed_form import doubly_robust_value, moments
 from koffline.ope.closed_form.fits import CRITIC_RIDGES, fit, held_out_losses, kernel_path
 from koffline.ope.closed_form.moments import folded_moments, folds_of_units, whole_moments
 from koffline.ope.closed_form.sums import RowSums
@@ -97,19 +97,6 @@ def test_standard_errors_are_those_of_sums_over_units(kind):
         )
         sums = RowSums.of(system, np.zeros(len(system)), terms, values)
         assert sums.standard_error(7.5) == pytest.approx(expected, rel=1e-12)
-
-
-def test_weights_of_a_fold_come_from_the_rows_of_the_others(system):
-    columns, critics = plain(system), instruments(system)
-    weights = FoldWeights.of(system, seed=0)
-    found, fold_of = weights(system), folds_of_units(system, 5, 0)
-    for fold in range(5):
-        rest, inside = np.flatnonzero(fold_of != fold), fold_of == fold
-        matrix, _ = reference.moments([critics[i] for i in rest], reference.select(columns, rest))
-        curvature = matrix.T @ matrix
-        ridged = curvature + reference.ridge_matrix(curvature, weights.ridge, columns["constants"])
-        alpha = matrix @ np.linalg.solve(ridged, reference.start_mean(columns))
-        np.testing.assert_allclose(found[inside], (np.array(critics) @ alpha)[inside], rtol=1e-7, atol=1e-8)
 
 
 def test_folds_keep_episodes_together_and_a_single_episode_is_cut_into_stretches():

@@ -44,7 +44,7 @@ def test_draws_solve_the_resampled_equation(constants: int, fixed: bool) -> None
     lengths = np.diff(np.append(system.unit_starts, len(system)))
     for draw, per_unit in enumerate(counts):
         times = np.repeat(per_unit, lengths)
-        left, right, total = np.diag(equation.ridge.numpy()), equation.ridge.numpy() * centre, 0.0
+        left, right, total = equation.ridge.numpy(), equation.ridge.numpy() @ centre, 0.0
         weights = times * system.row_weights.numpy()
         for i in range(len(system)):
             instrument = (psi[i] @ matrix).numpy() * weights[i] / weights.sum()
@@ -113,7 +113,7 @@ def test_the_head_solves_its_equation(chain: FittedValues, head: str) -> None:
     gap = (equation.instruments * equation.residuals[:, None]).mean(dim=0)
     trained = last_layer(chain.record.network.select([1]))[0]
     # the table is float32: its last bit times the size of the products
-    assert torch.allclose(gap, equation.ridge * (equation.theta - trained), atol=1e-6)
+    assert torch.allclose(gap, equation.ridge @ (equation.theta - trained), atol=1e-6)
     value = float(equation.start_weights @ (equation.starts @ equation.theta))
     value *= chain.problem.reward_scale / float(equation.start_weights.sum())
     assert value == pytest.approx(chain.replica_values[head][1], rel=1e-4)

@@ -1,0 +1,82 @@
+"""How long networks are trained: in rounds, with last layers solved between them, until nothing changes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from koffline.batches import Table
+from koffline.config import EvaluationSettings
+from koffline.kernels import FourierFeatures
+from koffline.ope.last_layer import accumulate_systems, compute_residuals, minimise_kernel_loss
+from koffline.ope.learning import Ensemble
+from koffline.ope.problem import EvaluationProblem
+from koffline.ope.replica_sums import StartSums
+from koffline.replicas import StackedMLP
+from koffline.solvers.linear import kernel_inputs
+
+SHORTEST, MOST_STEPS = 1000, 16_000  # of a round, in all; coverage was tested at two rounds
+_BETTER = 0.9  # times the held-out kernel loss of half as many steps: features are still learnt
+_SHARP = 0.1  # width, times the rms return, of an interval that better features would not help
+_SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of a last layer that training changes again
+_LEAST = 0.01  # of the rms return: less is no difference
+
+
+def rounds_of(steps: int | None) -> list[int]:
+    """Steps of every round, each as long as all before it."""
+    rounds = [MOST_STEPS if steps is None else steps]
+    while rounds[0] > SHORTEST:
+        rounds[:1] = [rounds[0] - rounds[0] // 2, rounds[0] // 2][::-1]
+    return rounds
+
+
+class Watch:
+    """Solves last layers between rounds, on some rows, and says whether more training would change anything.
+
+    It would where the mean estimate has moved since half as many steps, measured against the interval's
+    width, or where that is wide and the kernel loss of rows that a resampled network has not seen still
+    falls; it would only harm where that rises. A hundredth of the rms return is no move; replicas that
+    diverged have no say.
+    """
+
+    def __init__(
+        self,
+        problem: EvaluationProblem,
+        ensemble: Ensemble,
+        settings: EvaluationSettings,
+        table: Table,
+        instruments: FourierFeatures,
+    ) -> None:
+        rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
+        self._problem, self._ensemble, self._settings = problem, ensemble, settings
+        self._table = table.select(rows.to(table.inputs.device))
+        self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
+        self._weights = ensemble.row_weights[:, rows].to(table.inputs.device)
+        self._unseen = (ensemble.row_counts[:, rows] == 0).to(self._weights)
+        self._before: tuple[np.ndarray, float] | None = None
+
+    def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
+        """The networks with the last layer of the least kernel loss, and whether training can stop."""
+        systems = accumulate_systems(network, self._table, self._instruments, self._weights)
+        solved = minimise_kernel_loss(network, systems, self._settings.ridge)
+        sums = StartSums.of({"kloss": solved}, self._problem, self._ensemble.start_weights)
+        now, loss = (sums.values / sums.weights).numpy()[0], self._held_out_loss(solved)
+        before, self._before = self._before, (now, loss)
+        if before is None:
+            return solved, False
+        values, old_loss = before
+        moves, resampled = now - values, now[self._ensemble.full :]
+        kept, resampled = moves[np.isfinite(moves)], resampled[np.isfinite(resampled)]
+        width = 4.0 * float(resampled.std(ddof=1)) if len(resampled) > 1 else 0.0
+        tolerance = max(self._settings.agreement * width, _LEAST * self._problem.reward_scale)
+        is_quiet = len(kept) > 0 and abs(float(kept.mean())) <= tolerance
+        is_learnt = loss >= _BETTER * old_loss or width <= _SHARP * self._problem.reward_scale
+        return solved, (is_quiet and is_learnt) or _BETTER * loss > max(0.0, old_loss)
+
+    def _held_out_loss(self, network: StackedMLP) -> float:
+        """Σ over resampled networks of ‖ψᵀδ‖² − ‖δ‖², δ of unseen rows: 0 of a perfect one."""
+        residual = (compute_residuals(network, self._table, slice(None)) * self._unseen).nan_to_num()
+        projected = residual @ self._instruments(kernel_inputs(self._table).double())
+        return float(projected.square().sum() - residual.square().sum())

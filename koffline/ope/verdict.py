@@ -1,0 +1,76 @@
+"""Whether a log answers the question at all: a verdict in words, from what the log itself shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from koffline.data.columns import counted
+from koffline.ope.coverage import LOW_COVERAGE, NO_COVERAGE
+from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
+from koffline.ope.results import PointEstimate, Verdict
+
+SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
+FEW_EPISODES = 20.0
+_WIDE, _TOO_WIDE = 0.25, 1.0  # half widths, times the rms return
+_FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # of weights
+
+
+def judge(
+    found: PointEstimate, limits: Limits, coverage: float, scale: float, robust: PointEstimate | None = None
+) -> Verdict:
+    """*Supported*, *with care* or *not answerable from this log*, and why.
+
+    coverage: share of the policy's actions near logged ones. scale: the rms return. robust: the doubly robust
+    estimate by the same networks, whose weights say whether the log visits what the policy does.
+    """
+    hopeless = list(_why_not(found, coverage, scale))
+    if hopeless:
+        return Verdict(NOT_ANSWERABLE, tuple(hopeless))
+    doubts = list(_doubts(found, limits, coverage, scale, robust))
+    return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts))
+
+
+def _why_not(found: PointEstimate, coverage: float, scale: float) -> Iterator[str]:
+    """Why nothing can be said."""
+    if coverage < NO_COVERAGE:
+        yield f"support: only {coverage:.0%} of the policy's actions lie near logged ones"
+    elif found.interval is None:
+        told = [text.removeprefix(NO_INTERVAL) for text in found.warnings if text.startswith(NO_INTERVAL)]
+        yield f"interval: there is none{': ' if told else ''}{'; '.join(told).strip(' .')}"
+    elif 0.5 * found.interval.width > _TOO_WIDE * scale:
+        yield "size: the interval is wider than returns themselves; log more episodes"
+
+
+def _doubts(
+    found: PointEstimate, limits: Limits, coverage: float, scale: float, robust: PointEstimate | None
+) -> Iterator[str]:
+    """Reasons to act on an answer with care."""
+    assert found.interval is not None
+    if coverage < LOW_COVERAGE:
+        yield f"support: {coverage:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
+    if limits.units < FEW_EPISODES:
+        yield f"size: {counted(round(limits.units), 'independent unit')} (episodes or rows) in the log"
+    if limits.unseen >= MUCH_UNSEEN:
+        yield f"horizon: {limits.unseen:.0%} of a constant reward lies beyond what any episode shows"
+    if 0.5 * found.interval.width > _WIDE * scale:
+        half = 0.5 * found.interval.width / scale
+        yield f"size: the interval reaches {half:.0%} of the rms return either way"
+    if robust is None:
+        size = found.effective_sample_size
+        if size is not None and size < _FEW_WEIGHTED:
+            yield f"support: {size:.1f} episodes carry the weight"
+        return
+    if not found.interval.holds(robust.value):
+        yield f"contradiction: the doubly robust estimate is {robust.value:.4g}"
+    yield from _doubts_of_weights(robust.diagnostics)
+
+
+def _doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
+    units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
+    if units < _FEW_WEIGHTED:
+        yield f"support: weighted as the policy would visit them, the log's units count as {units:.1f}"
+    if abs(mass - 1.0) > _MASS_OFF:
+        yield f"support: the log accounts for {mass:.2f} of the policy's visits, where 1 is right"
+    if negative > _NEGATIVE:
+        yield f"support: {negative:.0%} of the weights of its rows are negative, which no visits are"
