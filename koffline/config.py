@@ -81,7 +81,7 @@ class EvaluationSettings(Section):
     instruments: int = Field(
         1000, ge=2, le=100_000, multiple_of=2, description="random Fourier features of the kernel"
     )
-    ridge: float = Field(1e-3, gt=0.0, description="relative ridge toward the trained last layer")
+    ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
 
     feature_source: Literal["learned", "random"] = Field(
         "learned", description="features of the closed forms: a trained network's (learned) or random"

@@ -82,8 +82,8 @@ def _summarise(
     spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
     scale = max(float(spacing), 1e-6)
     for tree, asked, care in zip(trees, queries, cares, strict=True):
-        known = tree is not None and care.any()
-        ratios.append(tree.query(asked, k=1)[0] / scale if known else np.full(len(asked), np.inf))
+        nearest = None if tree is None or not care.any() else tree.query(asked, k=1)[0]
+        ratios.append(np.full(len(asked), np.inf) if nearest is None else nearest / scale)
     distances, weights = np.concatenate(ratios), np.concatenate(cares)
     fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
     return Coverage(fraction, distances, weights)

@@ -19,7 +19,7 @@ from koffline.solvers.linear import kernel_inputs
 
 SHORTEST, MOST_STEPS = 1000, 16_000  # of a round, in all; coverage was tested at two rounds
 _BETTER = 0.9  # times the held-out kernel loss of half as many steps: features are still learnt
-_SHARP = 0.1  # width, times the rms return, of an interval that better features would not help
+_SHARP = 0.2  # width, times the rms return, of an interval that better features would not help
 _SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of a last layer that training changes again
 _LEAST = 0.01  # of the rms return: less is no difference
 

@@ -42,6 +42,8 @@ def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any
         "covered": estimate.interval.low <= truth <= estimate.interval.high,
         "relative_width": (estimate.interval.high - estimate.interval.low) / abs(truth),
         "coverage": estimate.diagnostics["coverage"],
+        "verdict": estimate.verdict.answer,
+        "reasons": estimate.verdict.reasons,
         "warnings": list(estimate.warnings),
         "seconds": estimate.seconds,
     }

@@ -46,6 +46,10 @@ def measure(name: str, draw: int, n_rows: int, options: dict[str, Any]) -> dict[
         "at_starts": problem.value_at_starts,
         "low": None if interval is None else interval.low,
         "high": None if interval is None else interval.high,
+        "verdict": estimate.verdict.answer,
+        "reasons": estimate.verdict.reasons,
+        "steps": estimate.diagnostics["training_steps"],
+        "seconds": estimate.seconds,
     }
 
 
@@ -94,6 +98,8 @@ def main() -> None:
                 file.write(json.dumps(runs[-1]) + "\n")
     rows = [summarise(name, [run for run in runs if run["problem"] == name]) for name in names]
     rows.append(summarise("all", runs))
+    answers = sorted({run["verdict"] for run in runs})
+    rows += [summarise(answer, [run for run in runs if run["verdict"] == answer]) for answer in answers]
     for row in rows:
         print(
             f"{row['problem']:<28} covered {row['covered']:>3}/{row['draws']} "
