@@ -98,7 +98,7 @@ def test_its_make_targets_exist() -> None:
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=range(len(SNIPPETS)))
 def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    quicker = snippet.replace("gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=400, resampled_replicas=4)")
+    quicker = snippet.replace("gamma=0.98, seed=0)", "gamma=0.98, seed=0, steps=1200, resampled_replicas=4)")
     quicker = quicker.replace('mountain_car.hdf5")', 'mountain_car.hdf5").select(range(500))')
     exec(compile(quicker, "README.md", "exec"), {"__name__": "readme"})
     printed = capsys.readouterr().out

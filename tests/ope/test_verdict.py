@@ -1,0 +1,66 @@
+"""The verdict: what is missing decides it, by hand-made facts."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.ope.limits import Limits
+from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, judge
+from tests.ope.problems import QUICK, discrete_log
+
+LIMITS = Limits(
+    units=100.0,
+    by_episode=True,
+    fixed_starts=False,
+    longest=500,
+    ending_rate=0.0,
+    gamma=0.9,
+    bounds=(-99.0, 99.0),
+)
+WEIGHTS = {"effective_units": 60.0, "mass": 1.02, "negative_share": 0.1}
+FOUND = PointEstimate("kloss", 10.0, interval=Interval(9.0, 11.0, 0.95, "bootstrap"))
+ROBUST = PointEstimate("drl", 10.2, diagnostics=WEIGHTS)
+
+
+def robust(**changed: float) -> PointEstimate:
+    value = changed.pop("value", 10.2)
+    return dataclasses.replace(ROBUST, value=value, diagnostics={**WEIGHTS, **changed})
+
+
+@pytest.mark.parametrize(
+    ("answer", "missing", "changed"),
+    [
+        (SUPPORTED, "", {}),
+        (WITH_CARE, "support", {"coverage": 0.7}),
+        (NOT_ANSWERABLE, "support", {"coverage": 0.4}),
+        (WITH_CARE, "size", {"limits": dataclasses.replace(LIMITS, units=12.0)}),
+        (WITH_CARE, "size", {"scale": 3.0}),
+        (NOT_ANSWERABLE, "size", {"scale": 0.9}),
+        (WITH_CARE, "horizon", {"limits": dataclasses.replace(LIMITS, longest=10)}),
+        (WITH_CARE, "contradiction", {"robust": robust(value=12.0)}),
+        (WITH_CARE, "support", {"robust": robust(effective_units=4.0)}),
+        (WITH_CARE, "support", {"robust": robust(mass=0.5)}),
+        (WITH_CARE, "support", {"robust": robust(negative_share=0.4)}),
+        (NOT_ANSWERABLE, "interval", {"found": dataclasses.replace(FOUND, interval=None)}),
+    ],
+)
+def test_what_is_missing_decides(answer, missing, changed) -> None:
+    given = {"found": FOUND, "limits": LIMITS, "coverage": 0.95, "scale": 10.0, "robust": ROBUST, **changed}
+    verdict = judge(**given)
+    assert verdict.answer == answer
+    assert [reason.split(":")[0] for reason in verdict.reasons] == ([missing] if missing else [])
+
+
+def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval() -> None:
+    log = discrete_log()
+    log = log.replace(actions=np.zeros(len(log), dtype=np.int64))
+    found = koffline.evaluate(log, lambda s: np.tile([0.0, 0.1, 0.9], (len(s), 1)), 0.9, **QUICK)
+    assert found.verdict.answer == NOT_ANSWERABLE
+    assert found.interval is None
+    assert found.as_dict()["verdict"]["reasons"] == [
+        "support: only 0% of the policy's actions lie near logged ones"
+    ]
+    assert next(iter(found.as_dict())) == "verdict"
