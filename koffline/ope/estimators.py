@@ -235,8 +235,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     robust = None
     if found.name in FITTED and workspace.log.is_whole:  # else it would take another pass over the log
         robust = estimate_in_features(workspace, "drl")
-    scale, coverage = workspace.problem.reward_scale, workspace.coverage.fraction
-    return judge(found, workspace.limits, coverage, scale, robust)
+    return judge(found, workspace.limits, workspace.coverage.fraction, workspace.problem.reward_scale, robust)
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
