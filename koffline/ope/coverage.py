@@ -27,6 +27,13 @@ class Coverage:
     ratios: np.ndarray
     weights: np.ndarray
 
+    @property
+    def reasons(self) -> list[str]:
+        """A clause where so little of the policy is in the log that nothing is known; empty elsewhere."""
+        if self.fraction >= NO_COVERAGE:
+            return []
+        return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
+
 
 def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator) -> Coverage:
     """Nearest-neighbour coverage of (s', a' ~ π) by the logged (s, a), standardised coordinates.

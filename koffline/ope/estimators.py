@@ -15,7 +15,7 @@ from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.ope.closed_form import closed_form, drl
-from koffline.ope.coverage import LOW_COVERAGE, NO_COVERAGE
+from koffline.ope.coverage import LOW_COVERAGE
 from koffline.ope.importance import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
@@ -134,11 +134,11 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         return None
     by_rows = found.interval.kind in SYSTEM_KINDS and found.interval.kind != BOOTSTRAP_PIVOT
     reasons = workspace.limits.reasons_for_no_interval(by_rows)
-    size, coverage = found.effective_sample_size, workspace.coverage.fraction
+    size = found.effective_sample_size
     if found.name in OVER_EPISODES and size is not None and size < _FEWEST_WEIGHTED:
         reasons.append(f"{size:.1f} episodes carry all the weight")
-    elif found.name not in OVER_EPISODES and coverage < NO_COVERAGE:
-        reasons.append(f"only {coverage:.0%} of the policy's actions lie near logged ones")
+    elif found.name not in OVER_EPISODES:
+        reasons += workspace.coverage.reasons
     if found.name in (*FITTED, *WITH_MODEL, "drl"):
         fitted = workspace.fitted
         heads = {head: fitted.interval(head) for head in fitted.estimate_by_head() if head != "lstd"}
@@ -209,7 +209,8 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
     except (KofflineError, torch.linalg.LinAlgError) as error:
         return BoundRow(kind, None, str(error))
     limits = workspace.limits
-    reasons = [] if kind in CERTIFIED_KINDS else limits.reasons_for_no_interval(by_rows=True)
+    doubts = [*limits.reasons_for_no_interval(by_rows=True), *workspace.coverage.reasons]
+    reasons = [] if kind in CERTIFIED_KINDS else doubts
     impossible = None if result.value is None or kind in CERTIFIED_KINDS else limits.impossible(result.value)
     reasons += [impossible] if impossible else []
     if result.interval is not None and reasons:
@@ -232,10 +233,9 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
-    robust = None
-    if found.name in FITTED and workspace.log.is_whole:  # else it would take another pass over the log
-        robust = estimate_in_features(workspace, "drl")
-    return judge(found, workspace.limits, workspace.coverage.fraction, workspace.problem.reward_scale, robust)
+    has_robust = found.name in FITTED and workspace.log.is_whole  # else it would take another pass
+    robust = estimate_in_features(workspace, "drl") if has_robust else None
+    return judge(found, workspace.limits, workspace.coverage, workspace.problem.reward_scale, robust)
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.kernels import FourierFeatures
 from koffline.ope.last_layer import accumulate_systems, compute_residuals, minimise_kernel_loss
-from koffline.ope.learning import Ensemble
+from koffline.ope.learning import Ensemble, row_blocks
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.replica_sums import StartSums
 from koffline.replicas import StackedMLP
@@ -54,7 +54,8 @@ class Watch:
         self._table = table.select(rows.to(table.inputs.device))
         self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
         self._weights = ensemble.row_weights[:, rows].to(table.inputs.device)
-        self._unseen = (ensemble.row_counts[:, rows] == 0).to(self._weights)
+        unseen = (ensemble.row_counts == 0) & (ensemble.row_weights[0] > 0.0)  # no weight, no evidence
+        self._unseen = unseen[:, rows].to(self._weights)
         self._before: tuple[np.ndarray, float] | None = None
 
     def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
@@ -77,6 +78,10 @@ class Watch:
 
     def _held_out_loss(self, network: StackedMLP) -> float:
         """Σ over resampled networks of ‖ψᵀδ‖² − ‖δ‖², δ of unseen rows: 0 of a perfect one."""
-        residual = (compute_residuals(network, self._table, slice(None)) * self._unseen).nan_to_num()
-        projected = residual @ self._instruments(kernel_inputs(self._table).double())
-        return float(projected.square().sum() - residual.square().sum())
+        table, compared = self._table, kernel_inputs(self._table)
+        projected, squares = self._weights.new_zeros(network.replicas, 1), self._weights.new_zeros(())
+        for rows in row_blocks(network, len(table), table.draws):
+            residual = (compute_residuals(network, table, rows) * self._unseen[:, rows]).nan_to_num()
+            projected = projected + residual @ self._instruments(compared[rows].double())
+            squares = squares + residual.square().sum()
+        return float(projected.square().sum() - squares)

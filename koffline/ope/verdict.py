@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from koffline.data.columns import counted
-from koffline.ope.coverage import LOW_COVERAGE, NO_COVERAGE
+from koffline.ope.coverage import LOW_COVERAGE, Coverage
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
 from koffline.ope.results import PointEstimate, Verdict
 
@@ -17,24 +17,28 @@ _FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # of weights
 
 
 def judge(
-    found: PointEstimate, limits: Limits, coverage: float, scale: float, robust: PointEstimate | None = None
+    found: PointEstimate,
+    limits: Limits,
+    coverage: Coverage,
+    scale: float,
+    robust: PointEstimate | None = None,
 ) -> Verdict:
     """*Supported*, *with care* or *not answerable from this log*, and why.
 
-    coverage: share of the policy's actions near logged ones. scale: the rms return. robust: the doubly robust
-    estimate by the same networks, whose weights say whether the log visits what the policy does.
+    scale: the rms return. robust: the doubly robust estimate by the same networks, whose weights say whether
+    the log visits what the policy does.
     """
     hopeless = list(_why_not(found, coverage, scale))
     if hopeless:
         return Verdict(NOT_ANSWERABLE, tuple(hopeless))
-    doubts = list(_doubts(found, limits, coverage, scale, robust))
+    doubts = list(_doubts(found, limits, coverage.fraction, scale, robust))
     return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts))
 
 
-def _why_not(found: PointEstimate, coverage: float, scale: float) -> Iterator[str]:
+def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Iterator[str]:
     """Why nothing can be said."""
-    if coverage < NO_COVERAGE:
-        yield f"support: only {coverage:.0%} of the policy's actions lie near logged ones"
+    if coverage.reasons:
+        yield f"support: {coverage.reasons[0]}"
     elif found.interval is None:
         told = [text.removeprefix(NO_INTERVAL) for text in found.warnings if text.startswith(NO_INTERVAL)]
         yield f"interval: there is none{': ' if told else ''}{'; '.join(told).strip(' .')}"

@@ -38,3 +38,11 @@ def test_rounds_are_so_many_steps_and_more_go_on_from_them() -> None:
     assert (one.value, one.interval.low) == (same.value, same.interval.low)
     both = evaluated(agreement=1e-9)
     np.testing.assert_array_equal(both.evidence.values[:, : len(one.evidence.steps)], one.evidence.values)
+
+
+@pytest.mark.parametrize(("losses", "steps"), [((8.0, 4.0, 2.0), 80), ((8.0, 7.9), 20), ((8.0, 9.9), 20)])
+def test_features_are_learnt_while_the_held_out_loss_falls(monkeypatch, losses, steps) -> None:
+    told = iter(losses)
+    monkeypatch.setattr(rounds, "_SHARP", 0.0)
+    monkeypatch.setattr(rounds.Watch, "_held_out_loss", lambda self, network: next(told))
+    assert evaluated(agreement=1e9).diagnostics["training_steps"] == steps

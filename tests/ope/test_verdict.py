@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import koffline
+from koffline.ope.coverage import Coverage
 from koffline.ope.limits import Limits
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, judge
@@ -49,6 +50,7 @@ def robust(**changed: float) -> PointEstimate:
 )
 def test_what_is_missing_decides(answer, missing, changed) -> None:
     given = {"found": FOUND, "limits": LIMITS, "coverage": 0.95, "scale": 10.0, "robust": ROBUST, **changed}
+    given["coverage"] = Coverage(given["coverage"], np.zeros(0), np.zeros(0))
     verdict = judge(**given)
     assert verdict.answer == answer
     assert [reason.split(":")[0] for reason in verdict.reasons] == ([missing] if missing else [])
