@@ -26,11 +26,11 @@ def moments(critics, system):
 
 
 def ridge_matrix(curvature, ridge, constants):
-    """ridge · mean |diagonal| of all but the last `constants` parameters, which stay free."""
+    """ridge · mean |diagonal| in all directions but that of the same constant on the last `constants`."""
     p = len(curvature)
-    bound = p - constants
-    mean = sum(abs(curvature[j, j]) for j in range(bound)) / bound
-    return np.diag([ridge * mean] * bound + [0.0] * constants)
+    mean = sum(abs(curvature[j, j]) for j in range(p)) / p
+    level = np.array([0.0] * (p - constants) + [1.0] * constants) / math.sqrt(constants)
+    return ridge * mean * (np.eye(p) - (1.0 - 1e-9) * np.outer(level, level))
 
 
 def start_mean(system):
@@ -76,27 +76,8 @@ def doubly_robust(omega, system, now, later, starts):
     return total
 
 
-def held_out_loss(system, critics, fold_of, solve):
-    """U-statistic of held-out residuals: pairs of different rows of one fold; solve(rows) -> θ."""
-    total, pairs = 0.0, 0.0
-    for fold in sorted(set(fold_of)):
-        inside = [i for i in range(len(fold_of)) if fold_of[i] == fold]
-        theta = solve([i for i in range(len(fold_of)) if fold_of[i] != fold])
-        delta = {
-            i: system["rewards"][i] - (system["now"][i] - system["discounts"][i] * system["later"][i]) @ theta
-            for i in inside
-        }
-        for i in inside:
-            for j in inside:
-                if i != j:
-                    weight = system["weights"][i] * system["weights"][j]
-                    total += weight * (critics[i] @ critics[j]) * delta[i] * delta[j]
-                    pairs += weight
-    return total / pairs
-
-
-def standard_error(system, unit_starts, terms, start_values, degrees_of_freedom, fixed_starts):
-    """Root of the variance of unit sums, times n/(n − d)."""
+def standard_error(system, unit_starts, terms, start_values, fixed_starts):
+    """Root of the variance of unit sums."""
     n, units = len(terms), len(unit_starts)
     weights = system["weights"]
     mean = sum(w * t for w, t in zip(weights, terms, strict=True)) / sum(weights)
@@ -112,12 +93,4 @@ def standard_error(system, unit_starts, terms, start_values, degrees_of_freedom,
         influence.append(part * units)
     centre = sum(influence) / units
     variance = sum((x - centre) ** 2 for x in influence) / (units - 1)
-    return math.sqrt(variance / units * n / (n - degrees_of_freedom))
-
-
-def select(system, rows):
-    """The same log with some rows."""
-    part = dict(system)
-    for name in ("now", "later", "rewards", "discounts", "weights"):
-        part[name] = system[name][rows]
-    return part
+    return math.sqrt(variance / units)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,12 +13,12 @@ from koffline.config import EvaluationSettings
 from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
-from koffline.ope.closed_form import closed_form, drl
 from koffline.ope.coverage import LOW_COVERAGE
+from koffline.ope.doubly_robust import drl
 from koffline.ope.importance import estimate_one
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
-from koffline.ope.limits import MUCH_UNSEEN, NOTABLE, contradiction
+from koffline.ope.limits import MUCH_UNSEEN, contradiction
 from koffline.ope.names import (
     BOOTSTRAP_PIVOT,
     CERTIFIED_EPISODE_KINDS,
@@ -31,63 +30,19 @@ from koffline.ope.names import (
     OVER_EPISODES,
     SYSTEM_KINDS,
     WITH_MODEL,
+    WITHOUT_MODEL,
     check_interval,
 )
-from koffline.ope.residuals import OutOfBag
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, Verdict, plain
+from koffline.ope.network_estimates import estimate_by_networks, spread_of_networks
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, Verdict
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _FEWEST_WEIGHTED = 2.0  # episodes
-_LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
 )
-
-
-def estimate_by_networks(workspace: Workspace, head: str) -> PointEstimate:
-    """Mean over the replicas of the whole log; interval from the spread of the resampled ones."""
-    fitted, residuals = workspace.fitted, workspace.residuals
-    interval, heads = fitted.interval(head), fitted.estimate_by_head()
-    agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
-    full, resampled = fitted.kept_values(head)
-    diagnostics = {
-        "held_out_kernel_loss": residuals.held_out_kernel_loss,
-        "held_out_kernel_ratio": residuals.held_out_ratio,
-        "effective_bandwidth": fitted.bandwidth,
-        "estimates_by_head": heads,
-        "head_disagreement": max(agreeing) - min(agreeing),
-        "replica_standard_deviation": float(fitted.kept_values(fitted.head)[1].std(ddof=1)),
-        "residual_rms": residuals.rms,
-        "residual_mean": residuals.mean,
-        "training_steps": fitted.record.steps,
-    }
-    diagnostics = {name: plain(value) for name, value in diagnostics.items()}
-    return PointEstimate(
-        name=head,
-        value=float(full.mean()),
-        standard_error=float(resampled.std(ddof=1)),
-        interval=interval,
-        warnings=tuple(_doubts(workspace, diagnostics, interval)),
-        diagnostics=diagnostics,
-    )
-
-
-def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:
-    """Reasons to distrust the trained networks."""
-    fitted, scale, rms = workspace.fitted, workspace.problem.reward_scale, diagnostics["residual_rms"]
-    if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
-        heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
-        yield f"Estimators that should agree do not ({heads}); train longer or collect more data."
-    if not fitted.alive.all():
-        yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
-    if rms is None or rms > _LARGE_RESIDUAL * scale:
-        yield (
-            f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
-            f"returns themselves (rms {scale:.3g}): the values mean nothing; look at coverage first, since "
-            "what the log does not show cannot be learnt, then at outliers, then lower learning_rate."
-        )
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
@@ -105,20 +60,16 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
     )
 
 
-def estimate_in_features(workspace: Workspace, name: str) -> PointEstimate:
-    """One of the closed forms in the features of the settings; ``drl`` by the networks, out of bag."""
-    level = workspace.settings.level
-    if name != "drl":
-        return closed_form(name, workspace.system, level, workspace.settings.seed)
-    values = workspace.row_values if workspace.log.is_whole else OutOfBag.of(workspace.fitted).in_features
-    return drl(workspace.constants, values, level)
-
-
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
     """The estimate with the interval that the settings ask for, as far as the log allows one."""
     check_interval(name, workspace.settings.interval)
-    run = estimate_by_networks if name in FITTED else estimate_in_features
-    found = estimate_by_importance(workspace, name) if name in OVER_EPISODES else run(workspace, name)
+    found: PointEstimate | Unavailable
+    if name in OVER_EPISODES:
+        found = estimate_by_importance(workspace, name)
+    elif name == "drl":
+        found = drl(workspace.row_sums, spread_of_networks(workspace), workspace.settings.level)
+    else:
+        found = estimate_by_networks(workspace, name)
     if isinstance(found, Unavailable):
         return found
     found = _with_interval(workspace, name, found)
@@ -139,9 +90,10 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         reasons.append(f"{size:.1f} episodes carry all the weight")
     elif found.name not in OVER_EPISODES:
         reasons += workspace.coverage.reasons
-    if found.name in (*FITTED, *WITH_MODEL, "drl"):
+    if found.name not in WITHOUT_MODEL:
         fitted = workspace.fitted
-        heads = {head: fitted.interval(head) for head in fitted.estimate_by_head() if head != "lstd"}
+        values = fitted.replica_values
+        heads = {head: fitted.interval(values[head]) for head in fitted.estimate_by_head() if head != "lstd"}
         clash = contradiction(heads, fitted.problem.reward_scale)
         reasons += [clash] if clash else []
     return reasons
@@ -233,8 +185,9 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
-    has_robust = found.name in FITTED and workspace.log.is_whole  # else it would take another pass
-    robust = estimate_in_features(workspace, "drl") if has_robust else None
+    by_networks = found.name not in OVER_EPISODES
+    sums = workspace.held_sums if by_networks else None  # all rows would take another pass
+    robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
     return judge(found, workspace.limits, workspace.coverage, workspace.problem.reward_scale, robust)
 
 

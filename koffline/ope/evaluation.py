@@ -91,22 +91,22 @@ def evaluate(
 def _evidence(workspace: Workspace) -> Evidence:
     """Arrays for the plots."""
     fitted, coverage = workspace.fitted, workspace.coverage
-    record, full = fitted.record, fitted.ensemble.full
+    record = fitted.record
     steps = np.array(record.probe_steps)
     losses = record.losses.T.numpy()
     at = np.minimum(np.searchsorted(np.array(record.loss_steps), steps), losses.shape[1] - 1)
-    starts = start_values(fitted.chosen, fitted.problem)[:full].cpu().numpy()[fitted.alive[:full]]
+    starts = start_values(fitted.chosen, fitted.problem).cpu().numpy()[fitted.alive]
     starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
     return Evidence(
         steps=steps,
         objective=losses[:, at],
         values=torch.stack(record.probes).T.numpy(),
-        residuals=workspace.residuals.sample,
+        residuals=workspace.held_pass.residuals(fitted.problem.reward_scale).sample,
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],
         support_label="distance to the nearest logged row / the log's own spacing",
-        replica_values=fitted.replica_values[fitted.head],
+        replica_values=fitted.replica_values[fitted.head][:, 0],
         replica_roles=fitted.ensemble.roles,
     )
 

@@ -6,12 +6,9 @@ Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +17,6 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import S, Sums
 from koffline.solvers.features import FeatureMap, RandomFourierFeatures
 from koffline.solvers.linear import combine_features, free_parameters
 
@@ -60,22 +56,6 @@ class FeatureSystem:
     start_noise: Float[Tensor, "noise parameter"] | None = None
     start_draws: int = 1
     constants: int = 0  # how many of the last parameters are constants, which a ridge should leave alone
-    units: np.ndarray | None = None  # (U,) numbers in the log, where that has other units too
-    log_units: int = 0  # how many it has
-    problem: EvaluationProblem | None = None  # that the columns were made of
-    log: SystemsOfLog | None = None  # all rows, where these are a sample of them
-
-    def fold(self, summarise: Callable[[FeatureSystem], S]) -> S:
-        """The sum over all rows of the log of what a function makes of a part, in these features."""
-        if self.log is None:
-            return summarise(self)
-        found: S = self.log.fold(partial(_summarise, self.log.make, summarise))
-        return found
-
-    @property
-    def log_rows(self) -> int:
-        """Rows of the whole log."""
-        return len(self) if self.log is None else self.log.rows
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -93,7 +73,7 @@ class FeatureSystem:
     @cached_property
     def start_mean(self) -> Float[Tensor, " parameter"]:
         """c = E φ(s0, a), (p,): the value of θ is cᵀθ."""
-        return start_features(self).mean if self.fixed_starts else self.fold(start_features).mean
+        return self.start_weights @ self.starts / self.start_weights.sum()
 
     @cached_property
     def projected(self) -> Float[Tensor, "instrument column"]:
@@ -117,82 +97,6 @@ class FeatureSystem:
     def value(self, theta: Float[Tensor, " parameter"]) -> float:
         """cᵀθ."""
         return float(self.start_mean @ theta)
-
-
-@dataclass(frozen=True, eq=False)
-class SystemsOfLog:
-    """All rows of a log in one set of features: how parts are reached, how each is seen, and their number."""
-
-    fold: Callable[[Callable[[EvaluationProblem, np.ndarray], Any]], Any]
-    make: Callable[[EvaluationProblem, np.ndarray], FeatureSystem]
-    rows: int
-
-
-def _summarise(
-    make: Callable[[EvaluationProblem, np.ndarray], FeatureSystem],
-    summarise: Callable[[FeatureSystem], S],
-    problem: EvaluationProblem,
-    units: np.ndarray,
-) -> S:
-    return summarise(make(problem, units))
-
-
-@dataclass(frozen=True, eq=False)
-class StartFeatures(Sums):
-    """Σ w φ(s0) (p,) and Σ w over start states."""
-
-    total: Float[Tensor, " parameter"]
-    weight: float
-
-    @property
-    def mean(self) -> Float[Tensor, " parameter"]:
-        """c."""
-        return self.total / self.weight
-
-
-def start_features(system: FeatureSystem) -> StartFeatures:
-    """Sums over the start states of a system's rows."""
-    return StartFeatures(system.start_weights @ system.starts, float(system.start_weights.sum()))
-
-
-def system_of_part(
-    problem: EvaluationProblem,
-    units: np.ndarray | None = None,
-    *,
-    features: FeatureMap,
-    instruments: FourierFeatures,
-    bandwidth: float,
-    gamma: float,
-    constant: bool = True,
-    log_units: int = 0,
-) -> FeatureSystem:
-    """The columns of a problem by what was chosen once for a whole log: features, instruments, constants.
-
-    units: their numbers in the log, where that has others too, ``log_units`` in all.
-    """
-    columns, scale = partial(_columns, features, constant), problem.reward_scale
-    return FeatureSystem(
-        now=columns(problem.inputs[:, None], problem.readout),
-        later=columns(problem.next_inputs, problem.next_probabilities),
-        starts=columns(problem.start_inputs, problem.start_probabilities),
-        rewards=torch.as_tensor(problem.rewards) * scale,
-        discounts=torch.as_tensor(problem.discounts),
-        row_weights=torch.as_tensor(problem.row_weights),
-        start_weights=torch.as_tensor(problem.start_weights),
-        kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
-        instruments=instruments,
-        bandwidth=bandwidth,
-        unit_starts=problem.episode_starts,
-        fixed_starts=problem.fixed_starts,
-        start_draws=problem.start_inputs.shape[1],
-        value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
-        reward_scale=scale,
-        gamma=gamma,
-        constants=(problem.n_actions or 1) if constant else 0,
-        units=units,
-        log_units=log_units,
-        problem=problem,
-    )
 
 
 def default_features(
@@ -227,10 +131,27 @@ def make_feature_system(
     width = bandwidth * median_bandwidth(kernel_inputs[torch.as_tensor(problem.row_weights > 0.0)])
     generator = torch.Generator().manual_seed(seed)
     psi = random_fourier_features(Gaussian(width), kernel_inputs.shape[1], instruments, generator)
-    system = system_of_part(
-        problem, features=mapping, instruments=psi, bandwidth=width, gamma=gamma, constant=constant
+    columns, scale = partial(_columns, mapping, constant), problem.reward_scale
+    return FeatureSystem(
+        now=columns(problem.inputs[:, None], problem.readout),
+        later=columns(problem.next_inputs, problem.next_probabilities),
+        starts=columns(problem.start_inputs, problem.start_probabilities),
+        rewards=torch.as_tensor(problem.rewards) * scale,
+        discounts=torch.as_tensor(problem.discounts),
+        row_weights=torch.as_tensor(problem.row_weights),
+        start_weights=torch.as_tensor(problem.start_weights),
+        kernel_inputs=kernel_inputs,
+        instruments=psi,
+        bandwidth=width,
+        unit_starts=problem.episode_starts,
+        fixed_starts=problem.fixed_starts,
+        start_draws=problem.start_inputs.shape[1],
+        value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),
+        reward_scale=scale,
+        gamma=gamma,
+        constants=(problem.n_actions or 1) if constant else 0,
+        start_noise=_start_noise(mapping, problem, constant),
     )
-    return dataclasses.replace(system, start_noise=_start_noise(mapping, problem, constant))
 
 
 def _columns(

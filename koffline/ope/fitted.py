@@ -21,6 +21,7 @@ from koffline.errors import KofflineError
 from koffline.fitting import FitRecord, Progress, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.last_layer import (
+    LinearSystems,
     dual_weights,
     minimise_kernel_loss,
     solve_temporal_difference,
@@ -61,8 +62,9 @@ class FittedValues:
     """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
 
     ``problem``, ``ensemble`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
-    the whole log, whose effective number of units is ``units``. ``duals (R, m)``: what turns the instruments
-    of a row into its weight, see `koffline.ope.last_layer.dual_weights`.
+    the whole log of ``rows`` rows, whose effective number of units is ``units``. ``systems``: of their last
+    layers, means over its rows; ``start_features (R, 2, p)``: mean φ of start states as each replica's sample
+    weighs them, and as the log does.
     """
 
     problem: EvaluationProblem
@@ -70,12 +72,14 @@ class FittedValues:
     settings: EvaluationSettings
     table: Table
     heads: dict[str, StackedMLP]
-    duals: Tensor
+    systems: LinearSystems
+    start_features: Tensor
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
     fold: Fold
     units: float
+    rows: float
 
     @property
     def head(self) -> str:
@@ -91,44 +95,61 @@ class FittedValues:
     def alive(self) -> np.ndarray:
         """Which replicas neither diverged nor ended with a J that is no number, (R,)."""
         trained = np.array([step is None for step in self.record.diverged_at])
-        return trained & np.isfinite(self.replica_values[self.head])
+        return trained & np.isfinite(self.replica_values[self.head]).all(axis=1)
 
     @cached_property
-    def replica_values(self) -> dict[str, Float[np.ndarray, " replica"]]:
-        """J per head and replica: its own start states, as its sample weighs them; NaN if it diverged."""
+    def duals(self) -> Float[Tensor, "replica instrument"]:
+        """What turns the instruments of a row into its weight, see `koffline.ope.last_layer.dual_weights`."""
+        return dual_weights(self.record.network, self.systems, self.start_features[:, 1], self.settings.ridge)
+
+    @cached_property
+    def replica_values(self) -> dict[str, Float[np.ndarray, "replica 2"]]:
+        """J per head and replica, start states as its sample weighs them and as the log does.
+
+        NaN if it diverged.
+        """
         if self.problem.fixed_starts:
             sums = StartSums.of(self.heads, self.problem, self.ensemble.start_weights)
         else:
             sums = self.fold(partial(starts_of_part, self.heads, self.ensemble.resampling))
-        return dict(zip(self.heads, (sums.values / sums.weights).numpy(), strict=True))
+        return dict(zip(self.heads, sums.means, strict=True))
 
-    def kept_values(self, head: str) -> tuple[np.ndarray, np.ndarray]:
-        """J by a head per replica that counts, of the whole log and resampled: (F',) and (R',)."""
-        values, full = self.replica_values[head], self.ensemble.full
-        kept = self.alive & np.isfinite(values)
-        return values[:full][kept[:full]], values[full:][kept[full:]]
+    def summarise(self, values: Float[np.ndarray, "replica 2"]) -> tuple[float, float, int]:
+        """J and its standard deviation, from J of each replica; and how many of the whole log count.
 
-    def interval(self, head: str) -> Interval:
-        """Student-t interval around the mean of the full replicas, with the spread of the resampled ones.
+        J is the mean over all replicas, each from the log's own start states; the deviation is that of the
+        resampled ones, each from start states as its sample weighs them. Raises KofflineError when too few
+        give a number.
+        """
+        full, kept = self.ensemble.full, self.alive & np.isfinite(values).all(axis=1)
+        if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
+            raise KofflineError(
+                f"{np.count_nonzero(~kept)} of {len(kept)} networks give no number; lower learning_rate or "
+                "look for outliers"
+            )
+        spread = float(values[full:, 0][kept[full:]].std(ddof=1))
+        return float(values[kept, 1].mean()), spread, int(kept[:full].sum())
+
+    def interval(self, values: Float[np.ndarray, "replica 2"]) -> Interval:
+        """Student-t interval around J with the spread of the resampled replicas.
 
         Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1 degrees of freedom.
+        It is as wide as for the mean of the replicas of the whole log alone.
         """
         from scipy import stats
 
-        full, resampled = self.kept_values(head)
-        value, spread = float(full.mean()), float(resampled.std(ddof=1))
+        value, spread, full = self.summarise(values)
+        resampled = len(self.alive) - self.ensemble.full
         level, parts = self.settings.level, max(2.0, self.units)
-        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(len(resampled), parts) - 1))
-        half_width = quantile * spread * math.sqrt((1.0 + 1.0 / len(full)) * parts / (parts - 1.0))
+        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(resampled, parts) - 1))
+        half_width = quantile * spread * math.sqrt((1.0 + 1.0 / full) * parts / (parts - 1.0))
         units = "episodes" if len(self.problem.episode_starts) < self.problem.n_rows else "rows"
         assumptions = _ASSUMPTIONS.format(units=units)
         return Interval(value - half_width, value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self) -> dict[str, float]:
-        """Mean of J over the replicas of the whole log that did not diverge; no head that is no number."""
-        full = self.ensemble.full
-        kept = self.alive[:full]
-        means = {name: float(values[:full][kept].mean()) for name, values in self.replica_values.items()}
+        """Mean of J over the replicas that did not diverge; no head that is no number."""
+        means = {name: float(values[self.alive, 1].mean()) for name, values in self.replica_values.items()}
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
     def describe_diverged(self) -> str:
@@ -139,8 +160,7 @@ class FittedValues:
 
     def value_function(self, transitions: Transitions, head: str | None = None) -> ValueFunction:
         """The mean network of a head (the chosen one when None), fitted to ``transitions``."""
-        name = head or self.head
-        kept = np.flatnonzero(self.alive[: self.ensemble.full]).tolist()
+        name, kept = head or self.head, np.flatnonzero(self.alive).tolist()
         if not kept:
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
         return ValueFunction(
@@ -194,7 +214,8 @@ def fit_value_functions(
 
     probe, record = start_value_probe(problem), None
     watch = Watch(problem, ensemble, settings, table, instruments)
-    rounds = rounds_of(settings.steps)
+    trained_on = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
+    rounds = rounds_of(settings.steps, trained_on, settings.batch_size)
     for number, steps in enumerate(rounds, start=1):
         record = fit_features(table, problem, ensemble, settings, steps, probe, progress, record)
         if number == len(rounds):
@@ -206,27 +227,30 @@ def fit_value_functions(
     assert record is not None
     network, reach = record.network, in_memory if fold is None else fold
     sums = reach(partial(systems_of_part, network, instruments, ensemble.resampling))
+    systems = sums.systems.mean(sums.row_weight)
     heads = {
-        "kloss": minimise_kernel_loss(network, sums.systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, sums.systems, LSTD_RIDGE),
+        "kloss": minimise_kernel_loss(network, systems, settings.ridge),
+        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
         "fqe": network.with_flat(network.flat.double()),
     }
-    starts = sums.starts / sums.start_weight.to(sums.starts)[:, None]
+    starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
     if problem.fixed_starts:  # those of a part mean nothing
         given = ensemble.start_weights.to(sums.starts)
-        starts = start_features(network, problem, given / given.sum(dim=1, keepdim=True))
+        starts = start_features(network, problem, given / given.sum(dim=2, keepdim=True))
     return FittedValues(
         problem=problem,
         ensemble=ensemble,
         settings=settings,
         table=table,
         heads=heads,
-        duals=dual_weights(network, sums.systems, starts, sums.row_weight, settings.ridge),
+        systems=systems,
+        start_features=starts,
         bandwidth=bandwidth,
         instruments=instruments,
         record=record,
         fold=reach,
         units=problem.effective_units if effective_units is None else effective_units,
+        rows=float(sums.row_weight[0]),
     )
 
 

@@ -31,7 +31,7 @@ class LinearSystems(Sums):
 
     ``kernel_matrix (R, m, p)`` is ψᵀWZ and ``kernel_vector (R, m)`` ψᵀWr for m instruments ψ and row weights
     W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr. Sums over rows, so those of
-    two parts of a log add up; `mean` divides by a number of rows, which no solution depends on.
+    two parts of a log add up; `mean` divides by weights of rows, which no solution depends on.
     """
 
     kernel_matrix: Float[Tensor, "replica instrument parameter"]
@@ -39,9 +39,10 @@ class LinearSystems(Sums):
     temporal_matrix: Float[Tensor, "replica parameter parameter"]
     temporal_vector: Float[Tensor, "replica parameter"]
 
-    def mean(self, rows: int) -> LinearSystems:
-        """Divided by a number of rows."""
-        return LinearSystems(*(getattr(self, field.name) / rows for field in dataclasses.fields(self)))
+    def mean(self, weights: Float[Tensor, " replica"]) -> LinearSystems:
+        """Divided by Σ w of each replica."""
+        sums = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return LinearSystems(*(each / weights.to(each).view(-1, *(1,) * (each.ndim - 1)) for each in sums))
 
 
 def accumulate_systems(
@@ -90,31 +91,30 @@ def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: flo
     theta, matrix = last_layer(network), systems.kernel_matrix
     gap = systems.kernel_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
     pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + _ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
+    return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
 
 
 def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer that is the LSTD-Q solution on the same features, ridged likewise."""
     theta, matrix = last_layer(network), systems.temporal_matrix
     gap = systems.temporal_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + _ridge_solve(matrix, gap, ridge, network.sizes[-1]))
+    return with_last_layer(network, theta + ridge_solve(matrix, gap, ridge, network.sizes[-1]))
 
 
 def dual_weights(
     network: StackedMLP,
     systems: LinearSystems,
     starts: Float[Tensor, "replica parameter"],
-    row_weights: Float[Tensor, " replica"],
     ridge: float,
 ) -> Float[Tensor, "replica instrument"]:
     """α (R, m) of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
 
-    α = B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ / Σ w and c the mean features ``starts`` of start states.
-    ``row_weights``: Σ w. ω estimates the ratio of the policy's discounted visits to the log's rows.
+    α = B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ / Σ w, of mean ``systems``, and c the mean features ``starts``
+    of start states. ω estimates the ratio of the policy's discounted visits to the log's rows.
     (Uehara, Huang & Jiang 2020)
     """
-    matrix = systems.kernel_matrix / row_weights.to(systems.kernel_matrix)[:, None, None]
-    solved = _ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, network.sizes[-1])
+    matrix = systems.kernel_matrix
+    solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, network.sizes[-1])
     return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
 
 
@@ -142,7 +142,12 @@ def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
     return together.unflatten(1, (replicas, parameters)).transpose(0, 1)
 
 
-def _ridge_solve(matrix: Tensor, vector: Tensor, ridge: float, outputs: int) -> Tensor:
+def ridge_solve(
+    matrix: Float[Tensor, "replica parameter parameter"],
+    vector: Float[Tensor, "replica parameter"],
+    ridge: float,
+    outputs: int,
+) -> Float[Tensor, "replica parameter"]:
     """(matrix + ridge · P)⁻¹ vector per replica; dead features make the matrix singular.
 
     NaN where a replica has diverged (its matrix is no matrix): the others are solved all the same.

@@ -65,14 +65,20 @@ class Resampling:
         lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
         return np.repeat(self.counts(units), lengths, axis=1)
 
-    def start_counts(
+    def start_weights(
         self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
-    ) -> Int[np.ndarray, "replica start"]:
-        """(R, E) of its start states: their units', or counts of their own for given ones."""
-        if not problem.fixed_starts:
-            return self.counts(units)
-        own = tuple(stream + _STARTS for stream in self.streams)
-        return Resampling(self.seed, self.full, own).counts(np.arange(len(problem.start_inputs)))
+    ) -> Float[Tensor, "replica 2 start"]:
+        """(R, 2, E) of its start states: as each replica's units are drawn, and the log's own.
+
+        Given start states have counts of their own.
+        """
+        if problem.fixed_starts:
+            own = tuple(stream + _STARTS for stream in self.streams)
+            counts = Resampling(self.seed, self.full, own).counts(np.arange(len(problem.start_inputs)))
+        else:
+            counts = self.counts(units)
+        both = np.stack([counts, np.ones_like(counts)], axis=1)
+        return torch.as_tensor(both * problem.start_weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,8 +86,8 @@ class Ensemble:
     """R replicas: the first F trained on the whole log, the others each on resampled units.
 
     ``row_counts (R, N)`` say how often a replica's sample holds a row, ones for the first F. ``row_weights
-    (R, N)`` and ``start_weights (R, E)`` are such counts of rows and start states times the log's own
-    weights. ``seeds (R,)`` decide initial parameters and mini-batches. ``units``: numbers of the units.
+    (R, N)`` are such counts times the log's own weights, ``start_weights (R, 2, E)`` those of start states
+    and the log's own. ``seeds (R,)`` decide initial parameters and mini-batches. ``units``: their numbers.
     """
 
     resampling: Resampling
@@ -117,14 +123,14 @@ def draw_ensemble(
     units = np.arange(len(problem.episode_starts)) if units is None else units
     streams = tuple(_stream(problem, units, seed, replica) for replica in range(resampled))
     resampling = Resampling(seed, full, streams)
-    rows, starts = resampling.row_counts(problem, units), resampling.start_counts(problem, units)
+    rows = resampling.row_counts(problem, units)
     seeds = np.random.default_rng([seed, stream]).integers(2**31, size=full + resampled)
     return Ensemble(
         resampling=resampling,
         units=units,
         row_counts=torch.as_tensor(rows),
         row_weights=torch.as_tensor(rows * problem.row_weights),
-        start_weights=torch.as_tensor(starts * problem.start_weights),
+        start_weights=resampling.start_weights(problem, units),
         seeds=tuple(int(seed) for seed in seeds),
     )
 
@@ -134,8 +140,8 @@ def _stream(problem: EvaluationProblem, units: np.ndarray, seed: int, replica: i
     stream = replica
     while True:
         one = Resampling(seed, 0, (stream,))
-        rows, starts = one.row_counts(problem, units), one.start_counts(problem, units)
-        if np.any(rows * problem.row_weights > 0.0) and np.any(starts * problem.start_weights > 0.0):
+        has_rows = np.any(one.row_counts(problem, units) * problem.row_weights > 0.0)
+        if has_rows and bool((one.start_weights(problem, units)[:, 0] > 0.0).any()):
             return stream
         stream += 1 << 16
 

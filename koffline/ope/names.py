@@ -15,6 +15,7 @@ WHOLE_WEIGHT = ("is", "wis")  # of whole episodes, not of each step
 CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
 
 FITTED = ("kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
+CLOSED_FORMS = ("mql", "lstdq", "mwl", "dualdice")  # in the features of the same networks
 ESTIMATORS = {  # in the order of tables: the family of each
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),
@@ -50,7 +51,7 @@ def kinds_for(name: str) -> tuple[str, ...]:
     if name in OVER_EPISODES:
         certified = CERTIFIED_EPISODE_KINDS if name in CERTIFIABLE else ()
         return (DEFAULT, *CALIBRATED_EPISODE_KINDS, *certified)
-    return (DEFAULT, *((BOOTSTRAP,) if name in FITTED else ()), *SYSTEM_KINDS)
+    return (DEFAULT, *((BOOTSTRAP,) if name != "drl" else ()), *SYSTEM_KINDS)
 
 
 def check_estimator(name: str) -> None:

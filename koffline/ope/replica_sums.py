@@ -22,7 +22,8 @@ from koffline.solvers.linear import last_layer_features
 class PartSystems(Sums):
     """What a part of the log leaves of all replicas' last layers.
 
-    Their linear systems, Σ w of rows (R,), Σ w φ(s0) (R, p) and Σ w of start states (R,).
+    Their linear systems, Σ w of rows (R,), Σ w φ(s0) (R, 2, p) and Σ w (R, 2) of start states: as each
+    replica's sample weighs them, and as the log does.
     """
 
     systems: LinearSystems
@@ -42,14 +43,14 @@ def systems_of_part(
     device = str(network.flat.device)
     weights = torch.as_tensor(resampling.row_counts(problem, units) * problem.row_weights, device=device)
     systems = accumulate_systems(network, make_table(problem, device), instruments, weights)
-    start_weights = torch.as_tensor(resampling.start_counts(problem, units) * problem.start_weights)
-    starts = start_features(network, problem, start_weights.to(device))
-    return PartSystems(systems, weights.sum(dim=1), starts, start_weights.sum(dim=1))
+    start_weights = resampling.start_weights(problem, units).to(device)
+    starts = start_features(network, problem, start_weights)
+    return PartSystems(systems, weights.sum(dim=1), starts, start_weights.sum(dim=2))
 
 
 def start_features(
-    network: StackedMLP, problem: EvaluationProblem, weights: Float[Tensor, "replica start"]
-) -> Float[Tensor, "replica parameter"]:
+    network: StackedMLP, problem: EvaluationProblem, weights: Float[Tensor, "replica 2 start"]
+) -> Float[Tensor, "replica 2 parameter"]:
     """Σ w E_{a~π} φ(s0, a)."""
     inputs = torch.as_tensor(problem.start_inputs).to(network.flat)
     read = problem.start_probabilities
@@ -57,7 +58,7 @@ def start_features(
     double, total = network.with_flat(network.flat.double()), None
     for rows in row_blocks(network, len(inputs), inputs.shape[1]):
         found = last_layer_features(double, inputs[rows].double(), None if readout is None else readout[rows])
-        part = (weights[:, rows].unsqueeze(1) @ found).squeeze(1)
+        part = weights[..., rows] @ found
         total = part if total is None else total + part
     assert total is not None  # a problem has start states
     return total
@@ -65,21 +66,28 @@ def start_features(
 
 @dataclass(frozen=True, eq=False)
 class StartSums(Sums):
-    """Σ w and, by head, Σ w v of start states' values v, for every replica: (R,) and (H, R)."""
+    """Σ w (R, 2) and, by head, Σ w v (H, R, 2) of start states' values v.
+
+    As each replica's sample weighs them, and as the log does.
+    """
 
     weights: Tensor
     values: Tensor
 
     @classmethod
     def of(cls, heads: dict[str, StackedMLP], problem: EvaluationProblem, weights: Tensor) -> StartSums:
-        """Of weights (R, E)."""
-        values = [(start_values(network, problem).cpu() * weights).sum(dim=1) for network in heads.values()]
-        return cls(weights.sum(dim=1), torch.stack(values))
+        """Of weights (R, 2, E)."""
+        each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
+        return cls(weights.sum(dim=2), torch.stack([(weights @ v.unsqueeze(-1)).squeeze(-1) for v in each]))
+
+    @property
+    def means(self) -> np.ndarray:
+        """(H, R, 2)."""
+        return (self.values / self.weights).numpy()
 
 
 def starts_of_part(
     heads: dict[str, StackedMLP], resampling: Resampling, problem: EvaluationProblem, units: np.ndarray
 ) -> StartSums:
     """The values of a part's start states by every head."""
-    weights = resampling.start_counts(problem, units) * problem.start_weights
-    return StartSums.of(heads, problem, torch.as_tensor(weights))
+    return StartSums.of(heads, problem, resampling.start_weights(problem, units))

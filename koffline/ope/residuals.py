@@ -1,24 +1,21 @@
-"""Bellman residuals of fitted networks, and the kernel loss on rows a network has not seen."""
+"""A pass over rows with the fitted networks: out-of-bag values and weights, residuals, held-out loss."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from koffline.batches import Table
 from koffline.kernels import FourierFeatures
-from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.last_layer import compute_residuals, compute_values
-from koffline.ope.learning import Ensemble, Resampling, make_table, row_blocks, start_values
+from koffline.ope.last_layer import compute_values
+from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import Columns
+from koffline.ope.working_log import Columns, Sums
 from koffline.replicas import StackedMLP
 from koffline.solvers.linear import kernel_inputs
 
@@ -42,149 +39,112 @@ class ResidualSummary:
     sample: np.ndarray
 
 
-def summarise_residuals(
-    network: StackedMLP,
-    table: Table,
-    instruments: Callable[[Tensor], Tensor],
-    ensemble: Ensemble,
-    alive: np.ndarray,
-    reward_scale: float,
-) -> ResidualSummary:
-    """One pass over the rows in blocks. ``alive (R,)``: the replicas that count, a full one among them.
+@dataclass(frozen=True, eq=False)
+class PassOverRows(Sums):
+    """What networks leave of some rows.
 
-    Rows of weight zero are no evidence.
+    ``columns`` by row: ``now`` and ``later``, mean values by the networks that did not see its episode (by
+    all resampled ones where each did: 0.63^12 = 0.4 % with 12), ``weights`` ω by the same, ``unseen`` whether
+    there were any, ``residual`` of the mean network of the whole log, ``weight``; by start state: ``starts``.
+    ``projected (R', m)``: ψᵀδ of the rows a resampled network did not draw, ``squares (R',)`` Σ δ² of them,
+    ``counts (R',)`` their number, none of weight zero.
     """
-    assert table.kernel_inputs is not None
-    device = network.flat.device
-    network = network.select(np.flatnonzero(alive).tolist())
-    full = int(alive[: ensemble.full].sum())
-    weights = ensemble.row_weights[0]
-    drawn = ensemble.row_counts[ensemble.full :][torch.as_tensor(alive[ensemble.full :])]
-    unseen = ((drawn == 0) & (weights > 0.0)).to(device)
-    projected = torch.zeros(len(unseen), 1, dtype=torch.float64, device=device)
-    squares = torch.zeros(len(unseen), dtype=torch.float64, device=device)
-    parts = []
-    for rows in row_blocks(network, len(table), table.draws):
-        residual = compute_residuals(network, table, rows)
-        held_out = residual[full:] * unseen[:, rows]
-        projected = projected + held_out @ instruments(table.kernel_inputs[rows].double())  # (R', m)
-        squares += held_out.square().sum(dim=1)
-        parts.append(residual[:full].mean(dim=0).cpu())
-    loss, ratio = _held_out(projected, squares, unseen.sum(dim=1))
-    mean_residual = torch.cat(parts).numpy() * reward_scale
-    share = (weights / weights.sum()).numpy()
-    sample = mean_residual[share > 0.0]
-    return ResidualSummary(
-        held_out_kernel_loss=loss * reward_scale**2,
-        held_out_ratio=ratio,
-        rms=float(np.sqrt(share @ mean_residual**2)),
-        mean=float(share @ mean_residual),
-        sample=sample[:: max(1, len(sample) // _SAMPLE_ROWS)],
-    )
 
+    columns: Columns
+    projected: Tensor
+    squares: Tensor
+    counts: Tensor
 
-def _held_out(projected: Tensor, squares: Tensor, counts: Tensor) -> tuple[float, float]:
-    """U-statistic and ratio, averaged over replicas that left at least two rows out; k(x, x) = 1."""
-    enough = counts >= 2
-    if not bool(enough.any()):
-        return math.nan, math.nan
-    norms, squares, counts = projected.square().sum(dim=1)[enough], squares[enough], counts[enough]
-    u_statistic = (norms - squares) / (counts * (counts - 1))
-    ratio = norms / squares.clamp_min(torch.finfo(squares.dtype).tiny)
-    return float(u_statistic.mean()), float(ratio.mean())
+    @property
+    def values(self) -> RowValues:
+        """The values and weights of rows: cross-fitting at no extra cost."""
+        found = self.columns.joined()
+        unseen = float(found["unseen"].mean())
+        return RowValues(found["now"], found["later"], found["starts"], unseen, found["weights"])
 
-
-def out_of_bag_values(fitted: FittedValues, head: str = "kloss", in_memory: bool = False) -> RowValues:
-    """Means over the resampled replicas that did not draw a row's episode: cross-fitting at no extra cost.
-
-    in_memory: of the rows that the networks were trained on alone.
-
-    Rows that every replica drew (a few in a hundred with 12 replicas: 0.63^12 = 0.4 %) get the mean over all
-    resampled replicas. Start states of the log belong to their episode; those from outside were seen by none.
-    """
-    of_part = OutOfBag.of(fitted, head)
-    columns = of_part(fitted.problem, fitted.ensemble.units) if in_memory else fitted.fold(of_part)
-    return _row_values(columns)
-
-
-def _row_values(columns: Columns) -> RowValues:
-    found = columns.joined()
-    return RowValues(
-        found["now"],
-        found["later"],
-        found["starts"],
-        unseen=float(found["unseen"].mean()),
-        weights=found["weights"],
-    )
+    def residuals(self, reward_scale: float) -> ResidualSummary:
+        """The residuals of rows, and the held-out loss of replicas that left at least two rows out."""
+        found = self.columns.joined()
+        residual, share = found["residual"] * reward_scale, found["weight"] / found["weight"].sum()
+        sample, loss, ratio = residual[share > 0.0], math.nan, math.nan
+        enough = self.counts >= 2
+        if bool(enough.any()):
+            norms, squares = self.projected.square().sum(dim=1)[enough], self.squares[enough]
+            counts = self.counts[enough]
+            loss = float(((norms - squares) / (counts * (counts - 1))).mean())  # k(x, x) = 1
+            ratio = float((norms / squares.clamp_min(torch.finfo(squares.dtype).tiny)).mean())
+        return ResidualSummary(
+            held_out_kernel_loss=loss * reward_scale**2,
+            held_out_ratio=ratio,
+            rms=float(np.sqrt(share @ residual**2)),
+            mean=float(share @ residual),
+            sample=sample[:: max(1, len(sample) // _SAMPLE_ROWS)],
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class OutOfBag:
-    """R' networks, which units each of them was trained on, and the weights of rows that they give: ψᵀα."""
+class RowReader:
+    """F' networks of the whole log and R' of resampled units, which give rows the weights ψᵀα."""
 
     network: StackedMLP
+    full: int
     resampling: Resampling
     instruments: FourierFeatures
     duals: Tensor
 
     @classmethod
-    def of(cls, fitted: FittedValues, head: str = "kloss") -> OutOfBag:
-        """Those resampled replicas of a head that did not diverge."""
-        resampling, full = fitted.ensemble.resampling, fitted.ensemble.full
-        chosen = np.flatnonzero(fitted.alive[full:])
-        streams = tuple(resampling.streams[number] for number in chosen)
-        replicas = (chosen + full).tolist()
-        own = Resampling(resampling.seed, 0, streams)
-        return cls(fitted.heads[head].select(replicas), own, fitted.instruments, fitted.duals[replicas])
+    def of(cls, fitted: FittedValues, head: str) -> RowReader:
+        """Those replicas of a head that did not diverge."""
+        whole, full = fitted.ensemble.resampling, fitted.ensemble.full
+        kept = np.flatnonzero(fitted.alive)
+        streams = tuple(whole.streams[number - full] for number in kept if number >= full)
+        count, duals = len(kept) - len(streams), fitted.duals[kept.tolist()]
+        resampling = Resampling(whole.seed, 0, streams)
+        return cls(
+            fitted.heads[head].select(kept.tolist()), count, resampling, fitted.instruments, duals[count:]
+        )
 
-    def in_features(self, system: FeatureSystem) -> RowValues:
-        """Values of the rows of a system that is a part of a log."""
-        assert system.problem is not None
-        assert system.units is not None
-        return _row_values(self(system.problem, system.units))
-
-    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> Columns:
-        """Values of a part's rows and start states."""
-        table = make_table(problem, str(self.network.flat.device))
-        left_out = torch.as_tensor(self.resampling.row_counts(problem, units) == 0).double()  # (R', N)
-        share = _shares(left_out)
-        now: list[Tensor] = []
-        later: list[Tensor] = []
-        omega: list[Tensor] = []
+    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> PassOverRows:
+        """Of a part of a log."""
+        table, full = make_table(problem, str(self.network.flat.device)), self.full
+        own = torch.as_tensor(problem.row_weights)
+        left_out = torch.as_tensor(self.resampling.row_counts(problem, units) == 0)  # (R', N)
+        share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
+        parts: list[Tensor] = []
+        projected, squares = torch.zeros_like(self.duals), self.duals.new_zeros(len(self.duals))
         compared = kernel_inputs(table)
         for rows in row_blocks(self.network, len(table), table.draws):
-            for parts, inputs, readout in (
-                (now, table.inputs, table.readout),
-                (later, table.next_inputs, table.next_readout),
-            ):
-                values = compute_values(self.network, inputs, readout, rows)
-                parts.append((values.cpu() * share[:, rows]).sum(dim=0))
-            own = self.instruments(compared[rows].double()) @ self.duals.mT  # (B, R')
-            omega.append((own.cpu() * share[:, rows].mT).sum(dim=1))
+            now = compute_values(self.network, table.inputs, table.readout, rows)
+            later = compute_values(self.network, table.next_inputs, table.next_readout, rows)
+            residual = table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now
+            unseen = residual[full:] * held_out[:, rows].to(now)
+            psi = self.instruments(compared[rows].double())  # (B, m)
+            projected, squares = projected + unseen @ psi, squares + unseen.square().sum(dim=1)
+            mean = share[:, rows].to(now)
+            omega = ((psi @ self.duals.mT) * mean.mT).sum(dim=1)
+            by_row = ((now[full:] * mean).sum(dim=0), (later[full:] * mean).sum(dim=0), omega)
+            parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
+        now, later, omega, residual = torch.cat(parts, dim=1)
         low, high = problem.value_bounds
-        starts = start_values(self.network, problem).cpu()  # (R', E), already in units of the return
+        starts = start_values(self.network, problem).cpu()[full:]  # (R', E), already in units of the return
         if problem.fixed_starts:
             start_mean = starts.mean(dim=0)
         else:
             start_mean = (starts * share[:, problem.episode_starts.tolist()]).sum(dim=0)
-        return Columns(
-            (
-                {
-                    "now": _bounded(now, low, high) * problem.reward_scale,
-                    "later": _bounded(later, low, high) * problem.reward_scale,
-                    "starts": start_mean.numpy(),
-                    "unseen": (left_out.sum(dim=0) > 0).numpy(),
-                    "weights": torch.cat(omega).numpy(),
-                },
-            )
-        )
+        columns = {
+            "now": now.clamp(low, high) * problem.reward_scale,
+            "later": later.clamp(low, high) * problem.reward_scale,
+            "starts": start_mean,
+            "unseen": left_out.any(dim=0),
+            "weights": omega,
+            "residual": residual,
+            "weight": own,
+        }
+        arrays = {name: column.numpy() for name, column in columns.items()}
+        return PassOverRows(Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1))
 
 
 def _shares(left_out: Tensor) -> Tensor:
     """Weights (R', N) that average over the replicas which left a row out, over all where none did."""
     weights = torch.where(left_out.sum(dim=0, keepdim=True) > 0, left_out, 1.0)
     return weights / weights.sum(dim=0, keepdim=True)
-
-
-def _bounded(parts: list[Tensor], low: float, high: float) -> np.ndarray:
-    return torch.cat(parts).double().clamp(low, high).numpy()

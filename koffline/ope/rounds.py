@@ -18,16 +18,17 @@ from koffline.replicas import StackedMLP
 from koffline.solvers.linear import kernel_inputs
 
 SHORTEST, MOST_STEPS = 1000, 16_000  # of a round, in all; coverage was tested at two rounds
+_EPOCHS = 40  # how often rows are seen before training may stop
 _BETTER = 0.9  # times the held-out kernel loss of half as many steps: features are still learnt
 _SHARP = 0.2  # width, times the rms return, of an interval that better features would not help
 _SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of a last layer that training changes again
 _LEAST = 0.01  # of the rms return: less is no difference
 
 
-def rounds_of(steps: int | None) -> list[int]:
-    """Steps of every round, each as long as all before it."""
+def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
+    """Steps of every round, each as long as all before it; the first two see every row forty times."""
     rounds = [MOST_STEPS if steps is None else steps]
-    while rounds[0] > SHORTEST:
+    while rounds[0] / 2 >= max(SHORTEST, _EPOCHS * rows / batch_size / 2):
         rounds[:1] = [rounds[0] - rounds[0] // 2, rounds[0] // 2][::-1]
     return rounds
 
@@ -63,7 +64,7 @@ class Watch:
         systems = accumulate_systems(network, self._table, self._instruments, self._weights)
         solved = minimise_kernel_loss(network, systems, self._settings.ridge)
         sums = StartSums.of({"kloss": solved}, self._problem, self._ensemble.start_weights)
-        now, loss = (sums.values / sums.weights).numpy()[0], self._held_out_loss(solved)
+        now, loss = sums.means[0, :, 0], self._held_out_loss(solved)
         before, self._before = self._before, (now, loss)
         if before is None:
             return solved, False

@@ -13,26 +13,19 @@ from koffline.config import EvaluationSettings
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
 from koffline.ope.coverage import Coverage, measure_coverage
-from koffline.ope.features import (
-    FeatureSystem,
-    SystemsOfLog,
-    default_features,
-    make_feature_system,
-    system_of_part,
-)
+from koffline.ope.doubly_robust import RowSums
+from koffline.ope.features import FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, network_features
+from koffline.ope.learning import Ensemble, draw_ensemble, network_features
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.residuals import ResidualSummary, out_of_bag_values, summarise_residuals
+from koffline.ope.residuals import PassOverRows, RowReader
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
 from koffline.solvers.features import FeatureMap
 from koffline.store.run_record import versions
-
-_ALONE = 8000  # steps of a network that no other head can judge
 
 
 class Workspace:
@@ -120,22 +113,34 @@ class Workspace:
         return fitted
 
     @cached_property
-    def residuals(self) -> ResidualSummary:
-        """Bellman residuals of the chosen head."""
-        fitted = self.fitted
-        return summarise_residuals(
-            fitted.chosen,
-            fitted.table,
-            fitted.instruments,
-            self.ensemble,
-            fitted.alive,
-            self.problem.reward_scale,
-        )
+    def held_pass(self) -> PassOverRows:
+        """What the networks of the chosen head leave of the rows in memory."""
+        return RowReader.of(self.fitted, self.fitted.head)(self.problem, self.log.held.units)
+
+    @cached_property
+    def held_values(self) -> RowValues:
+        """Kernel-loss values of the rows in memory by networks that did not see their episode."""
+        if self.fitted.head == "kloss":
+            return self.held_pass.values
+        return RowReader.of(self.fitted, "kloss")(self.problem, self.log.held.units).values
 
     @cached_property
     def row_values(self) -> RowValues:
-        """Kernel-loss values of every row by networks that did not see its episode."""
-        return out_of_bag_values(self.fitted, "kloss")
+        """The same of every row."""
+        return self.held_values if self.log.is_whole else self.fold(RowReader.of(self.fitted, "kloss")).values
+
+    @cached_property
+    def held_sums(self) -> RowSums:
+        """What the doubly robust combination leaves of the rows in memory."""
+        return RowSums.of(self.problem, self.held_values)
+
+    @cached_property
+    def row_sums(self) -> RowSums:
+        """The same of every row."""
+        if self.log.is_whole:
+            return self.held_sums
+        found = self.fold(partial(_weigh, RowReader.of(self.fitted, "kloss")))
+        return found.with_starts_of(self.held_sums) if self.problem.fixed_starts else found
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -143,35 +148,23 @@ class Workspace:
         return measure_coverage(self.problem, np.random.default_rng([self.settings.seed, 1]))
 
     @cached_property
-    def system(self) -> FeatureSystem:
-        """The problem in the features of the settings, for closed forms; it reaches the whole log."""
-        return self._reaching(self.held_system, self._features)
-
-    @cached_property
-    def constants(self) -> FeatureSystem:
-        """The problem in no features but a constant per action."""
-        return self._reaching(self._system(_no_features), _no_features)
-
-    def _reaching(self, held: FeatureSystem, features: FeatureMap) -> FeatureSystem:
-        """The system of the rows in memory, with a way to all rows of the log."""
-        log = self.log
-        if log.is_whole:
-            return held
-        units = log.log.n_episodes if log.log.has_episodes else len(log.log)
-        chosen = {name: getattr(held, name) for name in ("instruments", "bandwidth", "gamma")}
-        make = partial(system_of_part, features=features, log_units=units, **chosen)
-        whole = SystemsOfLog(self.fold, make, self.facts.rows)
-        return dataclasses.replace(held, units=log.held.units, log_units=units, log=whole)
-
-    @cached_property
     def held_system(self) -> FeatureSystem:
-        """The same of the rows in memory alone, for intervals that ask for every row."""
-        return self.fixed_system if self.settings.feature_source == "random" else self._system(self._features)
+        """The rows in memory in the features of the settings, for intervals that ask for every row.
+
+        Learned features are the hidden layers of the first network of the whole log.
+        """
+        if self.settings.feature_source == "random":
+            return self.fixed_system
+        first = np.flatnonzero(self.fitted.alive[: self.ensemble.full])[:1].tolist()
+        return self._system(network_features(self.fitted.record.network.select(first)))
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
         """The problem in random features, which are blind to rewards: what a certificate needs."""
-        return self._system(self._random_features)
+        settings = self.settings
+        return self._system(
+            default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
+        )
 
     def _system(self, features: FeatureMap) -> FeatureSystem:
         settings = self.settings
@@ -183,31 +176,6 @@ class Workspace:
             instruments=settings.instruments,
             seed=settings.seed,
         )
-
-    @property
-    def _random_features(self) -> FeatureMap:
-        settings = self.settings
-        return default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
-
-    @cached_property
-    def _features(self) -> FeatureMap:
-        """Random features, or hidden layers of one network trained by fitted Q evaluation on the whole log.
-
-        It is trained by itself, so that closed forms are the same whatever else is asked for.
-        """
-        settings = self.settings
-        if settings.feature_source == "random":
-            return self._random_features
-        alone = draw_ensemble(self.problem, 1, 0, settings.seed, stream=2)
-        table = make_table(self.problem, settings.device)
-        steps = _ALONE if settings.steps is None else settings.steps
-        record = fit_features(table, self.problem, alone, settings, steps, progress=self._progress)
-        if record.diverged_at[0] is not None:
-            raise KofflineError(
-                f"the network behind the features diverged at step {record.diverged_at[0]}; lower "
-                "learning_rate, or use random features with feature_source=random"
-            )
-        return network_features(record.network)
 
     @cached_property
     def episodes(self) -> EpisodeProblem | str:
@@ -241,9 +209,7 @@ class Workspace:
     @cached_property
     def row_values_of_episodes(self) -> RowValues:
         """`row_values` of the rows that estimators over episodes read."""
-        if self.log.is_whole or self.sees_all_episodes:
-            return self.row_values
-        return out_of_bag_values(self.fitted, "kloss", in_memory=True)
+        return self.row_values if self.sees_all_episodes else self.held_values
 
     def describe(self) -> dict[str, Any]:
         """What every result record says of its run, beside the settings that it names itself."""
@@ -264,5 +230,6 @@ class Workspace:
         }
 
 
-def _no_features(inputs: Tensor) -> Tensor:
-    return inputs[:, :0]
+def _weigh(reader: RowReader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
+    """What a part of the log leaves."""
+    return RowSums.of(problem, reader(problem, units).values)

@@ -1,11 +1,12 @@
-"""How often does the bootstrap interval hold the truth? Many draws of problems whose answer is exact.
+"""How often do intervals hold the truth, and how far are estimates from the best possible? Exact problems.
 
-    python scripts/bench/coverage.py --draws 26 --n-rows 2000 --option steps=2000 --runs out/coverage.jsonl
+    python scripts/bench/coverage.py --draws 26 --n-rows 2000 --runs out/coverage.jsonl
         --out docs/results/coverage.json
 
-Estimates are made draw by draw over all problems and written to ``--runs`` at once: called again, it goes on.
-Coverage is counted twice: of the exact J over the start distribution, and of J from the drawn start states.
-Intervals of the counts are Clopper–Pearson.
+Tables are made draw by draw over all problems and written to ``--runs`` at once: called again, it goes on.
+The truth is J over the start distribution. ``efficiency`` is MSE · n over the semiparametric bound (see
+`scripts.bench.efficiency`), from errors within five deviations of their median. Intervals of counts are
+Clopper–Pearson.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
+import numpy as np
 from scipy import stats
 
-import koffline
 from koffline.config import parse_assignments
+from koffline.ope.evaluation import estimate_all
+from scripts.bench.efficiency import efficiency_bound
 from tests.exact_problems import EXACT_PROBLEMS
+
+NAMES = "kloss,fqe,lstd,mql,lstdq,mwl,dualdice,drl"
 
 
 def clopper_pearson(hits: int, draws: int, level: float = 0.95) -> tuple[float, float]:
@@ -33,58 +38,76 @@ def clopper_pearson(hits: int, draws: int, level: float = 0.95) -> tuple[float, 
     return low, high
 
 
-def measure(name: str, draw: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
-    """One estimate; its interval may be refused."""
+def measure(name: str, draw: int, n_rows: int, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """One table; an interval may be refused."""
     problem = EXACT_PROBLEMS[name](1000 + draw, n_rows)
-    estimate = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, seed=draw, **options)
-    interval = estimate.interval
+    asked = {"names": names, "bounds": False, "seed": draw, **options}
+    table = estimate_all(problem.transitions, problem.policy, problem.gamma, **asked)
+    answers = {}
+    for row in table.rows:
+        if row.estimate is not None:
+            interval = row.estimate.interval
+            ends = None if interval is None else [interval.low, interval.high]
+            answers[row.name] = {"value": row.estimate.value, "interval": ends}
     return {
         "problem": name,
         "seed": draw,
-        "value": estimate.value,
+        "n_rows": n_rows,
         "truth": problem.value,
-        "at_starts": problem.value_at_starts,
-        "low": None if interval is None else interval.low,
-        "high": None if interval is None else interval.high,
-        "verdict": estimate.verdict.answer,
-        "reasons": estimate.verdict.reasons,
-        "steps": estimate.diagnostics["training_steps"],
-        "seconds": estimate.seconds,
+        "answers": answers,
+        "verdict": table.verdict.answer,
+        "reasons": table.verdict.reasons,
+        "seconds": table.seconds,
     }
 
 
-def summarise(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Coverage, width and error on one problem, or on all."""
-    made = [run for run in runs if run["low"] is not None]
-    covered = sum(run["low"] <= run["truth"] <= run["high"] for run in made)
+def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Coverage, width and error of an estimator over runs, all relative to the truth."""
+    found = [(run, run["answers"][estimator]) for run in runs if estimator in run["answers"]]
+    made = [(run["truth"], *answer["interval"]) for run, answer in found if answer["interval"] is not None]
+    covered = sum(low <= truth <= high for truth, low, high in made)
     low, high = clopper_pearson(covered, len(made)) if made else (0.0, 1.0)
-    errors = [(run["value"] - run["truth"]) / abs(run["truth"]) for run in runs]
-    widths = [(run["high"] - run["low"]) / abs(run["truth"]) for run in made]
+    errors = np.array([(answer["value"] - run["truth"]) / abs(run["truth"]) for run, answer in found])
+    widths = [(high - low) / abs(truth) for truth, low, high in made]
     return {
         "problem": name,
-        "draws": len(runs),
-        "without_interval": len(runs) - len(made),
+        "estimator": estimator,
+        "draws": len(found),
+        "without_interval": len(found) - len(made),
         "covered": covered,
-        "covered_at_starts": sum(run["low"] <= run["at_starts"] <= run["high"] for run in made),
         "coverage": covered / max(1, len(made)),
         "coverage_low": low,
         "coverage_high": high,
-        "mean_relative_width": sum(widths) / max(1, len(widths)),
-        "mean_absolute_relative_error": sum(map(abs, errors)) / len(errors),
-        "mean_relative_error": sum(errors) / len(errors),
+        "mean_relative_width": float(np.mean(widths)) if widths else None,
+        "median_relative_width": float(np.median(widths)) if widths else None,
+        "mean_absolute_relative_error": float(np.abs(errors).mean()),
+        "mean_relative_error": float(errors.mean()),
+        "deviation": float(errors.std(ddof=1)) if len(errors) > 1 else None,
     }
+
+
+def efficiency(case: Any, runs: list[dict[str, Any]], estimator: str) -> float | None:
+    """MSE · n / bound; None where there is no bound."""
+    bound = efficiency_bound(case)
+    errors = np.array([run["answers"][estimator]["value"] - run["truth"] for run in runs])
+    off = np.abs(errors - np.median(errors))
+    kept = errors[off <= 5.0 * 1.4826 * np.median(off)]
+    rows = runs[0]["n_rows"]
+    return None if not np.isfinite(bound) else float(np.square(kept).mean()) * rows / bound
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="problems (default: all)")
+    parser.add_argument("problems", nargs="*", help="problems (default: all)")
     parser.add_argument("--draws", type=int, default=26)
     parser.add_argument("--n-rows", type=int, default=2000)
+    parser.add_argument("--names", default=NAMES, help=f"estimators (default: {NAMES})")
     parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="a setting")
-    parser.add_argument("--runs", type=Path, required=True, help="JSON lines, one for each estimate")
+    parser.add_argument("--runs", type=Path, required=True, help="JSON lines, one for each table")
     parser.add_argument("--out", type=Path, help="JSON file for the summary")
     arguments = parser.parse_args()
-    options, names = parse_assignments(arguments.option), arguments.names or list(EXACT_PROBLEMS)
+    options, names = parse_assignments(arguments.option), arguments.problems or list(EXACT_PROBLEMS)
+    estimators = arguments.names.split(",")
     arguments.runs.parent.mkdir(parents=True, exist_ok=True)
     lines = arguments.runs.read_text().splitlines() if arguments.runs.exists() else []
     runs = [json.loads(line) for line in lines]
@@ -93,19 +116,26 @@ def main() -> None:
         for name in names:
             if (name, draw) in done:
                 continue
-            runs.append(measure(name, draw, arguments.n_rows, options))
+            runs.append(measure(name, draw, arguments.n_rows, estimators, options))
             with arguments.runs.open("a") as file:
                 file.write(json.dumps(runs[-1]) + "\n")
-    rows = [summarise(name, [run for run in runs if run["problem"] == name]) for name in names]
-    rows.append(summarise("all", runs))
-    answers = sorted({run["verdict"] for run in runs})
-    rows += [summarise(answer, [run for run in runs if run["verdict"] == answer]) for answer in answers]
+    rows = []
+    for estimator in estimators:
+        for name in names:
+            own = [run for run in runs if run["problem"] == name]
+            share = efficiency(EXACT_PROBLEMS[name], own, estimator)
+            rows.append(summarise(name, estimator, own) | {"efficiency": share})
+        rows.append(summarise("all", estimator, runs))
+    for answer in sorted({run["verdict"] for run in runs}):
+        rows.append(summarise(answer, "kloss", [run for run in runs if run["verdict"] == answer]))
     for row in rows:
+        share = row.get("efficiency")
         print(
-            f"{row['problem']:<28} covered {row['covered']:>3}/{row['draws']} "
+            f"{row['estimator']:<9} {row['problem']:<26} covered {row['covered']:>3}/{row['draws']} "
             f"[{row['coverage_low']:.2f}, {row['coverage_high']:.2f}]  "
-            f"width {row['mean_relative_width']:.3f}  error {row['mean_absolute_relative_error']:.3f} "
-            f"(bias {row['mean_relative_error']:+.3f})"
+            f"width {row['mean_relative_width'] or 0:.3f}  "
+            f"error {row['mean_absolute_relative_error']:.3f} (bias {row['mean_relative_error']:+.3f})"
+            + ("" if share is None else f"  MSE·n/bound {share:.2f}")
         )
     if arguments.out:
         content = {"command": " ".join(sys.argv), "n_rows": arguments.n_rows, "rows": rows}

@@ -11,7 +11,7 @@ from koffline.data.transitions import Transitions
 from koffline.data.units import without_copies
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
-from koffline.ope.results import Interval
+from koffline.ope.results import Interval, PointEstimate
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 from tests.ope.problems import discrete_log
 
@@ -144,8 +144,8 @@ class TestPossibleValues:
         assert "lies wholly outside [-1, 1]" in reason
 
     def test_an_impossible_estimate_has_no_interval(self):
-        problem = cut_after_twenty(10)
-        found = koffline.evaluate(problem.transitions, problem.policy, 0.95, estimator="lstdq", **QUICK)
+        limits = Limits(30.0, True, False, 50, 0.1, 0.9, (-2.0, 58.0))
+        found = limits.settle(PointEstimate("lstdq", -3.0, 1.0, Interval(-5.0, -1.0, 0.95, "bootstrap")), [])
         assert found.value == pytest.approx(-2.0)
         assert found.interval is None
         assert any("lies outside [-2, 58]" in warning for warning in found.warnings)

@@ -22,13 +22,15 @@ def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     problem = prepared("discrete")
     ensemble = draw_ensemble(problem, 1, 3, seed=1)
     assert ensemble.roles == ("full", "resampled", "resampled", "resampled")
-    np.testing.assert_array_equal(ensemble.row_counts, ensemble.start_weights.repeat_interleave(10, dim=1))
+    np.testing.assert_array_equal(
+        ensemble.row_counts, ensemble.start_weights[:, 0].repeat_interleave(10, dim=1)
+    )
     np.testing.assert_array_equal(ensemble.row_counts[0], np.ones(60))
     assert not np.array_equal(ensemble.row_counts[1], ensemble.row_counts[2])
     alone = draw_ensemble(prepared("continuous"), 0, 2, seed=1)
-    np.testing.assert_array_equal(alone.row_counts, alone.start_weights)
+    np.testing.assert_array_equal(alone.row_counts, alone.start_weights[:, 0])
     given = prepare_problem(discrete_log(), SOFT, 0.9, 1, np.random.default_rng(0), np.zeros((4, 2)))
-    assert draw_ensemble(given, 0, 2, seed=1).start_weights.shape == (2, 4)
+    assert draw_ensemble(given, 0, 2, seed=1).start_weights.shape == (2, 2, 4)
 
 
 def test_poisson_counts_have_the_law_of_their_name() -> None:

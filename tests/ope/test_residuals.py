@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.learning import draw_ensemble, start_values
-from koffline.ope.residuals import summarise_residuals
+from koffline.ope.learning import Resampling, draw_ensemble, start_values
+from koffline.ope.residuals import RowReader
 from tests.ope.problems import plain_q, prepared, stack
 
 KINDS = ("discrete", "continuous")
@@ -49,9 +49,10 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
     instruments = random_fourier_features(
         Gaussian(1.0), table.kernel_inputs.shape[1], 60, torch.Generator().manual_seed(1)
     )
-    summary = summarise_residuals(
-        network, table, instruments, ensemble, np.ones(3, bool), problem.reward_scale
+    reader = RowReader(
+        network, 1, Resampling(5, 0, ensemble.resampling.streams), instruments, torch.ones(2, 60).double()
     )
+    summary = reader(problem, ensemble.units).residuals(problem.reward_scale)
     psi = instruments(table.kernel_inputs).numpy()
     losses, ratios = [], []
     for replica in (1, 2):

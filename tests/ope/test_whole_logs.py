@@ -122,15 +122,15 @@ def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None
 
 
 def test_weights_of_another_mean_outside_the_sample(stored) -> None:
-    """Closed forms of a sampled log are those of all rows, in whatever units its weights are."""
+    """Weights of rows of a sampled log are those of all rows, in whatever units its weights are."""
     memory, _ = stored["discrete"]
     held = hold(memory, 150, seed=0).sample.units
     weights = np.where(np.isin(memory.episode_ids, held), 0.1, 3.0)
     log = memory.replace(weights=weights)
-    options = {"names": ("mql", "mwl"), "bounds": False, "sample_rows": 150, "feature_source": "random"}
+    options = {"names": ("mwl", "drl"), "bounds": False, "sample_rows": 150}
     found = estimate_all(log, TILTED, 0.9, **options, **QUICK)
     for row in found.rows:
-        assert row.estimate.diagnostics["mass"] == pytest.approx(1.0, abs=0.02)
+        assert row.estimate.diagnostics["mass"] == pytest.approx(1.0, abs=0.5)  # of wrong units: 0.05 or 20
         assert not any("of the policy's visits" in warning for warning in row.estimate.warnings)
 
 

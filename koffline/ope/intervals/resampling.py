@@ -215,7 +215,7 @@ def last_layer_bootstrap(fitted: FittedValues, head: str, level: float = 0.95, s
         deviations += (values - whole / float(equation.start_weights.sum())) / len(alive)
     if not usable(deviations):
         raise KofflineError("too many resampled logs have no answer; give more episodes")
-    replicas = fitted.replica_values[head][alive]
+    replicas = fitted.replica_values[head][alive, 1]
     value, errors = float(replicas.mean()), deviations * problem.reward_scale
     if len(replicas) > 1:
         spread = float(replicas.std(ddof=1)) / len(replicas) ** 0.5
@@ -238,7 +238,7 @@ def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEqu
     later = _features(network, table.next_inputs, table.next_readout)
     difference = now - table.discounts.double().cpu()[:, None] * later
     systems = accumulate_systems(network, table, instruments, weights[None].to(table.inputs.device))
-    systems = systems.mean(len(table))
+    systems = systems.mean(weights.sum()[None])
     if head == "kloss":
         matrix, ridge, solved = systems.kernel_matrix[0].cpu(), fitted.settings.ridge, "kloss"
         blocks, compared = row_blocks(network, len(table), table.draws), kernel_inputs(table)

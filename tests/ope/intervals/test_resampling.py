@@ -116,4 +116,4 @@ def test_the_head_solves_its_equation(chain: FittedValues, head: str) -> None:
     assert torch.allclose(gap, equation.ridge @ (equation.theta - trained), atol=1e-6)
     value = float(equation.start_weights @ (equation.starts @ equation.theta))
     value *= chain.problem.reward_scale / float(equation.start_weights.sum())
-    assert value == pytest.approx(chain.replica_values[head][1], rel=1e-4)
+    assert value == pytest.approx(chain.replica_values[head][1, 1], rel=1e-4)
