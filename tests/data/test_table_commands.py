@@ -11,7 +11,9 @@ from click.testing import CliRunner
 
 import koffline
 from koffline.cli import cli
-from koffline.data.table.mapping import TableMapping, resolved
+from koffline.data.table.mapping import TableMapping
+from koffline.data.table.problems import Problems
+from koffline.data.table.roles import resolved
 from koffline.errors import DataError
 from tests.data.table_rows import MAPPING as TABLE_MAPPING
 from tests.data.table_rows import shuffled, walk, write
@@ -22,7 +24,10 @@ NAMES = ("x_10", "x_2", "r", "a", "x_1", "obs[0]", "obs[1]", "t", "next_x_1", "n
 
 
 def roles(names=NAMES, **changes):
-    return resolved(TableMapping(**{**LEAST, **changes}), names, "log.csv")
+    problems = Problems("log.csv")
+    found = resolved(TableMapping(**{**LEAST, **changes}), names, problems)
+    problems.refuse()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -54,7 +59,7 @@ def test_a_pattern_takes_no_column_with_another_role():
     [
         ({"reward": None}, "lacks reward"),
         ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
-        ({"impute": "median"}, "give zero, mean, forward or a number"),
+        ({"impute": "median"}, "give zero, mean, forward, cut or a number"),
         ({"action_names": ["a", "a"]}, "each once"),
         ({"rewards": "r"}, "unknown key 'rewards'; did you mean 'reward'?"),
         ({"observations": "y_*"}, r"no column fits observations 'y_\*'"),

@@ -186,14 +186,15 @@ REFUSALS = [
     ({"p": [0.5] * 7 + [1.5]}, {"behavior_probability": "p"},
      "column p holds 1.5 (1 row holds no probability"),
     ({"x_1": [None, np.nan, *range(6)], "r": [None, *range(7)], "a": [None, *"1234567"]}, {},
-     "values are missing (x_1: 2, r: 1, a: 1, of 8 rows); drop those rows, or replace values on request, "
-     "as in --impute x_1=mean"),
+     "values are missing (x_1: 2, r: 1, a: 1, of 8 rows); replace them on request, as in --impute x_1=mean, "
+     "or end episodes before such rows (--impute a=cut); a row dropped inside an episode joins two steps"),
     ({"x_1": [None] + [1.0] * 7}, {"impute": "forward"}, "1 missing value with no earlier"),
     ({**LISTS, "x": [[1.0]] * 7 + [[1.0, 2.0]]}, {"observations": "x"}, "1 and 2 numbers"),
     ({**LISTS, "x": [[1.0, np.inf]] * N}, {"observations": "x"}, "infinite (x: 8, of 8 rows)"),
     *(({column: [0.5] * 7 + [-np.inf]}, {}, f"infinite ({column}: 1, of 8 rows)") for column in ("r", "a")),
     *(({"x_1": column}, {}, "needed are numbers") for column in (
-        pa.array([{"deep": 1}] * N), pa.array([[[1.0]]] * N), pa.array(["1"] * N), pa.nulls(N))),
+        pa.array([{"deep": 1}] * N), pa.array([[[1.0]]] * N), pa.nulls(N))),
+    ({"x_1": ["1"] * 7 + ["1,5"]}, {}, "x_1 in row 8 is not all numbers ('1,5'); write decimal points"),
 ]  # fmt: skip
 
 
@@ -217,7 +218,10 @@ class TestOtherRefusals:
     def test_files_of_one_table_agree(self, tmp_path):
         write(walk(), tmp_path / "a.parquet")
         for columns, words in (
-            (walk(x_1=["z"] * N), r"b\.parquet: column x_1 is String, in the first file Float64"),
+            (
+                walk(x_1=["z"] * N),
+                r"column x_1 in row 1 of .*b\.parquet is not all numbers \('z', as 7 more\)",
+            ),
             (walk(x_1=None), "lacks column x_1"),
         ):
             write(columns, tmp_path / "b.parquet")

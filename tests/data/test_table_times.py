@@ -68,7 +68,8 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
         (
             ["2024-01-01T12:00:00+02:00", "2024-01-01T10:00:00Z", "2024-01-01T10:00:01Z"],
             "1 row has the time of another row of their episode (first: episode 'e0', t 2024-01-01 "
-            "10:00:00.000000000+00:00); drop the doubles, or name a finer time column",
+            "10:00:00.000000000+00:00); name a finer time column, or drop doubles (--drop-duplicates exact, "
+            "first or last)",
         ),
     ],
     ids=["naive below", "numbers", "no date", "too far", "one instant"],

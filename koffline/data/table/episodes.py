@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -11,60 +10,35 @@ import polars as pl
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, shaped_actions
 from koffline.data.spaces import Discrete
-from koffline.data.table.mapping import column_fault
-from koffline.data.table.survey import Table, action_dtype, number_dtype
+from koffline.data.table.census import Table, action_dtype, number_dtype, read_flags
+from koffline.data.table.counts import TableCounts
+from koffline.data.table.mapping import CUT
+from koffline.data.table.problems import column_fault
 from koffline.errors import DataError
 
 _ROUNDING = 1e-4  # by so much probabilities may exceed 1
-_TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
-
-
-@dataclass
-class TableCounts:
-    """What was done to the rows, summed over all pieces of a table."""
-
-    episodes: int = 0
-    left_out: int = 0
-    reordered: bool = False
-    cut: int = 0
-    derived: bool = False
-    imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
-
-    def sentences(self) -> tuple[str, ...]:
-        """Notes for people, in the order in which things were done."""
-        notes = [
-            f"{counted(count, 'missing value', f'in {column} was', f'in {column} were')} replaced ({how})"
-            for (column, how), count in sorted(self.imputed.items())
-        ]
-        if self.reordered:
-            notes.append("the rows of each episode were put together and in time order")
-        if self.derived:
-            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode"
-            lost = f"{lost} that did not terminate has no next observation in this table"
-            taken = "next observations were taken from the rows that follow in time"
-            notes.append(taken + (lost if self.left_out else ""))
-        if self.cut:
-            ending = counted(self.cut, "episode", "that ends", "that end")
-            notes.append(f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated")
-        return tuple(notes)
 
 
 def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog | None:
     """Aligned columns of a piece that holds whole episodes; None where no row is left.
 
-    Episodes are in order of first appearance, rows in time order. Raises DataError.
+    Episodes are in order of first appearance, rows in time order. Raises DataError with all that is wrong.
     """
     roles = table.roles
+    if not table.knows_order:
+        table.problems.refuse()
     frame = frame if roles.stands_alone else _ordered(frame, table, counts)
-    named = {"terminated": roles.terminal, "truncated": roles.truncated}
-    log = {flag: read_flags(frame, name, table.source).to_numpy() for flag, name in named.items()}
-    if roles.stands_alone:
-        episodes = np.arange(frame.height)
-    elif roles.episode is None:
-        episodes = np.append(0, np.cumsum(log["terminated"] | log["truncated"])[:-1])
-    else:
-        episodes = frame[roles.episode].rle_id().cast(pl.Int64).to_numpy()
+    log, episodes = _flags(frame, table)
+    with table.problems.noted():
+        _check_probabilities(frame, table)
+    table.problems.refuse()
+    frame, episodes = _cut(frame, episodes, log, table, counts)
+    if not frame.height:
+        return None
     last = np.append(episodes[1:] != episodes[:-1], True)
+    for flag, is_so in (("terminated", "terminal"), ("truncated", "cut")):
+        if roles.last_row == is_so:
+            log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
     observed = _Columns(frame, episodes, table, counts)
     log["observations"] = observed.vectors(roles.observations)
     log["actions"] = _actions(frame, table)
@@ -72,22 +46,17 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
     if roles.weight is not None:
         log["weights"] = observed.single(roles.weight)
     if roles.behavior is not None:
-        log["behavior_log_probabilities"] = _log_probabilities(observed.single(roles.behavior), table)
-    if not roles.stands_alone:
-        for flag, name in named.items():
-            inside = log[flag] & ~last
-            if inside.any():
-                which = counted(int(inside.sum()), "row")
-                goes_on = counted(len(np.unique(episodes[inside])), "episode")
-                said = f"is set in {which} whose episode goes on afterwards ({goes_on})"
-                remedy = "drop what follows, or give it another episode id"
-                raise column_fault(table.source, name, f"{said}; {remedy}")
+        found = observed.single(roles.behavior)
+        log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
+    if not roles.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes
         kind = frame.schema.get(roles.episode or "", pl.String())
         if kind.is_integer() and kind != pl.UInt64:
             log["episode_ids"] = frame[roles.episode or ""].cast(pl.Int64).to_numpy()
         counts.episodes += int(episodes[-1]) + 1
-    if not roles.next_observations:
+    if roles.one_step:
+        log["next_observations"] = log["observations"]
+    elif not roles.next_observations:
         log = _with_next(log, last, roles.truncated is not None, counts)
     else:
         log["next_observations"] = observed.vectors(roles.next_observations)
@@ -95,6 +64,73 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
             log["truncated"] = last & ~log["terminated"]
             counts.cut += int(log["truncated"].sum())
     return RawLog(log, table.action_space, table.metadata) if len(log["rewards"]) else None
+
+
+def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Flags of the rows, and the number of each row's episode. Flags inside episodes are a problem."""
+    roles = table.roles
+    named = {"terminated": roles.terminal, "truncated": roles.truncated}
+    log = {flag: np.full(frame.height, bool(roles.one_step) and flag == "terminated") for flag in named}
+    for flag, name in named.items():
+        with table.problems.noted():
+            log[flag] = read_flags(frame, name, table.source).to_numpy() if name else log[flag]
+    if roles.stands_alone:
+        return log, np.arange(frame.height)
+    if roles.episode is None:
+        return log, np.append(0, np.cumsum(log["terminated"] | log["truncated"])[:-1])
+    episodes = frame[roles.episode].rle_id().cast(pl.Int64).to_numpy()
+    for flag, name in named.items():
+        inside = log[flag] & np.append(episodes[1:] == episodes[:-1], False)
+        if inside.any():
+            which = counted(int(inside.sum()), "row")
+            goes_on = counted(len(np.unique(episodes[inside])), "episode")
+            said = f"column {name} is set in {which} whose episode goes on afterwards ({goes_on})"
+            table.problems.add(f"{said}; drop what follows, or give it another episode id")
+    return log, episodes
+
+
+def _cut(
+    frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table, counts: TableCounts
+) -> tuple[pl.DataFrame, np.ndarray]:
+    """The rows before the first missing value of each episode, where that is to end it.
+
+    Where only the rest of that row is missing, its observation is the last one: it stays as a row that has no
+    next observation. Changes the flags in ``log``.
+    """
+    roles = table.roles
+    named = [name for name in frame.columns if roles.impute.get(name) == CUT and table.missing[name]]
+    if not named:
+        return frame, episodes
+
+    def lacks(names: list[str]) -> np.ndarray:
+        missing = np.zeros(frame.height, dtype=bool)
+        for column in (frame[name] for name in names):
+            gone = column.is_null() | column.is_nan() if column.dtype.is_float() else column.is_null()
+            missing |= gone.to_numpy()
+        return missing
+
+    missing = lacks(named)
+    begins = np.append(True, episodes[1:] != episodes[:-1])
+    before = np.cumsum(missing) - missing  # rows above that lack something, in all episodes
+    inside = before - before[begins][np.cumsum(begins) - 1]
+    gone, kept = missing | (inside > 0), np.zeros(frame.height, dtype=bool)
+    counts.ended += int(gone.sum())
+    if not roles.stands_alone:
+        first = missing & (inside == 0)
+        if not roles.next_observations:
+            kept = first & ~lacks([name for name in named if name in roles.observations])
+        log["terminated"] = log["terminated"] & ~gone
+        shortened = kept | np.append(first[1:] & ~begins[1:] & ~kept[1:], False)
+        log["truncated"] = (log["truncated"] & ~gone) | shortened
+    if gone.all():
+        return frame.clear(), episodes[:0]
+    rows = ~gone | kept
+    log.update({flag: column[rows] for flag, column in log.items()})
+    frame = frame.filter(pl.Series(rows))
+    # What stands in for missing values goes away with its row.
+    columns = [frame[name].fill_nan(None) if frame[name].dtype.is_float() else frame[name] for name in named]
+    filled = [column.fill_null(strategy="forward").fill_null(strategy="backward") for column in columns]
+    return frame.with_columns(filled), pl.Series(episodes[rows]).rle_id().cast(pl.Int64).to_numpy()
 
 
 def _with_next(
@@ -116,7 +152,7 @@ def _with_next(
 
 
 def _ordered(frame: pl.DataFrame, table: Table, counts: TableCounts) -> pl.DataFrame:
-    """Rows by episode, in order of first appearance, and time. Raises DataError for two at one time."""
+    """Rows by episode, in order of first appearance, and time. Two at one time are a problem."""
     roles = table.roles
     row = pl.int_range(frame.height, dtype=pl.Int64, eager=True)
     keys = pl.DataFrame({"first": row, "time": row if roles.time is None else frame[roles.time]})
@@ -130,16 +166,27 @@ def _ordered(frame: pl.DataFrame, table: Table, counts: TableCounts) -> pl.DataF
         order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
         keys, counts.reordered = keys[order], True
         frame = pl.DataFrame([column.rechunk().gather(order) for column in frame])
-    doubles = keys.select(same & (pl.col("time") == pl.col("time").shift())).to_series()
-    if roles.time is not None and doubles.any():
+    if roles.time is None:
+        return frame
+    repeats = (same & (pl.col("time") == pl.col("time").shift())).fill_null(False)
+    doubles, how = keys.select(repeats).to_series(), roles.drop_duplicates
+    if how is not None and doubles.any():
+        kept = ~doubles if how == "first" else ~doubles.shift(-1, fill_value=False)
+        if how == "exact":  # ids and times are among the values of a row
+            kept = frame.hash_rows(0).is_first_distinct()
+        counts.repeated += int((~kept).sum())
+        frame, keys = frame.filter(kept), keys.filter(kept)
+        doubles = keys.select(repeats).to_series()
+    counts.steps.add(keys["time"], keys.select(same.fill_null(False)).to_series())
+    if doubles.any():
         place = int(doubles.arg_max() or 0)
         where = f"{roles.time} {keys['time'].cast(pl.String)[place]}"
         remedy = "name the episode column (--episode)"
         if roles.episode is not None:
             where = f"episode {frame[roles.episode][place]!r}, {where}"
-            remedy = "drop the doubles, or name a finer time column"
+            remedy = "name a finer time column, or drop doubles (--drop-duplicates exact, first or last)"
         said = f"{counted(int(doubles.sum()), 'row', 'has', 'have')} the time of another row of their episode"
-        raise DataError(f"{table.source}: {said} (first: {where}); {remedy}")
+        table.problems.add(f"{said} (first: {where}); {remedy}")
     return frame
 
 
@@ -176,7 +223,7 @@ class _Columns:
         name, table, how = column.name, self.table, self.table.roles.impute.get(column.name)
         if column.dtype == pl.Boolean:
             column = column.cast(pl.Float64)
-        if how is None or not table.missing[name]:
+        if how in (None, CUT) or not table.missing[name]:
             return column.to_numpy()
         column = (column if column.dtype.is_float() else column.cast(pl.Float64)).fill_nan(None)
         count = column.null_count()
@@ -203,7 +250,7 @@ def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
         column = column.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
         found = column.to_numpy()
     elif len(names) > 1:
-        found = frame.select(pl.col(names).cast(pl.Float64)).to_numpy(order="c")
+        found = pl.DataFrame([frame[name].cast(pl.Float64) for name in names]).to_numpy(order="c")
     else:
         is_list = names[0] in table.widths
         column = column.explode(empty_as_null=False) if is_list else column
@@ -212,35 +259,17 @@ def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
     return shaped_actions(found, table.action_space)
 
 
-def _log_probabilities(found: np.ndarray, table: Table) -> np.ndarray:
-    is_log, is_discrete = table.roles.behavior_probability is None, isinstance(table.action_space, Discrete)
-    above = found > (0 if is_log else 1) + _ROUNDING if is_discrete else np.zeros(len(found), bool)
-    wrong = above if is_log else above | ~(found > 0)
+def _check_probabilities(frame: pl.DataFrame, table: Table) -> None:
+    """Raise DataError for probabilities that no action that was taken can have."""
+    name, is_log = table.roles.behavior, table.roles.behavior_probability is None
+    if name is None or table.problems.found:
+        return
+    found, is_discrete = frame[name].cast(pl.Float64), isinstance(table.action_space, Discrete)
+    wrong = found > (0 if is_log else 1) + _ROUNDING if is_discrete else found.is_nan() & False
+    wrong = (wrong if is_log else wrong | (found <= 0)).fill_null(False) & found.is_not_nan()
     if wrong.any():
         rows = counted(int(wrong.sum()), "row", "holds", "hold")
         what = f"{'logarithm of a ' * is_log}probability of an action that was taken"
         remedy = "give --behavior-probability, or natural logarithms with --behavior-log-probability"
-        said = f"holds {found[wrong][0]:g} ({rows} no {what}); {remedy}"
-        raise column_fault(table.source, table.roles.behavior, said)
-    return found if is_log else np.log(found)
-
-
-def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
-    """Yes/no, 0/1, or texts such as true and false, as booleans. Raises DataError for anything else."""
-    if name is None:
-        return pl.repeat(False, frame.height, eager=True)
-    column = frame[name]
-    if column.dtype == pl.Boolean:
-        return column
-    if column.dtype == pl.String:
-        lower = column.str.strip_chars().str.to_lowercase()
-        yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
-    else:
-        number = column.cast(pl.Float64)
-        yes, no = number == 1, number == 0
-    wrong = ~(yes | no)
-    if wrong.any():
-        count = counted(int(wrong.sum()), "row", "is", "are")
-        said = f"holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor no)"
-        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0")
-    return yes
+        said = f"holds {found.filter(wrong)[0]:g} ({rows} no {what}); {remedy}"
+        raise column_fault(table.source, name, said)

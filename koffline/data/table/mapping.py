@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import os
-import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
 
+from koffline.data.features import ONE_HOT, ORDINAL, Encoding
 from koffline.data.flat import KEYS
+from koffline.data.table.problems import listed
 from koffline.errors import DataError, nearest_name
 from koffline.untrusted.yaml_files import read_yaml_file
 
-_MOST_LISTED = 20
 # Of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight""".split()  # noqa: SIM905
-_EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t"
+_EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
+_INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
+CUT = "cut"
+# A row that is an episode by itself has none of these.
+_OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")
 
 
 def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(map(str, names))) != len(names):
         raise ValueError("a value twice")
     return names
+
+
+def _encoding(given: Any) -> Any:
+    """An Encoding from ``ordinal``, ``ordinal:s,m,l`` or ``{ordinal: [s, m, l]}``."""
+    if isinstance(given, Encoding):
+        return given
+    if isinstance(given, str):
+        kind, colon, names = given.partition(":")
+        given = {kind: [name.strip() for name in names.split(",")] if colon else []}
+    ((kind, names),) = given.items() if isinstance(given, Mapping) and len(given) == 1 else (("", []),)
+    if kind not in (ONE_HOT, ORDINAL) or not isinstance(names, (list, tuple)):
+        raise ValueError("no encoding")
+    if any(isinstance(name, (bool, dict, list)) or name is None for name in names):
+        raise ValueError("a category that is no text")
+    return Encoding(kind, _different(tuple(map(str, names))))
 
 
 def _no_flag(value: Any) -> Any:
@@ -41,7 +59,7 @@ _Names = Annotated[
 _Number = Annotated[float, pydantic.Field(allow_inf_nan=False), pydantic.BeforeValidator(_no_flag)]
 # A method by column, or one for all observations, whose column is "".
 _Imputed = Annotated[
-    dict[str, Literal["zero", "mean", "forward"] | _Number],
+    dict[str, Literal["zero", "mean", "forward", "cut"] | _Number],
     pydantic.BeforeValidator(lambda given: {"": given} if isinstance(given, (str, int, float)) else given),
 ]
 _MANY: Any = pydantic.Field((), description="a column name or a list of them")
@@ -54,9 +72,13 @@ class TableMapping(pydantic.BaseModel):
     ``observations``, ``action`` and ``next_observations`` take one name or several, with ``*`` and ``?`` for
     any text and any letter; matches are taken in natural order (x_2 before x_10). ``episode`` may hold ids of
     any type, ``time`` numbers or times. ``action_names`` lists the values of a discrete action in
-    the order of their numbers; without it texts are sorted. ``impute`` replaces missing values: a method
-    (zero, mean, forward or a number) for the observations, or a mapping from column to method. ``gamma`` is
-    the log's discount hint. Raises DataError where the record contradicts itself.
+    the order of their numbers; without it texts are sorted. ``reward`` may be a formula (``spend - 0.1 *
+    cost``), ``encode`` says which observations are categories. ``impute`` replaces missing values: a method
+    (zero, mean, forward, a number, or cut, which ends the episode before the row) for the observations, or a
+    mapping from column to method. ``one_step``: every row is an episode that ends, or (False) all rows are
+    one record. ``last_row``: what the last row of an episode is that has no flag. ``drop_duplicates``: rows
+    of one episode and time, those that are equal, or all but the first or last. ``gamma`` is the log's
+    discount hint. Raises DataError where the record contradicts itself.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -77,26 +99,36 @@ class TableMapping(pydantic.BaseModel):
         pydantic.AfterValidator(_different),
     ] = pydantic.Field((), description="a list of the column's values, each once")
     impute: _Imputed = pydantic.Field(
-        {}, description="zero, mean, forward or a number, for all observations or by column"
+        {}, description="zero, mean, forward, cut or a number, for all observations or by column"
     )
+    encode: dict[_Name, Annotated[Any, pydantic.AfterValidator(_encoding)]] = pydantic.Field(
+        {}, description="one-hot or ordinal by column, or {ordinal: [small, large]} (quote yes and no)"
+    )
+    one_step: bool | None = pydantic.Field(
+        None, description="true (every row is an episode) or false (all are one record)"
+    )
+    last_row: Literal["terminal", "cut"] | None = pydantic.Field(None, description="terminal or cut")
+    drop_duplicates: Annotated[
+        Literal["exact", "first", "last"] | None,
+        pydantic.BeforeValidator(lambda it: {True: "exact", False: None}[it] if isinstance(it, bool) else it),
+    ] = pydantic.Field(None, description="exact, first or last")
     gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="a discount between 0 and 1")
 
     def __init__(self, *values: Any, **given: Any) -> None:
         given |= dict(zip(type(self).model_fields, values, strict=False))
+        wrong: list[str] = []
         try:
             super().__init__(**given)
         except pydantic.ValidationError as error:
-            name, known = str(error.errors()[0]["loc"][0]), type(self).model_fields
-            if name not in known:
-                said = f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}"
-            else:
-                said = f"the mapping's {name} is {given[name]!r}; give {known[name].description}"
-            raise DataError(said) from None
-        missing = [name for name in ("observations", "action", "reward") if not getattr(self, name)]
-        if missing:
-            raise DataError(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}")
-        if self.behavior_probability and self.behavior_log_probability:
-            raise DataError("the mapping names behavior_probability and its logarithm; keep one of them")
+            known = type(self).model_fields
+            for name in dict.fromkeys(str(each["loc"][0]) for each in error.errors()):
+                if name not in known:
+                    wrong.append(f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}")
+                else:
+                    wrong.append(f"the mapping's {name} is {given[name]!r}; give {known[name].description}")
+        wrong += _contradictions(given)
+        if wrong:
+            raise DataError("; ".join(wrong))
 
     @property
     def behavior(self) -> str | None:
@@ -116,14 +148,45 @@ class TableMapping(pydantic.BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that is read, each once."""
-        named = (*self.measured, self.episode, self.time, self.terminal, self.truncated)
+        """Every column that rows are made of, each once."""
+        time = None if self.one_step else self.time  # rows that are episodes have no order
+        named = (*self.measured, self.episode, time, self.terminal, self.truncated)
         return tuple(dict.fromkeys(filter(None, named)))
 
     @property
     def stands_alone(self) -> bool:
         """Whether every row is a transition by itself."""
-        return bool(self.next_observations) and self.episode is None and self.time is None
+        linked = self.episode is not None or self.time is not None or self.one_step is not None
+        return bool(self.one_step) or (bool(self.next_observations) and not linked)
+
+    def without(self, columns: Iterable[str]) -> TableMapping:
+        """The same where no column has these names, so that the rest can be looked at."""
+        gone = set(columns)
+        changes: dict[str, Any] = {}
+        for role, value in self:
+            if isinstance(value, str) and value in gone:
+                changes[role] = None
+            elif isinstance(value, tuple) and role != "action_names":
+                changes[role] = tuple(name for name in value if name not in gone)
+        return self.model_copy(update=changes)
+
+
+def _contradictions(given: Mapping[str, Any]) -> list[str]:
+    """What is missing from the fields of a mapping, or does not go together."""
+    wrong = []
+    missing = [name for name in ("observations", "action", "reward") if not given.get(name)]
+    if missing:
+        wrong.append(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}, or {_INSPECT}")
+    if given.get("behavior_probability") and given.get("behavior_log_probability"):
+        wrong.append("the mapping names behavior_probability and its logarithm; keep one of them")
+    if given.get("one_step") is True and (named := [name for name in _OF_EPISODES if given.get(name)]):
+        said = f"one_step says that every row is an episode that ends, beside {', '.join(named)}"
+        wrong.append(f"{said}; keep one or the other")
+    elif given.get("drop_duplicates") and not given.get("time"):
+        wrong.append(
+            "drop_duplicates needs a time column: equal rows may be different steps; name it (--time)"
+        )
+    return wrong
 
 
 # What open_transitions takes as a mapping.
@@ -144,60 +207,6 @@ def read_mapping_file(path: Path) -> dict[Any, Any]:
     return read_yaml_file(path, f"mapping file {path}", DataError)
 
 
-def resolved(mapping: TableMapping, names: Sequence[str], source: str) -> TableMapping:
-    """The mapping with columns for its patterns, and with a method for each column that is imputed.
-
-    Raises DataError with the nearest name for a column that is not there.
-    """
-    check_unique(names, source)
-    present, taken = set(names), set()
-    for role in ("reward", "episode", "time", "terminal", "truncated", "weight", "behavior"):
-        name = getattr(mapping, role)
-        if name is not None and name not in present:
-            raise _unknown(name, role, names, source)
-        taken.add(name)
-    found: dict[str, Any] = {}
-    for role in ("action", "next_observations", "observations"):
-        found[role] = _fitting(names, getattr(mapping, role), role, taken, source)
-        taken |= set(found[role])
-    observations, following = found["observations"], found["next_observations"]
-    if following and len(following) != len(observations):
-        both = f"{len(following)} columns are next_observations, {len(observations)} observations"
-        raise DataError(f"{source}: {both}; name the same columns in the same order")
-    states, methods = (*observations, *following), {}
-    allowed = {*states, mapping.reward, mapping.weight}
-    for pattern, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
-        chosen = _fitting(names, [pattern], "impute", set(), source) if pattern else states
-        if pattern in present and pattern not in allowed:
-            able = "only observations, reward and weight can be imputed"
-            raise DataError(f"{source}: impute names {pattern}, but {able}; drop the rows without it")
-        methods.update({name: method for name in chosen if name in allowed})
-    return mapping.model_copy(update={**found, "impute": methods})
-
-
-def _fitting(
-    names: Sequence[str], patterns: Iterable[str], role: str, taken: set[Any], source: str
-) -> tuple[str, ...]:
-    """Columns of exactly these names, else those the wildcards fit that have no other role."""
-    found: dict[str, None] = {}
-    present = set(names)
-    for pattern in patterns:
-        parts = [pattern] if pattern in present else filter(None, map(str.strip, pattern.split(",")))
-        for part in parts:
-            fitting = [part]
-            if part not in present:
-                if "*" not in part and "?" not in part:
-                    raise _unknown(part, role, names, source)
-                expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.S)
-                fitting = sorted(
-                    (n for n in names if n not in taken and expression.fullmatch(n)), key=natural_key
-                )
-            if not fitting:
-                raise DataError(f"{source}: no column fits {role} '{part}'; the table has {_listed(names)}")
-            found |= dict.fromkeys(fitting)
-    return tuple(found)
-
-
 def own_mapping(names: Iterable[str]) -> TableMapping | None:
     """The mapping of a table that koffline wrote, told by its column names; None for any other."""
     present = set(names)
@@ -210,34 +219,6 @@ def own_mapping(names: Iterable[str]) -> TableMapping | None:
 def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
     """The error for a table without a mapping: its columns, and options of an example."""
     return DataError(
-        f"{source} is a {kind} table with columns {_listed(names)}; say what they are, as in {_EXAMPLE} "
-        "(or --mapping FILE.yaml; in Python mapping=)"
+        f"{source} is a {kind} table with columns {listed(names)}; say what they are, as in {_EXAMPLE} "
+        f"(or --mapping FILE.yaml; in Python mapping=); {_INSPECT}"
     )
-
-
-def natural_key(name: str) -> list[Any]:
-    """Sorts x_2 before x_10."""
-    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in re.split(r"(\d+)", name)]
-
-
-def check_unique(names: Sequence[str], source: str) -> None:
-    """Raise DataError for a table without columns, or with two of one name."""
-    if not names:
-        raise DataError(f"{source} has no columns; export the table again with a header")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{source} has more than one column named {_listed(twice)}; rename them")
-
-
-def column_fault(source: str, column: str | None, words: str) -> DataError:
-    """The error for a column of a table."""
-    return DataError(f"{source}: column {column} {words}")
-
-
-def _unknown(name: str, role: str, names: Sequence[str], source: str) -> DataError:
-    return DataError(f"{source} has no column '{name}' ({role}); {nearest_name(name, names)}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(str(name) for name in names[:_MOST_LISTED])
-    return shown + (f", … ({len(names)} in all)" if len(names) > _MOST_LISTED else "")

@@ -15,10 +15,12 @@ import polars as pl
 
 from koffline.data.raw import RawLog
 from koffline.data.spaces import SpaceRequest
-from koffline.data.table.episodes import TableCounts, assemble, read_flags
+from koffline.data.table.census import Table, hashed, read_flags
+from koffline.data.table.counts import TableCounts
+from koffline.data.table.episodes import assemble
 from koffline.data.table.files import Room, faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.survey import Table, hashed, prepare_table
+from koffline.data.table.survey import prepare_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
@@ -69,6 +71,7 @@ class TableStream:
         if piece_rows is not None and piece_rows < 1:
             raise DataError(f"pieces of {piece_rows} rows were asked for; give at least 1")
         self._table = prepare_table(source, mapping, action_space, in_memory=False)
+        self._table.problems.refuse()
         self._piece_rows = piece_rows or self._table.rows.batch_rows
         self._counts = TableCounts()
 
@@ -178,7 +181,7 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
     with contextlib.ExitStack() as stack:
         writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
         for frame in table.rows.frames(again=True):
-            ids = frame.select(hashed(table.roles.episode or ""))
+            ids = pl.DataFrame([hashed(frame[table.roles.episode or ""])])
             part = ids.join(parts, on="id", how="left", maintain_order="left")["part"].alias(_PART)
             by_part = frame.with_columns(part).partition_by(_PART, include_key=False, as_dict=True)
             for (number,), rows in by_part.items():

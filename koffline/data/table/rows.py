@@ -11,8 +11,19 @@ import polars as pl
 
 from koffline.data import remote
 from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type
-from koffline.data.table.files import COPIES, CSV, Room, csv_frames, csv_header, faults, frame_bytes
-from koffline.data.table.mapping import TableMapping, check_unique, column_fault
+from koffline.data.table.computed import Computed
+from koffline.data.table.files import (
+    COPIES,
+    CSV,
+    Room,
+    csv_frames,
+    csv_header,
+    faults,
+    frame_bytes,
+    width_of,
+)
+from koffline.data.table.mapping import TableMapping
+from koffline.data.table.problems import Problems, check_unique, column_fault
 from koffline.errors import DataError
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
@@ -48,13 +59,19 @@ def stored_columns(name: str, kind: str) -> tuple[dict[str, Any], frozenset[str]
     return dict(fields), categories, described
 
 
-def column_types(stored: Mapping[str, Any], kind: str, roles: TableMapping) -> dict[str, Any]:
-    """Types of the columns that are named: decimals and what is to be numbers in CSV are read as float64."""
-    numbers = set(roles.numbers)
-    types = {}
-    for name in roles.columns:
-        as_float = name in numbers if kind == CSV else stored[name].is_decimal() and name in roles.measured
-        types[name] = pl.Float64() if as_float else stored[name]
+def column_types(stored: Mapping[str, Any], roles: TableMapping, terms: Sequence[str] = ()) -> dict[str, Any]:
+    """Types of the columns that are named and the ``terms`` of a formula.
+
+    Decimals, and texts of what is to be numbers, are read as float64.
+    """
+    numbers, types = {*roles.numbers, *terms} - set(roles.encode), {}
+    for name in dict.fromkeys((*roles.columns, *terms)):
+        if name in stored:  # else it is a formula
+            kind = stored[name]
+            as_float = (kind == pl.String and name in numbers) or (
+                kind.is_decimal() and name in roles.measured
+            )
+            types[name] = pl.Float64() if as_float else kind
     return types
 
 
@@ -133,8 +150,9 @@ class TextKind:
 class TableRows:
     """The columns ``types`` of files of one kind; ``texts`` says as what those of text are meant.
 
-    ``itemsize`` is that of an observation's number, ``held`` has them all in memory. Each frame has at most
-    ``batch_rows`` rows.
+    ``computed`` is what frames then consist of; ``itemsize`` is that of an observation's number, ``held`` has
+    them all in memory. Each frame has at most ``batch_rows`` rows. ``unread`` collects texts that are no
+    numbers, by column: how many, where the first stands and what it is.
     """
 
     kind: str
@@ -142,29 +160,35 @@ class TableRows:
     types: Mapping[str, Any]
     itemsize: int
     texts: Mapping[str, TextKind] = field(default_factory=dict)
+    computed: Computed | None = None
     batch_rows: int = _PROBED_ROWS
     held: pl.DataFrame | None = None
+    unread: dict[str, tuple[int, str, str]] = field(default_factory=dict)
 
     @property
     def schema(self) -> dict[str, Any]:
         """Types of the columns of each frame."""
-        return {name: self.texts[name].dtype if name in self.texts else t for name, t in self.types.items()}
+        read = {name: self.texts[name].dtype if name in self.texts else t for name, t in self.types.items()}
+        return read if self.computed is None else self.computed.schema(read)
 
     def frames(self, columns: Sequence[str] | None = None, again: bool = False) -> Iterator[pl.DataFrame]:
         """The given columns (or all) in their order; ``again`` after a first pass. Raises DataError."""
-        chosen = list(self.types if columns is None else columns)
         if self.held is not None:
-            yield from self.held.select(chosen).iter_slices(self.batch_rows)
+            chosen = self.held if columns is None else pl.DataFrame([self.held[name] for name in columns])
+            yield from chosen.iter_slices(self.batch_rows)
             return
         size = sum(map(remote.size, self.files))
         total, room = 0, Room(self.itemsize)
-        for frame in self.stored(chosen, None if again else room):
+        for frame in self.stored(list(self.types if columns is None else columns), None if again else room):
             room.take(frame)
             total += frame_bytes(frame)
             if total > max(room.allowed, size * EXPANSION):
                 found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
                 raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
-            yield self._typed(frame)
+            frame = self._typed(frame)
+            if self.computed is not None:
+                room.check(frame_bytes(frame, self.itemsize))
+            yield frame
 
     def stored(self, columns: Sequence[str], room: Room | None) -> Iterator[pl.DataFrame]:
         """The columns as the files have them, texts unread, in the first file's types.
@@ -200,13 +224,14 @@ class TableRows:
         columns = []
         for name, wanted in types.items():
             column = frame[name]
-            if self.kind == CSV and column.dtype != wanted:
+            if column.dtype == pl.String and wanted == pl.Float64:
                 found = column.str.strip_chars().cast(wanted, strict=False)
                 wrong = found.is_null() & column.is_not_null()
                 if wrong.any():
-                    row = wrong.arg_max() or 0
-                    where = f"in row {above + row + 1} is not all numbers ({column[row][:60]!r})"
-                    raise column_fault(file, name, f"{where}; mend it or leave it out")
+                    place = int(wrong.arg_max() or 0)
+                    where = f"row {above + place + 1}{f' of {file}' if len(self.files) > 1 else ''}"
+                    before = self.unread.get(name, (0, where, column[place][:_MOST_SHOWN]))
+                    self.unread[name] = (before[0] + int(wrong.sum()), *before[1:])
                 column = found
             with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
                 empty = [pl.DataFrame(schema={name: kind}) for kind in (column.dtype, wanted)]
@@ -218,28 +243,42 @@ class TableRows:
             columns.append(column)
         return pl.DataFrame(columns)
 
-    def with_texts(self, names: Sequence[str], time: str | None, source: str) -> TableRows:
-        """Columns of text as the narrowest that all their texts can be. Raises DataError naming the row."""
+    def with_texts(self, names: Sequence[str], time: str | None, problems: Problems) -> TableRows:
+        """Columns of text as the narrowest that all their texts can be; what no text can be is a problem."""
         ways = list(_WAYS)
         texts = {name: TextKind(name, name == time, ways if name == time else ways[:2]) for name in names}
         for frame in self.frames(names) if names else ():
-            for name, text in texts.items():
-                text.look(frame[name], source)
+            for name, text in list(texts.items()):
+                with problems.noted():
+                    text.look(frame[name], problems.source)
+                    continue
+                del texts[name]
         found = replace(self, texts=texts)
         return found if self.held is None else replace(found, held=found._typed(self.held))
 
+    def with_computed(self, computed: Computed) -> TableRows:
+        """Frames of the computed columns. Raises Refused where those in memory do not fit."""
+        found = replace(self, computed=computed)
+        if self.held is None:
+            return found
+        widths = [max(self.itemsize, width_of(kind)) for kind in found.schema.values()]
+        Room(self.itemsize).check(self.held.height * sum(widths))
+        return replace(found, held=computed.frame(self.held))
+
     def _typed(self, frame: pl.DataFrame) -> pl.DataFrame:
-        return frame.with_columns(self.texts[n].read(frame[n]) for n in frame.columns if n in self.texts)
+        frame = frame.with_columns(self.texts[n].read(frame[n]) for n in frame.columns if n in self.texts)
+        return frame if self.computed is None else self.computed.frame(frame)
 
 
-def open_rows(rows: TableRows, hold: bool) -> TableRows:
+def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRows:
     """The rows in frames of about 64 MB, or as is allowed, going by the first ones.
 
-    hold: all of them in memory. Raises Refused where they do not fit.
+    hold: all of them in memory, or the ``first``. Raises Refused where they do not fit.
     """
     columns, itemsize = list(rows.types), rows.itemsize
     probe = next(rows.stored(columns, Room(itemsize)), None)
     row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
+    rows.unread.clear()  # what follows reads them again
     # a piece of whole episodes is more than one frame
     most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
     rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
@@ -250,4 +289,7 @@ def open_rows(rows: TableRows, hold: bool) -> TableRows:
     for frame in rows.stored(columns, room):
         room.take(frame)
         frames.append(frame)
-    return replace(rows, held=pl.concat(frames, rechunk=False))
+        if first is not None and sum(each.height for each in frames) >= first:
+            break
+    held = pl.concat(frames, rechunk=False)
+    return replace(rows, held=held if first is None else held.head(first))

@@ -1,0 +1,85 @@
+"""Names for the numbers of an observation, and the categories that some of them stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import polars as pl
+
+ONE_HOT, ORDINAL = "one-hot", "ordinal"
+# Where metadata holds them.
+NAMES, ENCODINGS = "feature_names", "encodings"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How a column of categories becomes numbers: one of 0 and 1 for each, or a category's position.
+
+    ``categories`` are in the order of their numbers; none until they were looked up in the column.
+    """
+
+    kind: Literal["one-hot", "ordinal"]
+    categories: tuple[str, ...] = ()
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """The features that the column becomes."""
+        return tuple(f"{column}={name}" for name in self.categories) if self.kind == ONE_HOT else (column,)
+
+    def numbers(self, codes: np.ndarray) -> np.ndarray:
+        """(N, features) from positions (N,), −1 where there is none."""
+        return codes[:, None] == np.arange(len(self.categories)) if self.kind == ONE_HOT else codes[:, None]
+
+    def texts(self, numbers: np.ndarray) -> list[str | None]:
+        """The categories of (N, features) numbers; None for what is none of them."""
+        codes = numbers.argmax(axis=1) if self.kind == ONE_HOT else numbers[:, 0]
+        known = numbers.any(axis=1) if self.kind == ONE_HOT else np.isin(codes, range(len(self.categories)))
+        return [self.categories[int(c)] if k else None for c, k in zip(codes, known, strict=True)]
+
+
+@dataclass(frozen=True)
+class Features:
+    """``names`` of the d numbers of an observation; ``encodings`` of columns that were categories."""
+
+    names: tuple[str, ...]
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
+
+    def to_extra(self) -> dict[str, Any]:
+        """Plain values for the ``extra`` of metadata."""
+        encoded = {name: {each.kind: list(each.categories)} for name, each in self.encodings.items()}
+        return {NAMES: list(self.names), **({ENCODINGS: encoded} if encoded else {})}
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> Features | None:
+        """The inverse; None where there are none, or what a file says of them makes no sense."""
+        try:
+            encodings = {}
+            for column, said in dict(extra.get(ENCODINGS, {})).items():
+                ((kind, categories),) = said.items()
+                encodings[str(column)] = Encoding(kind, tuple(map(str, categories)))
+            names = tuple(map(str, extra[NAMES]))
+            known = all(each.kind in (ONE_HOT, ORDINAL) for each in encodings.values())
+            fit = all(set(each.names(column)) <= set(names) for column, each in encodings.items())
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+        return cls(names, encodings) if known and fit else None
+
+    def table(self, observations: np.ndarray) -> pl.DataFrame:
+        """Observations (N, d) as columns by name, categories as the texts that the log's table had."""
+        import polars as pl
+
+        place, columns = {name: i for i, name in enumerate(self.names)}, {}
+        inside = {name: column for column, each in self.encodings.items() for name in each.names(column)}
+        for name in self.names:
+            column = inside.get(name, name)
+            if column in self.encodings and column not in columns:
+                encoding = self.encodings[column]
+                numbers = observations[:, [place[each] for each in encoding.names(column)]]
+                columns[column] = pl.Series(column, encoding.texts(numbers), dtype=pl.String)
+            elif column not in columns:
+                columns[column] = pl.Series(column, observations[:, place[name]])
+        return pl.DataFrame(list(columns.values()))

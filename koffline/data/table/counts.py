@@ -1,0 +1,112 @@
+"""What was done to the rows of a table, and how long the steps between them are."""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from koffline.data.columns import counted
+
+_PARTS = 16  # of an octave: steps of about one length are counted together
+_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # a step of a regular log that is no rounding
+_FAR = 3.0  # interquartile ranges of the logarithm above the third quartile: Tukey's far out
+
+
+@dataclass
+class StepLengths:
+    """Steps between the rows of an episode, counted by the logarithm of their length, and one of each.
+
+    ``unit``: seconds, where times are not plain numbers.
+    """
+
+    counts: Counter[int] = field(default_factory=Counter)
+    first: dict[int, tuple[str, float]] = field(default_factory=dict)
+    unit: float | None = None
+
+    def add(self, times: pl.Series, inside: pl.Series) -> None:
+        """Times in order; whether each row goes on with the episode above it."""
+        if times.dtype.is_temporal():
+            per_second = {"ms": 1e3, "us": 1e6, "ns": 1e9}.get(getattr(times.dtype, "time_unit", ""), 1e9)
+            self.unit = 86_400.0 if times.dtype == pl.Date else 1.0 / per_second
+        steps = times.to_physical().diff().cast(pl.Float64).to_numpy()
+        rows = np.flatnonzero(inside.to_numpy() & (np.nan_to_num(steps) > 0))
+        lengths = np.round(np.log2(steps[rows]) * _PARTS).astype(np.int64)
+        for length, place, count in zip(
+            *np.unique(lengths, return_index=True, return_counts=True), strict=True
+        ):
+            self.counts[int(length)] += int(count)
+            row = int(rows[place])
+            self.first.setdefault(int(length), (str(times[row]), float(steps[row])))
+
+    def sentences(self) -> list[str]:
+        """A note on steps that are out of all proportion: rows may be missing there.
+
+        Most steps of a regular log have one length, and a longer one is a gap. In an irregular log only a
+        step is one whose logarithm lies far out.
+        """
+        lengths = np.array(sorted(self.counts), dtype=np.int64)
+        if not len(lengths):
+            return []
+        number = np.array([self.counts[int(length)] for length in lengths])
+        share = np.cumsum(number) / number.sum()
+        low, middle, high = (int(lengths[np.searchsorted(share, part)]) for part in (0.25, 0.5, 0.75))
+        is_regular = self.counts[middle] > number.sum() / 2
+        bound = middle + _LONGER if is_regular else high + max(_FAR * (high - low), _LONGER)
+        gaps = lengths[lengths >= bound] if is_regular else lengths[lengths > bound]
+        if not len(gaps):
+            return []
+        where, length = self.first[int(gaps[0])]
+        said = counted(int(number[-len(gaps) :].sum()), "step", "is", "are")
+        usual, found = self._shown(self.first[middle][1]), self._shown(length)
+        return [
+            f"{said} longer than others (as that up to {where}: {found}, usually about {usual}): where rows "
+            "are missing, the row before is joined to a state that it did not lead to; give what follows "
+            "another episode id"
+        ]
+
+    def _shown(self, length: float) -> str:
+        if self.unit is None:
+            return f"{length:.6g}"
+        return str(datetime.timedelta(seconds=round(length * self.unit, 6)))
+
+
+@dataclass
+class TableCounts:
+    """What was done to the rows, summed over all pieces of a table."""
+
+    episodes: int = 0
+    left_out: int = 0
+    repeated: int = 0
+    ended: int = 0
+    reordered: bool = False
+    cut: int = 0
+    derived: bool = False
+    imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    steps: StepLengths = field(default_factory=StepLengths)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Notes for people, in the order in which things were done."""
+        notes = [
+            f"{counted(count, 'missing value', f'in {column} was', f'in {column} were')} replaced ({how})"
+            for (column, how), count in sorted(self.imputed.items())
+        ]
+        if self.repeated:
+            notes.insert(0, f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped")
+        if self.ended:
+            lost = counted(self.ended, "row", "was", "were")
+            notes.append(f"{lost} left out: from a missing value on, as asked, to the end of the episode")
+        if self.reordered:
+            notes.append("the rows of each episode were put together and in time order")
+        if self.derived:
+            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode"
+            lost = f"{lost} that did not terminate has no next observation in this table"
+            taken = "next observations were taken from the rows that follow in time"
+            notes.append(taken + (lost if self.left_out else ""))
+        if self.cut:
+            ending = counted(self.cut, "episode", "that ends", "that end")
+            notes.append(f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated")
+        return (*notes, *self.steps.sentences())

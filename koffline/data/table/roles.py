@@ -1,0 +1,218 @@
+"""A mapping applied to the columns of a table: patterns, formulas and what is said of columns by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from koffline.data.features import ONE_HOT, Encoding
+from koffline.data.table.computed import Computed, Formula, parse_formula
+from koffline.data.table.mapping import CUT, TableMapping
+from koffline.data.table.problems import Problems, check_unique, listed, natural_key, unknown_column
+from koffline.data.table.rows import TableRows
+
+_REWARD = "reward"  # in ``impute``, whatever column or formula it is
+_MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST = 1000, 10_000, 1000
+_SINGLE = ("episode", "time", "terminal", "truncated", "weight")
+_SINGLE += ("behavior_probability", "behavior_log_probability")
+
+
+def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) -> TableMapping:
+    """The mapping with columns for its patterns, methods by imputed column and encodings by column.
+
+    A column that is not there is a problem, and has no role.
+    """
+    source = problems.source
+    check_unique(names, source)
+    present = set(names)
+    found: dict[str, Any] = {}
+    for role in _SINGLE:
+        if (name := getattr(mapping, role)) is not None and name not in present:
+            problems.add(str(unknown_column(name, role, names, source)))
+            found[role] = None
+    with problems.noted():
+        formula = reward_formula(mapping, names, source)
+        found["reward"] = mapping.reward
+    taken = {getattr(mapping, role) for role in (*_SINGLE, "reward")}
+    if "reward" not in found:
+        found["reward"] = None
+    elif formula is not None:
+        taken |= set(formula.columns)
+    for role in ("action", "next_observations", "observations"):
+        found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
+        taken |= set(found[role])
+    observations, following = found["observations"], found["next_observations"]
+    if following and observations and len(following) != len(observations):
+        both = f"{len(following)} columns are next_observations, {len(observations)} observations"
+        problems.add(f"{both}; name the same columns in the same order")
+    states = (*observations, *following)
+    found["encode"] = {}
+    for pattern, encoding in mapping.encode.items():
+        for name in _fitting(states if "*" in pattern else names, [pattern], "encode", set(), problems):
+            if name in states:
+                found["encode"][name] = encoding
+            else:
+                problems.add(f"encode names {name}, which is no observation; only observations are encoded")
+    partners = zip(following, observations, strict=False)
+    found["encode"] |= {n: found["encode"][o] for n, o in partners if o in found["encode"]}
+    applied = mapping.model_copy(update=found)
+    return applied.model_copy(update={"impute": _methods(applied, states, names, problems)})
+
+
+def _methods(
+    mapping: TableMapping, states: tuple[str, ...], names: Sequence[str], problems: Problems
+) -> dict[str, Any]:
+    """How missing values are replaced, by column."""
+    methods: dict[str, Any] = {}
+    filled, reward = {*states, mapping.reward, mapping.weight}, mapping.reward or ""
+    cut = {*filled, *mapping.action, mapping.behavior}
+    for pattern, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
+        allowed = cut if method == CUT else filled
+        if pattern in (_REWARD, reward) and _REWARD not in names:
+            chosen: Sequence[str] = [reward]
+        else:
+            chosen = _fitting(names, [pattern], "impute", set(), problems) if pattern else states
+        if pattern in names and pattern not in allowed:
+            remedy = (
+                f"end the episode before such a row ({pattern}=cut)" if pattern in cut else "drop the rows"
+            )
+            said = f"impute names {pattern}, but only observations, reward and weight can be imputed"
+            problems.add(f"{said}; {remedy}")
+        methods.update({name: method for name in chosen if name in allowed})
+    return methods
+
+
+def reward_formula(mapping: TableMapping, names: Sequence[str], source: str) -> Formula | None:
+    """The formula of the reward, None where a column has it. Raises DataError for an unknown column."""
+    text = mapping.reward or ""
+    if text in names or not text:
+        return None
+    formula = parse_formula(text)
+    if formula is None:
+        raise unknown_column(text, "reward", names, source)
+    for name in formula.columns:
+        if name not in names:
+            raise unknown_column(name, f"reward '{text}'", names, source)
+    return formula
+
+
+def _fitting(
+    names: Sequence[str], patterns: Iterable[str], role: str, taken: set[Any], problems: Problems
+) -> tuple[str, ...]:
+    """Columns of exactly these names, else those the wildcards fit that have no other role."""
+    found: dict[str, None] = {}
+    present = set(names)
+    for pattern in patterns:
+        parts = [pattern] if pattern in present else filter(None, map(str.strip, pattern.split(",")))
+        for part in parts:
+            fitting = [part]
+            if part not in present:
+                if "*" not in part and "?" not in part:
+                    problems.add(str(unknown_column(part, role, names, problems.source)))
+                    continue
+                expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.S)
+                fitting = sorted(
+                    (n for n in names if n not in taken and expression.fullmatch(n)), key=natural_key
+                )
+            if not fitting:
+                problems.add(f"no column fits {role} '{part}'; the table has {listed(names)}")
+            found |= dict.fromkeys(fitting)
+    return tuple(found)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(kind.is_numeric() or kind == pl.Boolean)
+
+
+def fitting_types(
+    types: Mapping[str, Any], roles: TableMapping, dictionaries: frozenset[str], problems: Problems
+) -> tuple[TableMapping, dict[str, Any]]:
+    """Roles and types without columns of a wrong type, or lists beside others: those are problems."""
+    states = (*roles.observations, *roles.next_observations)
+    numbers = "needed are numbers; name other columns, or export it as numbers"
+    coded = [name for name in states if name in roles.encode]
+    plain = [name for name in states if name not in roles.encode]
+    terms = [name for name in types if name not in roles.columns]
+    rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
+        (plain, lambda kind: _is_number(getattr(kind, "inner", kind)),
+         f"{numbers}, or encode categories (--encode COLUMN=one-hot)"),
+        ((*coded, roles.episode), lambda kind: not kind.is_nested() and kind != pl.Unknown,
+         "give one value per row"),
+        (roles.action, lambda kind: kind == pl.String or _is_number(getattr(kind, "inner", kind)), numbers),
+        ((roles.reward, roles.behavior, roles.weight, *terms), _is_number, numbers),
+        ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
+         "give true and false, or 1 and 0"),
+        ((roles.time,), lambda kind: kind.is_numeric() or kind.is_temporal() or kind == pl.String,
+         "which gives no order in time; name another"),
+    )  # fmt: skip
+    wrong: dict[str, str] = {}
+    for names, fits, remedy in rules:
+        wrong |= {n: f"is {types[n]}, {remedy}" for n in names if n in types and not fits(types[n])}
+    for names in (roles.observations, roles.next_observations, roles.action):
+        lists = [name for name in names if name in types and types[name].is_nested() and name not in wrong]
+        if lists and len(names) > 1:
+            said = f"is {types[lists[0]]}, beside {len(names) - 1} other columns"
+            wrong[lists[0]] = f"{said}; name one list, or columns of single numbers"
+        for name in roles.impute.keys() & lists:
+            wrong[name] = "holds lists, which cannot be imputed; drop those rows"
+    for name, words in wrong.items():
+        problems.add(f"column {name} {words}")
+    if set(terms) & wrong.keys():
+        roles = roles.without([roles.reward or ""])
+    return roles.without(wrong), {name: kind for name, kind in types.items() if name not in wrong}
+
+
+def compute_columns(
+    rows: TableRows, roles: TableMapping, formula: Formula | None, problems: Problems
+) -> tuple[TableRows, TableMapping, dict[str, str]]:
+    """Rows with a formula's reward and encoded observations, roles that name them, and what was encoded.
+
+    The last are columns by the features that they became. Categories that are not declared are looked up, in
+    natural order; a next observation has those of its observation.
+    """
+    partner = dict(zip(roles.next_observations, roles.observations, strict=False))
+    found: dict[str, set[str]] = {partner.get(column, column): set() for column in roles.encode}
+    for frame in rows.frames(list(roles.encode)) if roles.encode else ():
+        for column in frame:
+            texts, values = (
+                column.cast(pl.String).drop_nulls().unique(),
+                found[partner.get(column.name, column.name)],
+            )
+            if len(values) <= _MOST_CATEGORIES:
+                values |= {text[: _LONGEST + 1] for text in texts}
+    encodings: dict[str, Encoding] = {}
+    for column, encoding in roles.encode.items():
+        values = found[partner.get(column, column)]
+        known = encoding.categories or tuple(sorted(values, key=natural_key))
+        unknown = sorted(values - set(known), key=natural_key)
+        most = _MOST_ONE_HOT if encoding.kind == ONE_HOT else _MOST_CATEGORIES
+        if len(known) > most or any(len(name) > _LONGEST for name in known):
+            remedy = "group the rare ones, or leave the column out"
+            problems.add(f"column {column} holds more than {most} categories, or long texts; {remedy}")
+        elif not known:
+            problems.add(f"column {column} has no value to encode; leave it out")
+        elif unknown:
+            said = f"holds {listed(list(map(repr, unknown)))}, which encode does not list"
+            problems.add(f"column {column} {said}; list all its categories, or none to have them looked up")
+        else:
+            encodings[column] = Encoding(encoding.kind, known)
+    roles = roles.without(set(roles.encode) - set(encodings))
+    origin = {name: column for column, each in encodings.items() for name in each.names(column)}
+    changes: dict[str, Any] = {"impute": {}}
+    for role in ("observations", "next_observations"):
+        names = [encodings[n].names(n) if n in encodings else (n,) for n in getattr(roles, role)]
+        changes[role] = tuple(name for several in names for name in several)
+    for name in (*roles.columns, *origin):
+        if (method := roles.impute.get(origin.get(name, name))) is not None:
+            changes["impute"][name] = method
+    roles = roles.model_copy(update=changes)
+    outside = [name for name in roles.columns if name not in origin]
+    if twice := [name for name in origin if name in outside or name in set(rows.types) - {origin[name]}]:
+        problems.add(f"column {origin[twice[0]]} would become {twice[0]}, another column; rename that one")
+        return rows, roles.without(twice), {}
+    kept = tuple(name for name in outside if formula is None or name != formula.text)
+    formula = None if roles.reward is None else formula
+    return rows.with_computed(Computed(kept, formula, encodings)), roles, origin
