@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.features import Features
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import PolicyError, nearest_name
 from koffline.policies.base import (
@@ -38,14 +39,20 @@ _EPSILON = "epsilon:"
 _MOST_LAYERS = 3  # epsilon:0.1:epsilon:0.1:uniform has two; more say nothing that one does not
 
 
-def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+def load_policy(
+    spec: str | Path,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    features: Features | None = None,
+) -> Policy:
     """The policy that a spec names.
 
     spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, told apart by content), `package.module:name`
     (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file whose name is one of these words is given
     as a path, `./uniform`. No code inside a .d3, ONNX or .npz file can run; a TorchScript file runs no
     Python, but is a program. Loading one, or a Python module, is said once by a warning in the log, which
-    goes to stderr by default (logger koffline.policies.files).
+    goes to stderr by default (logger koffline.policies.files). features: the log's (``metadata.features``),
+    for a function that asks for a table of named columns.
 
     Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
     observations.
@@ -54,31 +61,37 @@ def load_policy(spec: str | Path, action_space: ActionSpace, observation_shape: 
         if spec == "uniform":
             return uniform_policy(action_space, observation_shape)
         if spec.startswith(_EPSILON):
-            return _load_epsilon(spec, action_space, observation_shape)
+            return _load_epsilon(spec, action_space, observation_shape, features)
     path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
     if path.is_file():
         return _load_file(path, action_space, observation_shape)
     if spec and path.is_dir():  # Path("") is the current folder
         raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
     if isinstance(spec, str) and _MODULE_SPEC.fullmatch(spec):
-        return as_policy(import_object(spec), action_space, observation_shape, name=spec)
+        return as_policy(import_object(spec), action_space, observation_shape, spec, features)
     hint = "did you mean 'uniform'? " if get_close_matches(str(spec), ["uniform"], 1) else ""
     raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
 
 
 def as_policy(
-    policy: Any, action_space: ActionSpace, observation_shape: Sequence[int], name: str | None = None
+    policy: Any,
+    action_space: ActionSpace,
+    observation_shape: Sequence[int],
+    name: str | None = None,
+    features: Features | None = None,
 ) -> Policy:
     """A policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any callable.
 
     A callable maps a batch of observations (N, ...) to probabilities (N, n) or action indices (N,), for a
     continuous space to actions (N, k); with a parameter named `generator` it is a stochastic continuous
-    policy. A torch module gets a float tensor, without gradients, in evaluation mode.
+    policy. With `table` as its first parameter it gets, in place of the array, a polars DataFrame of the
+    columns that the log's table had (``features``), categories as texts. A torch module gets a float tensor,
+    without gradients, in evaluation mode.
 
     Raises PolicyError when it is none of these or does not fit the log.
     """
     if isinstance(policy, (str, Path)):
-        return load_policy(policy, action_space, observation_shape)
+        return load_policy(policy, action_space, observation_shape, features)
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
         return check_fits(policy, action_space, observation_shape)
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
@@ -94,7 +107,39 @@ def as_policy(
     refuse(wrong, name)
     if _is_instance_of_loaded("torch.nn", "Module", policy):
         policy = ModuleFunction(policy)
+    if _parameters(policy)[:1] == ("table",):
+        policy = TableFunction(policy, _fitting(features, observation_shape, name))
     return callable_policy(policy, name, action_space, observation_shape)
+
+
+def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names of its parameters; none for a callable in C that has no signature."""
+    try:
+        return tuple(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return ()
+
+
+def _fitting(features: Features | None, observation_shape: Sequence[int], name: str) -> Features:
+    """The features, where they name the numbers of an observation. Raises PolicyError."""
+    if features is None or tuple(observation_shape) != (len(features.names),):
+        said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
+        raise PolicyError(f"{name}: {said}; take the array of observations instead")
+    return features
+
+
+class TableFunction:
+    """Calls a function, whose first parameter is a table of named columns, with observations (N, d)."""
+
+    def __init__(self, function: Callable[..., Any], features: Features) -> None:
+        self._function, self._features = function, features
+        self.__signature__ = inspect.signature(function)
+        if (density := getattr(function, "log_density", None)) is not None:
+            self.log_density = TableFunction(density, features)
+
+    def __call__(self, observations: np.ndarray, *more: Any, **named: Any) -> Any:
+        """What the function gives for the table."""
+        return self._function(self._features.table(observations), *more, **named)
 
 
 def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
@@ -103,7 +148,9 @@ def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+def _load_epsilon(
+    spec: str, action_space: ActionSpace, observation_shape: Sequence[int], features: Features | None
+) -> Policy:
     layers = spec.count(_EPSILON)
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:
@@ -119,7 +166,7 @@ def _load_epsilon(spec: str, action_space: ActionSpace, observation_shape: Seque
         ),
     }
     refuse(wrong, spec[:80])
-    return epsilon_policy(epsilon, load_policy(base, action_space, observation_shape), action_space)
+    return epsilon_policy(epsilon, load_policy(base, action_space, observation_shape, features), action_space)
 
 
 def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
@@ -188,11 +235,7 @@ def callable_policy(
     rows = chunk_rows_for(shape)
     if isinstance(action_space, Discrete):
         return DiscretePolicy(action_space.n, function, name, shape, rows)
-    try:
-        takes_generator = "generator" in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some callables in C have no signature
-        takes_generator = False
-    if not takes_generator:
+    if "generator" not in _parameters(function):
         return ContinuousPolicy(action_space.k, function, None, name, shape, rows)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:

@@ -1,17 +1,24 @@
-"""``koffline data info | validate | convert``: what is in a log, what is wrong with it, other formats."""
+"""``koffline data inspect | info | validate | convert``: what is in a log, what is wrong, other formats."""
 
 from __future__ import annotations
 
 import json
+import sys
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from koffline.cli.options import Log, Option, log_options, pass_options, worker_options
+from koffline.cli.options import Log, Option, log_options, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.data.sources import FORMATS
-from koffline.errors import DataError
+from koffline.errors import DataError, printable
 
+if TYPE_CHECKING:
+    from koffline.data.table.inspection import Inspection
+
+_WIDTH = 160  # of tables in files
 _LAZY: Option = click.option(
     "--lazy",
     is_flag=True,
@@ -31,29 +38,58 @@ def data() -> None:
 
 
 @data.command()
-@log_options("source", _LAZY, pass_options)
+@click.argument("source")
+@click.option("--out", metavar="FILE", help="Write the guessed mapping there (YAML), to be edited and used.")
+@whole("--rows", default=100_000, show_default=True, help="Look at the first N rows.")
+@click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
-def info(log: Log, as_json: bool) -> None:
-    """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
+def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool) -> None:
+    """A first look at a table: columns, what each may be, all problems, a mapping to edit.
 
     \b
     Examples:
-      koffline data info log.hdf5
-      koffline data info minari:D4RL/door/human-v2 --json
-      koffline data info buffer.h5 --discrete 4
-      koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
-      koffline data info shards/ --workers 8
+      koffline data inspect log.csv --out mapping.yaml
+      koffline evaluate log.csv --mapping mapping.yaml --policy policy.pt --gamma 0.99
     """
-    from koffline.data.summary import print_summary, summarise
+    from koffline.data.table.inspection import inspect_source
+    from koffline.store.files import atomic_file, check_target
 
-    rows = log.open()
-    found = summarise(rows, log.passes, progress=True) if log.stays_on_disk else summarise(rows)
-    for reason in found.left_out:
-        click.echo(f"left out: {reason}", err=True)
+    if out is not None:
+        claim(out, "--out", partial(check_target, force=force))
+    found = inspect_source(source, rows)
+    if out is not None:
+        if not found.mapping:
+            raise DataError(f"{source} needs no mapping: its keys say what the columns are; leave --out away")
+        with atomic_file(Path(out), force) as temporary:
+            temporary.write_text(found.to_yaml(), encoding="utf-8")
     if as_json:
         click.echo(json.dumps(found.to_json(), default=str))
     else:
-        print_summary(found)
+        _print_inspection(found, out)
+
+
+def _print_inspection(found: Inspection, out: str | None) -> None:
+    """Columns, what is wrong, what was seen, and the mapping where no file has it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{found.source}, {found.rows} rows looked at", title_justify="left")
+    for head in ("column", "kind", "missing", "distinct", "range", "for example", "guess", "because"):
+        table.add_column(head, overflow="fold")
+    for each in found.columns:
+        cells = (each.name, each.kind, each.missing or "", each.distinct or "", each.range, each.example)
+        table.add_row(*(printable(str(cell)) for cell in (*cells, each.role, each.reason)))
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)
+    for number, problem in enumerate(found.problems, 1):
+        click.echo(f"problem {number}: {printable(problem)}")
+    for note in found.notes:
+        click.echo(f"note: {printable(note)}")
+    if found.is_open:
+        click.echo("question: which rows belong together? Answer it in the mapping (one_step or episode).")
+    if out is not None:
+        click.echo(f"{out}: edit it, then koffline evaluate {found.source} --mapping {out} --policy POLICY")
+    elif found.mapping:
+        click.echo(f"\n{found.to_yaml()}")
 
 
 @data.command()

@@ -148,7 +148,9 @@ def _evaluate(
     from koffline.progress import training_bar
 
     transitions = log.open()
-    loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
+    loaded = load_policy(
+        policy, transitions.action_space, transitions.observation_shape, transitions.metadata.features
+    )
     given: dict[str, Any] = {
         "settings": make_settings({"gamma": transitions.metadata.gamma}, *layers),
         "initial_observations": None if starts is None else read_initial_states(starts),

@@ -103,7 +103,9 @@ def _diagnose(
     rows = log.open()
     sample = sample_units(rows, _SAMPLE_ROWS, options["seed"], settings=log.passes)
     transitions = sample.transitions
-    loaded = load_policy(policy, transitions.action_space, transitions.observation_shape)
+    loaded = load_policy(
+        policy, transitions.action_space, transitions.observation_shape, rows.metadata.features
+    )
     given = {name: value for name, value in options.items() if value is not None}
     if trained_on is not None:
         mapping = log.mapping if is_table_source(trained_on) else None

@@ -67,20 +67,24 @@ _PREFIX = "table_"
 _TABLE = (
     ("--observations", "COLUMNS", "Table: columns of the state; 'x_*' takes all that fit, repeatable."),
     ("--action", "COLUMN", "Table: column of the action; several make a vector."),
-    ("--reward", "COLUMN", "Table: column of the reward."),
+    ("--reward", "COLUMN", "Table: column of the reward, or a formula: 'spend - 0.1 * cost'."),
     ("--episode", "COLUMN", "Table: column that tells episodes apart."),
     ("--time", "COLUMN", "Table: column that orders the rows of an episode."),
     ("--terminal", "COLUMN", "Table: column that is true where the world ended."),
     ("--truncated", "COLUMN", "Table: column that is true where recording stopped."),
+    ("--last-row", "terminal|cut", "Table: what the last row of an episode is that has no flag."),
+    ("--drop-duplicates", "exact|first|last", "Table: of rows at one time keep one if equal, the first, …"),
     ("--behavior-probability", "COLUMN", "Table: probability of the logged action."),
     ("--behavior-log-probability", "COLUMN", "Table: its logarithm."),
     ("--weight", "COLUMN", "Table: weight of the row."),
     ("--next-observations", "COLUMNS", "Table: columns of the next state, if it has them."),
     ("--action-names", "A,B,…", "Table: values of the action in the order of their numbers."),
-    ("--impute", "[COLUMN=]METHOD", "Table: replace missing values by zero, mean, forward or a number."),
+    ("--encode", "COLUMN=HOW", "Table: categories as one-hot or ordinal, or ordinal:s,m,l; repeatable."),
+    ("--impute", "[COLUMN=]HOW", "Table: missing values are zero, mean, forward, a number, or cut episodes."),
     ("--mapping", "FILE", "Table: YAML file with these options; what is given here wins."),
 )
-_SEVERAL = ("--observations", "--action", "--next-observations", "--impute")
+_SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
+_ONE_STEP = "Every row is an episode of one step that ends; or (table) all rows are one record."
 _LOW_HIGH = "Declare continuous actions within these bounds."
 
 
@@ -103,6 +107,7 @@ _LOG = (
     click.option("--discrete", type=int, metavar="N", help="Declare the N discrete actions 0 … N − 1."),
     click.option("--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH),
     *_named(_TABLE, _PREFIX),
+    click.option("--one-step/--one-record", f"{_PREFIX}one_step", default=None, help=_ONE_STEP),
 )
 _WORKERS, _RAY = "Processes, one core each.", "Run on Ray: local, auto or an address."
 
@@ -203,18 +208,22 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     if "action_names" in said:
         said["action_names"] = [name.strip() for name in said["action_names"].split(",")]
     if "impute" in said:
-        said["impute"] = dict(map(_imputation, said["impute"]))
+        said["impute"] = dict(_by_column("--impute", text) for text in said["impute"])
+    if "encode" in said:
+        said["encode"] = dict(_by_column("--encode", text) for text in said["encode"])
+    if said == {"one_step": True} and file is None:
+        return said  # of any log
     probabilities = {"behavior_probability", "behavior_log_probability"}
     for name in probabilities - said.keys() if probabilities & said.keys() else ():
         settled.pop(name, None)
     return as_mapping({**settled, **said})
 
 
-def _imputation(text: str) -> tuple[str, str]:
+def _by_column(flag: str, text: str) -> tuple[str, str]:
     """Column and method of ``x_3=zero``; the empty column stands for all observations."""
     column, equals, method = text.rpartition("=")
     if equals and not (column and method):
-        raise DataError(f"--impute received '{text}'; write METHOD or COLUMN=METHOD")
+        raise DataError(f"{flag} received '{text}'; write METHOD or COLUMN=METHOD")
     return column, method
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,17 @@ def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
     if (weights := checked.get("weights")) is not None:
         _refuse("weights", weights, weights < 0, first_row, "; give weights of at least 0")
     return checked
+
+
+def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:
+    """Hex digest of columns in the order given: name, shape and dtype of each, and its rows in parts."""
+    digest = hashlib.sha256()
+    for name, shape, dtype, parts in hashed:
+        kept = np.dtype("<f8") if dtype.kind == "f" else dtype.newbyteorder("<")
+        digest.update(f"{name}{shape}{dtype.kind};".encode())
+        for part in parts:
+            digest.update(np.ascontiguousarray(part, dtype=kept).data)
+    return digest.hexdigest()
 
 
 def row_indices(rows: Any, size: int) -> np.ndarray:

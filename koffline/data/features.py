@@ -37,8 +37,11 @@ class Encoding:
     def texts(self, numbers: np.ndarray) -> list[str | None]:
         """The categories of (N, features) numbers; None for what is none of them."""
         codes = numbers.argmax(axis=1) if self.kind == ONE_HOT else numbers[:, 0]
-        known = numbers.any(axis=1) if self.kind == ONE_HOT else np.isin(codes, range(len(self.categories)))
-        return [self.categories[int(c)] if k else None for c, k in zip(codes, known, strict=True)]
+        known = (
+            numbers.any(axis=1) if self.kind == ONE_HOT else np.isin(codes, np.arange(len(self.categories)))
+        )
+        chosen = zip(codes.tolist(), np.asarray(known).tolist(), strict=True)
+        return [self.categories[int(code)] if is_known else None for code, is_known in chosen]
 
 
 @dataclass(frozen=True)

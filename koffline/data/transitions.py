@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,6 +14,7 @@ import numpy as np
 from koffline.data import columns
 from koffline.data.columns import counted
 from koffline.data.episodes import check_flags_end_episodes, episode_columns, keeps_episodes, order_rows
+from koffline.data.features import Features
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.errors import DataError
 
@@ -38,6 +38,11 @@ class Metadata:
     def __post_init__(self) -> None:
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
             raise DataError(f"metadata: gamma is {self.gamma!r}; give a discount between 0 and 1, or None")
+
+    @property
+    def features(self) -> Features | None:
+        """Names of the numbers of an observation, and categories among them, where a table had them."""
+        return Features.from_extra(self.extra)
 
     def with_notes(self, *notes: str) -> Metadata:
         """The same, with notes added."""
@@ -109,6 +114,11 @@ class Transitions:
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of one observation."""
         return tuple(self.observations.shape[1:])
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the numbers of an observation; none unless the log comes from a table."""
+        return features.names if (features := self.metadata.features) else ()
 
     @property
     def row_bytes(self) -> int:
@@ -213,7 +223,7 @@ class Transitions:
         Covers values (as float64, except uint8), shapes, flags and where episodes begin; not the names of
         episodes, the declared action space or the metadata.
         """
-        return digest_columns(
+        return columns.digest_columns(
             (name, array.shape, array.dtype, (array[block] for block in columns.blocks(len(array))))
             for name, array in sorted(self.columns.items())
             if name != "episode_ids"
@@ -261,17 +271,6 @@ class Transitions:
         for name in COLUMNS:
             column = checked.get(name)
             held[name] = None if column is None else columns.read_only(column)
-
-
-def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:
-    """Hex digest of columns in the order given: name, shape and dtype of each, and its rows in parts."""
-    digest = hashlib.sha256()
-    for name, shape, dtype, parts in hashed:
-        kept = np.dtype("<f8") if dtype.kind == "f" else dtype.newbyteorder("<")
-        digest.update(f"{name}{shape}{dtype.kind};".encode())
-        for part in parts:
-            digest.update(np.ascontiguousarray(part, dtype=kept).data)
-    return digest.hexdigest()
 
 
 def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:

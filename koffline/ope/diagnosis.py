@@ -105,7 +105,7 @@ def diagnose(
     """
     started = time.perf_counter()
     space, shape = transitions.action_space, transitions.observation_shape
-    policy = as_policy(policy, space, shape)
+    policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = read_value_function(q, space, shape)
     merged = without_copies(transitions)
     log = merged.transitions

@@ -124,7 +124,12 @@ def open_workspace(
 
     Inside, threads are those of the settings and workers are kept. Raises KofflineError.
     """
-    policy = as_policy(policy, transitions.action_space, transitions.observation_shape)
+    policy = as_policy(
+        policy,
+        transitions.action_space,
+        transitions.observation_shape,
+        features=transitions.metadata.features,
+    )
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)

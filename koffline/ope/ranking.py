@@ -210,7 +210,8 @@ def _named_policies(
     if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):
         raise ConfigError(f"policies is {policies!r}; give a list of two or more policies")
     given = policies.values() if isinstance(policies, Mapping) else policies
-    loaded = [as_policy(policy, log.action_space, log.observation_shape) for policy in given]
+    about = log.action_space, log.observation_shape, None, log.metadata.features
+    loaded = [as_policy(policy, *about) for policy in given]
     if len(loaded) < 2:
         raise ConfigError(f"{len(loaded)} policy was given; a ranking needs two or more")
     names = list(map(str, policies)) if isinstance(policies, Mapping) else []

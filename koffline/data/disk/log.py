@@ -18,7 +18,7 @@ from koffline.data.disk.files import BLOCK_BYTES, COUNTED, Column, OpenShard, Sh
 from koffline.data.episodes import check_flags_end_episodes, check_steps
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
-from koffline.data.transitions import Metadata, Transitions, digest_columns
+from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.limits import check_memory
@@ -66,6 +66,11 @@ class LazyTransitions:
     def observation_shape(self) -> tuple[int, ...]:
         """Shape of one observation."""
         return self.columns["observations"].shape
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the numbers of an observation; none unless the log comes from a table."""
+        return features.names if (features := self.metadata.features) else ()
 
     @property
     def n_episodes(self) -> int:
@@ -152,7 +157,7 @@ class LazyTransitions:
 
     def compute_sha256(self) -> str:
         """The digest from the rows themselves, whatever the manifest says."""
-        return digest_columns(
+        return checks.digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
             for name, column in sorted(self._kept().items())
         )

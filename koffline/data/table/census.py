@@ -50,14 +50,16 @@ class Table:
     widths: dict[str, int] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)  # sums, until all rows were seen
     flagged: bool = False
+    is_open: bool = False  # whether nothing says which rows belong together
     categories: tuple[Any, ...] = ()
     seen: np.ndarray | None = None
     runs: pl.DataFrame | None = None
 
     @property
     def knows_order(self) -> bool:
-        """Whether the columns that order the rows are those that were asked for."""
-        return (self.roles.episode, self.roles.time) == (self.asked.episode, self.asked.time)
+        """Whether rows can be put in order: by the columns that were asked for."""
+        kept = (self.roles.episode, self.roles.time) == (self.asked.episode, self.asked.time)
+        return kept and not self.is_open
 
 
 def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:

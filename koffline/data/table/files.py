@@ -52,6 +52,11 @@ def is_table_source(name: str) -> bool:
     return bool(_files_below(name))
 
 
+def is_other(name: str) -> bool:
+    """Whether a file is HDF5, NPZ or a pickle by its content."""
+    return not remote.is_folder(name) and remote.read_bytes(name, 16).startswith(_OTHERS)
+
+
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
 

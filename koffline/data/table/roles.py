@@ -16,8 +16,8 @@ from koffline.data.table.rows import TableRows
 
 _REWARD = "reward"  # in ``impute``, whatever column or formula it is
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST = 1000, 10_000, 1000
-_SINGLE = ("episode", "time", "terminal", "truncated", "weight")
-_SINGLE += ("behavior_probability", "behavior_log_probability")
+_BEHAVIOR = ("behavior_probability", "behavior_log_probability")
+_SINGLE = ("episode", "time", "terminal", "truncated", "weight", *_BEHAVIOR)
 
 
 def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) -> TableMapping:
@@ -150,7 +150,8 @@ def fitting_types(
     )  # fmt: skip
     wrong: dict[str, str] = {}
     for names, fits, remedy in rules:
-        wrong |= {n: f"is {types[n]}, {remedy}" for n in names if n in types and not fits(types[n])}
+        there = [name for name in names if name and name in types]
+        wrong |= {name: f"is {types[name]}, {remedy}" for name in there if not fits(types[name])}
     for names in (roles.observations, roles.next_observations, roles.action):
         lists = [name for name in names if name in types and types[name].is_nested() and name not in wrong]
         if lists and len(names) > 1:
@@ -176,11 +177,9 @@ def compute_columns(
     partner = dict(zip(roles.next_observations, roles.observations, strict=False))
     found: dict[str, set[str]] = {partner.get(column, column): set() for column in roles.encode}
     for frame in rows.frames(list(roles.encode)) if roles.encode else ():
-        for column in frame:
-            texts, values = (
-                column.cast(pl.String).drop_nulls().unique(),
-                found[partner.get(column.name, column.name)],
-            )
+        for read in frame:
+            values = found[partner.get(read.name, read.name)]
+            texts = read.cast(pl.String).drop_nulls().unique()
             if len(values) <= _MOST_CATEGORIES:
                 values |= {text[: _LONGEST + 1] for text in texts}
     encodings: dict[str, Encoding] = {}

@@ -100,6 +100,7 @@ _WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
     "times with a UTC offset": lambda texts: _times(texts, _OFFSET),
     _LOCAL: lambda texts: _times(texts, "$"),
 }
+TEXT_WAYS = tuple(_WAYS)
 _MOST_SHOWN = 60
 
 

@@ -149,6 +149,7 @@ def _check_counts(table: Table) -> None:
         which = "name the episode column (--episode COLUMN), or say that every row is an episode of one step"
         last = "or that all rows are one record in order (--one-record)"
         problems.add(f"no column says which rows belong together; {which} (--one-step), {last}")
+        table.is_open = True
     if table.asked.episode is not None and table.asked.terminal is None and roles.last_row is None:
         which = "name a column (--terminal), or say what the last row of every episode is"
         problems.add(
@@ -158,7 +159,8 @@ def _check_counts(table: Table) -> None:
 
 def _remedy(table: Table, missing: Iterable[str]) -> str:
     """What to do about missing values of these columns."""
-    roles, filled = table.roles, {*table.encoded.values()}
+    roles = table.roles
+    filled: set[str | None] = {*table.encoded.values()}
     filled |= {*roles.observations, *roles.next_observations, roles.reward, roles.weight}
     spelled = [(n, "reward" if n == roles.reward and n not in table.rows.types else n) for n in missing]
     can = [f"replace them on request, as in --impute {name}=mean" for n, name in spelled if n in filled][:1]
@@ -201,7 +203,7 @@ def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
     is_naive = is_naive or (time in texts and texts[time].is_naive)
     where = "where a local clock was set back, rows of that hour may be out of order"
     yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
-    if table.is_own:
+    if table.is_own or table.is_open:
         return
     yield bool(roles.one_step), "every row was taken as an episode of one step that ends"
     if roles.one_step:

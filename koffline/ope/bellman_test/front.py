@@ -192,7 +192,7 @@ def _read(
     gamma = transitions.metadata.gamma if gamma is None else gamma
     settings = make_settings(gamma=gamma, **options)
     space, shape = transitions.action_space, transitions.observation_shape
-    policy = as_policy(policy, space, shape)
+    policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     return read_value_function(q, space, shape), policy, settings
 
 

@@ -1,0 +1,243 @@
+"""A first look at a stranger's table: its columns, guessed roles, everything wrong, and a mapping to edit."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import yaml
+
+from koffline.data import remote
+from koffline.data.columns import counted
+from koffline.data.findings import inspect_log
+from koffline.data.raw import RawLog
+from koffline.data.sources import open_raw
+from koffline.data.table.counts import TableCounts
+from koffline.data.table.episodes import assemble
+from koffline.data.table.files import CSV, faults, find_tables, is_other, is_table_source
+from koffline.data.table.mapping import CUT, TableMapping
+from koffline.data.table.problems import Problems
+from koffline.data.table.profiles import IGNORED, Profile, guess_roles, likely_keys, profile
+from koffline.data.table.rows import TableRows, open_rows, stored_columns
+from koffline.data.table.survey import prepare_table
+from koffline.errors import DataError, printable
+from koffline.store.files import MINARI
+
+ROWS = 100_000
+_KEYS = {"observation": "observations", "next observation": "next_observations"}
+_SEVERAL = ("observations", "next_observations", "action")
+_LINES = ("observations", "encode", "next_observations", "action", "reward", "episode", "time", "terminal",
+          "truncated", "last_row", "behavior_probability", "behavior_log_probability", "weight", "impute",
+          "drop_duplicates")  # fmt: skip
+_QUESTION = """
+# Which rows belong together? No column says so. Uncomment the line that is true:
+# one_step: true     # every row is an episode of one step that ends (a bandit: one user, one decision)
+# episode: COLUMN    # rows with one value in this column are one episode
+# one_step: false    # all rows are one record, in the order of time or of the table
+"""
+_SHARED = 0.2  # of the rows, from which on a guessed time that others share is none
+_MOST_SHOWN = 200  # columns of an array
+
+
+@dataclass
+class Inspection:
+    """Columns of the first ``rows`` rows of a log, what is wrong, and for a table the guessed mapping.
+
+    ``reasons``: why a line of the mapping is there, by its key, or by key and column. ``is_open``: only the
+    user knows which rows are an episode.
+    """
+
+    source: str
+    rows: int
+    columns: list[Profile]
+    mapping: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    reasons: dict[Any, str] = field(default_factory=dict)
+    is_open: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        names = ("name", "kind", "missing", "distinct", "range", "example", "role", "reason")
+        columns = [{name: getattr(each, name) for name in names} for each in self.columns]
+        shown = ("source", "rows", "mapping", "problems", "notes", "is_open")
+        return {**{name: getattr(self, name) for name in shown}, "columns": columns}
+
+    def to_yaml(self) -> str:
+        """The mapping with its reasons, to be edited and used."""
+        return "\n".join(self._lines()) + "\n"
+
+    def _lines(self) -> Iterator[str]:
+        yield f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:"
+        yield "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99"
+        for key in _LINES:
+            value = self.mapping.get(key)
+            if value is None and key in ("action", "reward"):
+                yield f"{key}:  # which column? No name says so"
+            elif isinstance(value, dict):
+                yield f"{key}:"
+                yield from (
+                    f"  {_text(name)}: {_text(how)}{self._why(key, name)}" for name, how in value.items()
+                )
+            elif isinstance(value, list):
+                yield f"{key}:"
+                yield from (f"  - {_text(name)}{self._why(key, name)}" for name in value)
+            elif value is not None:
+                yield f"{key}: {_text(value)}{self._why(key, value)}"
+        if self.is_open:
+            yield _QUESTION
+        ignored = [each for each in self.columns if each.role == IGNORED]
+        yield from ["# Ignored:"] * bool(ignored)
+        yield from (f"#   {_text(each.name)}: {printable(each.reason)}" for each in ignored)
+
+    def _why(self, key: str, name: str) -> str:
+        reason = self.reasons.get((key, name))
+        return f"  # {printable(reason)}" if reason else ""
+
+
+def _text(value: str) -> str:
+    """A text as YAML in one line, whatever it holds."""
+    plain = re.fullmatch(r"[\w.-]+", value) is not None
+    found = yaml.safe_dump(
+        value, allow_unicode=value.isprintable(), width=10**9, default_style=None if plain else '"'
+    )
+    return str(found).removesuffix("...\n").strip()
+
+
+def inspect_source(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
+    """Look at the first rows of any log; a table gets a mapping. Raises DataError."""
+    name = os.fspath(source)
+    is_log = name.startswith(MINARI) or (remote.is_folder(name) and not is_table_source(name))
+    if is_log or (remote.exists(name) and is_other(name)):
+        raw = open_raw(name)
+        found = inspect_columns(name, raw, rows)
+        found.problems = [finding.message for finding in inspect_log(raw)]
+        found.notes = list(raw.metadata.notes)
+        return found
+    return inspect_table(name, rows)
+
+
+def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
+    """Look at the first rows of a table and guess a mapping. Raises DataError for what cannot be read."""
+    name = os.fspath(source)
+    kind, files = find_tables(name, is_table=True)
+    stored, _, _ = stored_columns(files[0], kind)
+    readable = {column: each for column, each in stored.items() if each != pl.Unknown}
+    with faults(name, kind):
+        held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
+    if held is None or not held.height:
+        raise DataError(f"{name} has no rows; give a table with at least one transition")
+    empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
+    columns = [profile(held[each] if each in readable else empty.alias(each), kind != CSV) for each in stored]
+    guess_roles(columns)
+    found = Inspection(name, held.height, columns)
+    _check_time(found)
+    _propose(found, held)
+    missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
+    found.problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
+    if missing:
+        found.is_open = "episode" not in found.mapping
+    else:
+        _survey(found, rows)
+    keys = likely_keys(columns) if "episode" not in found.mapping else []
+    found.notes += [f"{each.name} may tell episodes apart: {each.distinct} values" for each in keys]
+    return found
+
+
+def inspect_columns(source: str, raw: RawLog, rows: int = ROWS) -> Inspection:
+    """The columns of a log that needs no mapping."""
+    columns = []
+    for key, array in raw.columns.items():
+        flat = array[:rows].reshape(len(array[:rows]), -1)
+        for i in range(min(flat.shape[1], _MOST_SHOWN)):
+            name = key if array.ndim == 1 else f"{key}[{i}]"
+            columns.append(profile(pl.Series(name, flat[:, i]), is_typed=True))
+            columns[-1].role, columns[-1].reason = key, "its key"
+    return Inspection(source, min(rows, len(raw.columns["rewards"])), columns)
+
+
+def _check_time(found: Inspection) -> None:
+    """A guessed time that many rows of an episode share is none, but a feature."""
+    roles = {each.role: each for each in found.columns}
+    if not {"time", "episode"} <= roles.keys() or roles["time"].is_time:
+        return
+    both = pl.DataFrame({role: roles[role].values for role in ("episode", "time")})
+    if int(both.is_duplicated().sum()) > _SHARED * both.height:
+        roles["time"].role = "observation"
+        roles["time"].reason = "numbers; rows of an episode share them, so they are no time"
+
+
+def _propose(found: Inspection, held: pl.DataFrame) -> None:
+    """Write the mapping: roles, encodings, missing values, ends of episodes, repeated rows."""
+    mapping, why = found.mapping, found.reasons
+    for each in found.columns:
+        key = _KEYS.get(each.role, each.role)
+        if key in _SEVERAL:
+            mapping.setdefault(key, []).append(each.name)
+        elif key != IGNORED:
+            mapping[key] = each.name
+        why[key, each.name] = each.reason if key in ("action", *mapping.keys() - _SEVERAL) else each.kind
+        if each.role == "observation" and each.values.dtype == pl.String:
+            mapping.setdefault("encode", {})[each.name] = "one-hot"
+            why["encode", each.name] = f"{each.reason}; ordinal where they have an order"
+    _pair_next(found)
+    episodes, encoded = "episode" in mapping, mapping.get("encode", {})
+    impute: dict[str, str] = {}
+    for each in found.columns:
+        if each.missing and each.role != IGNORED:
+            found.problems.append(f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing")
+            if each.role in ("episode", "time", "terminal", "truncated") or each.values.dtype.is_nested():
+                continue
+            how, said = "mean", "or zero, forward, cut, a number"
+            if each.name in encoded:
+                how, said = "zero", "none of the categories; or forward, cut"
+            elif "observation" not in each.role:
+                how, said = CUT, "ends the episode before such a row" if episodes else "leaves such rows out"
+            impute[each.name], why["impute", each.name] = how, f"{each.missing} missing; {said}"
+    mapping |= {"impute": impute} if impute else {}
+    if episodes and "terminal" not in mapping:
+        mapping["last_row"] = CUT
+        why["last_row", CUT] = "no column says so; terminal, if the world ended after the last row"
+    named = [each.name for each in found.columns if each.role != IGNORED]
+    repeated = held.height - int(pl.DataFrame([held[name] for name in named]).hash_rows(0).n_unique())
+    said = f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that have a role"
+    if repeated and not (episodes and "time" in mapping):
+        found.notes.append(said)
+    elif repeated:
+        found.problems.append(said)
+        mapping["drop_duplicates"] = "exact"
+        why["drop_duplicates", "exact"] = f"{repeated} of {held.height}"
+
+
+def _pair_next(found: Inspection) -> None:
+    """Next observations stand in the order of observations, and serve only where each has one."""
+    following = found.mapping.get("next_observations", [])
+    bare = [re.sub(r"^(next|new)[_. -]?|[_. -]next$", "", name, flags=re.I) for name in following]
+    if following and set(bare) == set(found.mapping.get("observations", [])):
+        order = {name: bare.index(name) for name in found.mapping["observations"]}
+        found.mapping["next_observations"] = [following[i] for i in order.values()]
+    elif following:
+        del found.mapping["next_observations"]
+        for each in found.columns:
+            if each.role == "next observation":
+                each.role, each.reason = IGNORED, "only some observations have a next one"
+
+
+def _survey(found: Inspection, rows: int) -> None:
+    """What reading the log with this mapping would refuse, and say."""
+    counts, problems = TableCounts(), Problems(found.source)
+    with problems.noted():
+        table = prepare_table(found.source, TableMapping(**found.mapping), None, in_memory=True, first=rows)
+        problems = table.problems
+        assert table.rows.held is not None, "asked for"
+        refused = Problems(found.source)
+        with refused.noted():
+            assemble(table.rows.held, table, counts)
+        problems.found = problems.found or refused.found
+        found.notes += [*table.metadata.notes, *counts.sentences()]
+        found.is_open = table.is_open
+    found.problems += problems.found

@@ -1,0 +1,209 @@
+"""What the columns of a table look like, and what each may be in a log: a guess with its reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from koffline.data.columns import counted
+from koffline.data.table.rows import TEXT_WAYS, TextKind
+from koffline.errors import printable
+
+IGNORED = "ignored"
+MOST_ONE_HOT = 50  # categories that are features without being asked
+_FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
+_DATE = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b"
+_MIXED = "times, not all written alike"
+_DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
+_NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
+# Words in names, the likeliest first.
+_WORDS = {
+    "behavior_log_probability": "logprob logp loglikelihood logpropensity",
+    "behavior_probability": "probability prob propensity pscore behaviour behavior mu",
+    "terminal": "terminal terminals terminated done dones death dead ended end churned",
+    "truncated": "truncated truncation timeout timeouts censored cut",
+    "reward": "reward rewards r payoff profit revenue spend conversion converted clicked click outcome gain",
+    "action": "action actions a act treatment arm decision choice offer dose recommendation variant bid",
+    "weight": "weight weights w",
+    "time": "timestamp time t ts datetime date timestep step tick hour day week month period visit",
+    "episode": "episode episodes trajectory traj rollout session ep patient customer user subject client id",
+}  # fmt: skip
+_ROLES = {role: words.split() for role, words in _WORDS.items()}
+
+
+@dataclass
+class Profile:
+    """One column of the rows looked at. ``values``: as they would be read; ``kind``: in words."""
+
+    name: str
+    kind: str
+    values: pl.Series
+    missing: int
+    distinct: int
+    low: Any
+    high: Any
+    example: str
+    is_flag: bool
+    role: str = IGNORED
+    reason: str = ""
+
+    @property
+    def is_number(self) -> bool:
+        """Whether values are numbers or yes and no."""
+        return bool(self.values.dtype.is_numeric() or self.values.dtype == pl.Boolean)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether values are whole numbers."""
+        return bool(self.values.dtype.is_integer())
+
+    @property
+    def is_time(self) -> bool:
+        """Whether values are instants, dates or durations, or meant as such."""
+        return self.kind == _MIXED or bool(self.values.dtype.is_temporal())
+
+    @property
+    def range(self) -> str:
+        """Least and greatest value."""
+        numbers = self.is_number and self.values.dtype != pl.Boolean and self.low is not None
+        return f"{self.low:.6g} … {self.high:.6g}" if numbers else f"{self.low} … {self.high}" * self.is_time
+
+
+def profile(column: pl.Series, is_typed: bool) -> Profile:
+    """The column looked at; texts are what all of them can be read as. is_typed: the file has types."""
+    name, kind = column.name, str(column.dtype).partition("(")[0].lower()
+    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object, pl.Unknown, pl.Null):
+        shown = printable(str(column.drop_nulls().head(1).to_list())[1:-1])[:24]
+        return Profile(name, kind, column, column.null_count(), 0, None, None, shown, False)
+    is_flag = column.dtype == pl.Boolean
+    if column.dtype == pl.String and column.null_count() < len(column):
+        found = TextKind(name, False, list(TEXT_WAYS))
+        stripped = column.str.strip_chars()
+        found.look(stripped, "")
+        if found.ways:
+            column = found.read(stripped)
+            kind = found.ways[0] if column.dtype.is_temporal() else "numbers" + " as text" * is_typed
+        else:
+            dates = stripped.drop_nulls().str.contains(_DATE).mean()
+            kind = _MIXED if isinstance(dates, float) and dates > 0.5 else "text"
+    elif column.dtype.is_numeric():
+        kind = f"numbers ({kind})"
+    column = column.fill_nan(None) if column.dtype.is_float() else column
+    there = column.drop_nulls()
+    distinct = there.n_unique()
+    if 0 < distinct <= 2:
+        is_flag = (
+            is_flag or set(there.unique().cast(pl.String).str.strip_chars().str.to_lowercase()) <= _FLAGS
+        )
+    low, high = (there.min(), there.max()) if distinct else (None, None)
+    example = printable(str(there[0]))[:24] if distinct else ""
+    return Profile(name, kind, column, len(column) - len(there), distinct, low, high, example, is_flag)
+
+
+def guess_roles(profiles: Sequence[Profile]) -> None:
+    """Set the role of each column and its reason, by its name and by its values."""
+    names = {each.name for each in profiles}
+    left = [each for each in profiles if each.name and each.distinct]
+    for each in profiles:
+        each.reason = "" if each.distinct else "no value in it" if each.name else "it has no name"
+        if not each.distinct and each.values.dtype.is_nested() and _is_vector(each.values):
+            each.role, each.reason, each.distinct = "observation", "a list of numbers", len(each.values)
+    for each in left:
+        found = _NEXT.fullmatch(each.name)
+        if found and (found[1] or found[2]) in names:
+            each.role, each.reason = "next observation", f"{found[1] or found[2]} one step later, by its name"
+    for role in _ROLES:
+        free = [each for each in left if each.role == IGNORED]
+        ranked = sorted(((_rank(each.name, role), each) for each in free), key=lambda pair: pair[0])
+        likely = [each for rank, each in ranked if rank < len(_ROLES[role]) and _fits(each, role)]
+        if role == "time":
+            likely += [each for each in free if each.is_time and each not in likely]
+        for each in likely[:1]:
+            each.role, each.reason = role, _reason(each, role)
+        if role == "action":  # a vector of actions: action_0, action_1
+            stem = re.sub(r"\d+$", "", likely[0].name) if likely else ""
+            for each in likely[1:]:
+                if stem and re.sub(r"\d+$", "", each.name) == stem != each.name:
+                    each.role, each.reason = role, f"beside {likely[0].name}"
+    for each in left:
+        if each.role == IGNORED:
+            each.role, each.reason = _as_observation(each)
+    vectors = [each for each in profiles if each.role == "observation" and each.values.dtype.is_nested()]
+    for each in profiles if vectors else ():
+        if each.role == "observation" and each is not vectors[0]:
+            each.role, each.reason = IGNORED, f"the list {vectors[0].name} stands alone as the observation"
+
+
+def _is_vector(values: pl.Series) -> bool:
+    return bool(getattr(values.dtype, "inner", pl.String()).is_numeric())
+
+
+def _rank(name: str, role: str) -> int:
+    """Place of the likeliest word in a name; of several words the last counts most."""
+    words = _ROLES[role]
+    parts = [part.lower() for part in re.findall(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])", name)]
+    whole = "".join(parts)
+    if whole in words or (role == "behavior_log_probability" and whole.endswith(tuple(words))):
+        return words.index(whole) if whole in words else 0
+    places = [words.index(part) for part in parts if part in words and len(part) > 1]
+    return min(places, default=len(words))
+
+
+def _fits(each: Profile, role: str) -> bool:
+    """Whether values can be what the name says."""
+    rows = len(each.values)
+    if role == "behavior_probability":
+        return each.is_number and each.low is not None and each.low > 0 and each.high <= 1
+    if role == "behavior_log_probability":
+        return each.is_number and each.low is not None and each.high <= 0
+    if role in ("terminal", "truncated"):
+        return each.is_flag
+    if role == "weight":
+        return each.is_number and each.low >= 0
+    if role == "reward":
+        return each.is_number
+    if role == "action":
+        return each.is_number or each.distinct <= MOST_ONE_HOT
+    if role == "time":
+        return each.is_time or (each.is_number and not each.is_flag)
+    return not each.is_time and not each.is_flag and 1.5 * each.distinct <= rows - each.missing
+
+
+def _reason(each: Profile, role: str) -> str:
+    if role == "episode":
+        return f"its name; {counted(each.distinct, 'value')} in {len(each.values)} rows"
+    if role == "time" and each.is_time:
+        return "its values are times"
+    if role == "action":
+        return f"its name; {counted(each.distinct, 'value')}"
+    return "its name and its values" if role != "reward" else "its name"
+
+
+def _as_observation(each: Profile) -> tuple[str, str]:
+    """Observation or ignored, and why."""
+    rows = len(each.values) - each.missing
+    if each.distinct == 1:
+        return IGNORED, "the same value in every row"
+    if each.is_time:
+        return IGNORED, "times; export what matters of them as numbers"
+    if each.values.dtype == pl.String:
+        if each.values.drop_nulls().str.contains(_DECIMAL_COMMA).all():
+            return IGNORED, "numbers with decimal commas; write decimal points"
+        if each.distinct > min(MOST_ONE_HOT, rows // 2):
+            return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
+        return "observation", counted(each.distinct, "categor").replace("categors", "categories")
+    if each.is_whole and each.distinct == rows > 2 and each.high - each.low == rows - 1:
+        return IGNORED, "it counts the rows"
+    if each.is_whole and each.distinct == rows > 20 and _rank(each.name, "episode") < len(_ROLES["episode"]):
+        return IGNORED, "a different value in every row"
+    return "observation", "numbers"
+
+
+def likely_keys(profiles: Iterable[Profile]) -> list[Profile]:
+    """Columns that may tell episodes apart though their names do not say so."""
+    fitting = [each for each in profiles if each.name and each.distinct and _fits(each, "episode")]
+    return [each for each in fitting if not each.values.dtype.is_float() and each.distinct > MOST_ONE_HOT]
