@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koffline.cli.options import Log, Option, log_options, whole, worker_options
+from koffline.cli.options import Log, Option, log_options, pass_options, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.data.sources import FORMATS
 from koffline.errors import DataError, printable
@@ -90,6 +90,32 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
         click.echo(f"{out}: edit it, then koffline evaluate {found.source} --mapping {out} --policy POLICY")
     elif found.mapping:
         click.echo(f"\n{found.to_yaml()}")
+
+
+@data.command()
+@log_options("source", _LAZY, pass_options)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
+def info(log: Log, as_json: bool) -> None:
+    """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
+
+    \b
+    Examples:
+      koffline data info log.hdf5
+      koffline data info minari:D4RL/door/human-v2 --json
+      koffline data info buffer.h5 --discrete 4
+      koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
+      koffline data info shards/ --workers 8
+    """
+    from koffline.data.summary import print_summary, summarise
+
+    rows = log.open()
+    found = summarise(rows, log.passes, progress=True) if log.stays_on_disk else summarise(rows)
+    for reason in found.left_out:
+        click.echo(f"left out: {reason}", err=True)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), default=str))
+    else:
+        print_summary(found)
 
 
 @data.command()

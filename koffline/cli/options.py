@@ -84,6 +84,7 @@ _TABLE = (
     ("--mapping", "FILE", "Table: YAML file with these options; what is given here wins."),
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
+_COMMA = "Table: in texts of numbers 1,5 is one and a half."
 _ONE_STEP = "Every row is an episode of one step that ends; or (table) all rows are one record."
 _LOW_HIGH = "Declare continuous actions within these bounds."
 
@@ -107,6 +108,7 @@ _LOG = (
     click.option("--discrete", type=int, metavar="N", help="Declare the N discrete actions 0 … N − 1."),
     click.option("--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH),
     *_named(_TABLE, _PREFIX),
+    click.option("--decimal-comma", f"{_PREFIX}decimal_comma", is_flag=True, default=None, help=_COMMA),
     click.option("--one-step/--one-record", f"{_PREFIX}one_step", default=None, help=_ONE_STEP),
 )
 _WORKERS, _RAY = "Processes, one core each.", "Run on Ray: local, auto or an address."

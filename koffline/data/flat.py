@@ -43,6 +43,7 @@ KEYS = {
     "weights": ("weights",),
 }
 KNOWN_KEYS = [key for keys in KEYS.values() for key in keys]
+ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 _REQUIRED = ("observations", "actions", "rewards", "terminated")
 # The attribute of a file, or the member of an archive, that holds what describe_log says.
 DESCRIPTION = "koffline"
@@ -69,15 +70,15 @@ def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
     return None
 
 
-def read_npz(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+def read_npz(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
     """Read an archive that we wrote, or any with the same keys; nothing is unpickled. Raises DataError."""
     with reading(path, "NPZ"):
         headers = array_headers(path, KNOWN_KEYS)
-        check_layout(array_names(path), headers, str(path))
+        check_layout(array_names(path), headers, str(path), one_step)
         found = read_arrays(path, [*headers, DESCRIPTION], counted_twice(headers))
         text = found.pop(DESCRIPTION, None)
         described = read_description(None if text is None else str(text))
-        return read_flat(found, described, str(path), action_space)
+        return read_flat(found, described, str(path), action_space, one_step)
 
 
 def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
@@ -92,14 +93,15 @@ def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
     return {KEYS[name][0]: column for name, column in log.columns.items()}
 
 
-def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str) -> None:
+def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, one_step: bool = False) -> None:
     """Raise DataError where a required key is missing, there are no rows, or columns differ in their number.
 
     names: of all arrays; found: those with keys we know. Asked before any column is read: a hostile one may
     be as long as it likes.
     """
     keys = used_keys(found)
-    if missing := [KEYS[name][0] for name in _REQUIRED if name not in keys]:
+    needed = _REQUIRED[:-1] if one_step else _REQUIRED  # rows that are episodes all end
+    if missing := [KEYS[name][0] for name in needed if name not in keys]:
         listed = ", ".join(sorted(names)[:12]) or "none"
         expected = "expected observations, actions, rewards, terminals, and others optionally"
         raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; rename them")
@@ -131,10 +133,12 @@ def read_flat(
     described: FileDescription | None,
     source: str,
     action_space: SpaceRequest | None,
+    one_step: bool = False,
 ) -> RawLog:
     """Aligned columns from the arrays of a flat file; ``described`` is given for files that we wrote.
 
-    Raises DataError where the actions are of no space or no row has a next observation.
+    one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError where
+    the actions are of no space or no row has a next observation.
     """
     keys, extra = settled_keys(found)
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
@@ -143,6 +147,12 @@ def read_flat(
             log[name] = column.reshape(-1, 1) if column.ndim == 1 else column
         elif name != "actions" and column.shape[1:] == (1,):
             log[name] = column.reshape(-1)
+    if one_step:
+        rows = len(log["rewards"])
+        log |= {"next_observations": log["observations"], "episode_ids": np.arange(rows)}
+        log |= {"terminated": np.ones(rows, np.bool_), "truncated": np.zeros(rows, np.bool_)}
+        log.pop("steps", None)
+        extra, described = (*extra, ONE_STEP_NOTE), described and described.of_other_rows()
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
     for name in ("terminated", "truncated"):
         if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():

@@ -34,17 +34,18 @@ from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 _CHUNK_BYTES = 2**18  # of whole rows
 
 
-def read_hdf5(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
     with reading(path, "HDF5"), open_hdf5(path) as file:
         keys = [key for key in KNOWN_KEYS if key in file]
-        check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path))
+        check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path), one_step)
         found = file.arrays(keys, counted_twice(keys))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
             ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
             found["timeouts"] = ends & (found["terminals"] != 1)
-        return read_flat(found, read_description(file.text(DESCRIPTION)), str(path), action_space)
+        described = read_description(file.text(DESCRIPTION))
+        return read_flat(found, described, str(path), action_space, one_step)
 
 
 @contextlib.contextmanager

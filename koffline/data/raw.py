@@ -149,6 +149,10 @@ class FileDescription:
     episodes: bool = True
     metadata: Metadata = field(default_factory=Metadata)
 
+    def of_other_rows(self) -> FileDescription:
+        """The same without the digest of the rows."""
+        return dataclasses.replace(self, metadata=dataclasses.replace(self.metadata, sha256=None))
+
 
 def read_description(text: str | bytes | None) -> FileDescription | None:
     """Read ``describe_log``; None where a file has none. Raises DataError for a broken or a newer one."""

@@ -57,7 +57,8 @@ def open_transitions(
     ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows stay on disk:
     for a folder of shards, a flat HDF5 file with next_observations, or a folder, pattern or list of such
     files, at paths or URLs. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
-    table are. Raises DataError in one line.
+    table are; ``{"one_step": True}`` makes every row of any flat file an episode. Raises DataError in one
+    line.
     """
     if lazy and mapping is not None:
         remedy = "make shards of it with `koffline data convert … --shard-rows N` and open those lazily"
@@ -88,9 +89,11 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
     from koffline.data.table.files import is_table_source
     from koffline.data.table.reading import read_table
 
-    name = os.fspath(source)
-    if mapping is not None or is_table_source(name):
+    name, one_step = os.fspath(source), _is_one_step(source, mapping)
+    if (mapping is not None and not one_step) or is_table_source(name):
         return read_table(name, mapping, action_space)
+    if one_step and (name.startswith(MINARI) or remote.is_folder(name)):
+        raise DataError(f"{name} holds episodes; --one-step is for tables and flat HDF5 or NPZ files")
     if name.startswith(MINARI):
         identifier = name.removeprefix(MINARI)
         folder = minari_folder(identifier)
@@ -107,31 +110,40 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
             raise DataError(f"{name} is no folder of shards; {_READABLE}")
         return read_minari(Path(name), name, action_space)
     if not remote.is_url(name):
-        return _open_file(Path(name), action_space)
+        return _open_file(Path(name), action_space, one_step)
     with remote.local_file(name) as path:  # a copy, while it is read
         try:
-            read = _open_file(path, action_space)
+            read = _open_file(path, action_space, one_step)
         except DataError as error:
             raise DataError(str(error).replace(str(path), name)) from None
     return replace(read, metadata=replace(read.metadata, source=name))
 
 
-def _open_file(path: Path, action_space: SpaceRequest | None) -> RawLog:
+def _is_one_step(source: Location, mapping: _Mapping) -> bool:
+    """Whether rows of a log that is no table are to be episodes of one step, and nothing else is said."""
+    from koffline.data.table.files import is_table_source
+
+    return mapping == {"one_step": True} and not is_table_source(os.fspath(source))
+
+
+def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool = False) -> RawLog:
     import h5py
 
     kind = file_kind(path, str(path))
     if kind == "NPZ":
-        return read_npz(path, action_space)
+        return read_npz(path, action_space, one_step)
     if kind is None:
         head = remote.read_bytes(str(path), 4096)
         raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
     with reading(path, kind), h5py.File(path, "r") as opened:
         is_dump, is_minari = is_d3rlpy_dump(opened), "episode_0" in opened
+    if one_step and (is_dump or is_minari):
+        raise DataError(f"{path} holds episodes; --one-step is for tables and flat HDF5 or NPZ files")
     if is_dump:
         return read_d3rlpy_dump(path, action_space)
     if is_minari and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
         return read_minari(path.parent, str(path), action_space)
-    return read_hdf5(path, action_space)
+    return read_hdf5(path, action_space, one_step)
 
 
 def _guess(head: bytes) -> str:
@@ -199,7 +211,11 @@ def convert_to_shards(
 
     check_apart([os.fspath(source)], os.fspath(target))
     with ShardWriter(target, shard_rows, force) as writer:
-        if mapping is not None or is_table_source(os.fspath(source)):
+        if _is_one_step(source, mapping):
+            rows = open_transitions(source, action_space, mapping=mapping)
+            writer.append(rows)
+            writer.metadata = rows.metadata
+        elif mapping is not None or is_table_source(os.fspath(source)):
             # whatever the order of the table; what was done to the rows is known at the end
             table = TableStream(source, mapping, action_space)
             for piece in table:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from koffline.data.features import ENCODINGS, NAMES, Features
 from koffline.data.raw import space_to_json
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.statistics import ColumnStatistics, EpisodeTally, Spread, Tally, blocks_of, shard_names
@@ -185,7 +186,13 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
     yield "weights", "yes" if summary.has_weights else "no"
     if summary.gamma is not None:
         yield "gamma (hint)", f"{summary.gamma:.10g}"
-    for key, value in summary.extra.items():
+    features = Features.from_extra(summary.extra)
+    if features is not None:
+        yield "features", printable(", ".join(features.names))
+    for column, encoding in features.encodings.items() if features is not None else ():
+        yield f"{printable(column)}, {encoding.kind}", printable(", ".join(encoding.categories))
+    said = () if features is None else (NAMES, ENCODINGS)
+    for key, value in ((key, value) for key, value in summary.extra.items() if key not in said):
         yield printable(str(key)), printable(str(value))
     for note in summary.notes:
         yield "note", printable(note)

@@ -194,7 +194,7 @@ REFUSALS = [
     *(({column: [0.5] * 7 + [-np.inf]}, {}, f"infinite ({column}: 1, of 8 rows)") for column in ("r", "a")),
     *(({"x_1": column}, {}, "needed are numbers") for column in (
         pa.array([{"deep": 1}] * N), pa.array([[[1.0]]] * N), pa.nulls(N))),
-    ({"x_1": ["1"] * 7 + ["1,5"]}, {}, "x_1 in row 8 is not all numbers ('1,5'); write decimal points"),
+    ({"x_1": ["1"] * 7 + ["1,5"]}, {}, "x_1 in row 8 is not all numbers ('1,5'); say that commas"),
 ]  # fmt: skip
 
 

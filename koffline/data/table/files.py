@@ -268,6 +268,8 @@ def csv_header(name: str) -> tuple[list[str], str, str]:
     if b"\0" in line:
         raise DataError(f"{name} holds zero bytes, as UTF-16 text does; save it as UTF-8 (or as Parquet)")
     text = line.decode("utf-8-sig")
+    if text.count('"') % 2:
+        raise DataError(f"{name} has a line break or a single quote mark in a column name; rename it")
     delimiter = max(_DELIMITERS, key=text.count)
     end = "\r" if b"\r" in head and b"\n" not in head else "\n"
     return next(csv.reader([text], delimiter=delimiter), []), delimiter, end

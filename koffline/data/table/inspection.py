@@ -21,7 +21,15 @@ from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, faults, find_tables, is_other, is_table_source
 from koffline.data.table.mapping import CUT, TableMapping
 from koffline.data.table.problems import Problems
-from koffline.data.table.profiles import IGNORED, Profile, guess_roles, likely_keys, profile
+from koffline.data.table.profiles import (
+    DECIMAL_COMMA,
+    IGNORED,
+    UNFIT,
+    Profile,
+    guess_roles,
+    likely_keys,
+    profile,
+)
 from koffline.data.table.rows import TableRows, open_rows, stored_columns
 from koffline.data.table.survey import prepare_table
 from koffline.errors import DataError, printable
@@ -32,7 +40,7 @@ _KEYS = {"observation": "observations", "next observation": "next_observations"}
 _SEVERAL = ("observations", "next_observations", "action")
 _LINES = ("observations", "encode", "next_observations", "action", "reward", "episode", "time", "terminal",
           "truncated", "last_row", "behavior_probability", "behavior_log_probability", "weight", "impute",
-          "drop_duplicates")  # fmt: skip
+          "drop_duplicates", "decimal_comma")  # fmt: skip
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
 # one_step: true     # every row is an episode of one step that ends (a bandit: one user, one decision)
@@ -94,13 +102,15 @@ class Inspection:
         yield from ["# Ignored:"] * bool(ignored)
         yield from (f"#   {_text(each.name)}: {printable(each.reason)}" for each in ignored)
 
-    def _why(self, key: str, name: str) -> str:
+    def _why(self, key: str, name: Any) -> str:
         reason = self.reasons.get((key, name))
         return f"  # {printable(reason)}" if reason else ""
 
 
-def _text(value: str) -> str:
+def _text(value: Any) -> str:
     """A text as YAML in one line, whatever it holds."""
+    if value is True:
+        return "true"
     plain = re.fullmatch(r"[\w.-]+", value) is not None
     found = yaml.safe_dump(
         value, allow_unicode=value.isprintable(), width=10**9, default_style=None if plain else '"'
@@ -135,6 +145,12 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     columns = [profile(held[each] if each in readable else empty.alias(each), kind != CSV) for each in stored]
     guess_roles(columns)
     found = Inspection(name, held.height, columns)
+    for each in columns:
+        if each.role == UNFIT:
+            each.role = IGNORED
+            found.problems.append(f"{each.name}: {each.reason}")
+        if each.kind == DECIMAL_COMMA:
+            found.mapping["decimal_comma"] = True
     _check_time(found)
     _propose(found, held)
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]

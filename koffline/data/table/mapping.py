@@ -77,8 +77,9 @@ class TableMapping(pydantic.BaseModel):
     (zero, mean, forward, a number, or cut, which ends the episode before the row) for the observations, or a
     mapping from column to method. ``one_step``: every row is an episode that ends, or (False) all rows are
     one record. ``last_row``: what the last row of an episode is that has no flag. ``drop_duplicates``: rows
-    of one episode and time, those that are equal, or all but the first or last. ``gamma`` is the log's
-    discount hint. Raises DataError where the record contradicts itself.
+    of one episode and time, those that are equal, or all but the first or last. ``decimal_comma``: texts of
+    numbers have one. ``gamma`` is the log's discount hint. Raises DataError where the record contradicts
+    itself.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -108,6 +109,7 @@ class TableMapping(pydantic.BaseModel):
         None, description="true (every row is an episode) or false (all are one record)"
     )
     last_row: Literal["terminal", "cut"] | None = pydantic.Field(None, description="terminal or cut")
+    decimal_comma: bool | None = pydantic.Field(None, description="true where 1,5 is one and a half")
     drop_duplicates: Annotated[
         Literal["exact", "first", "last"] | None,
         pydantic.BeforeValidator(lambda it: {True: "exact", False: None}[it] if isinstance(it, bool) else it),

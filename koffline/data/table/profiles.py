@@ -13,17 +13,24 @@ from koffline.data.columns import counted
 from koffline.data.table.rows import TEXT_WAYS, TextKind
 from koffline.errors import printable
 
-IGNORED = "ignored"
+IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored, though the name says what it is
+_STRICT = {
+    "terminal": "give true and false, or 1 and 0",
+    "truncated": "give true and false, or 1 and 0",
+    "reward": "give numbers",
+    "behavior_probability": "give probabilities above 0, up to 1",
+}
 MOST_ONE_HOT = 50  # categories that are features without being asked
 _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
-_DATE = r"^\s*\d{1,4}[-./]\d{1,2}[-./]\d{1,4}\b"
+_DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$"
 _MIXED = "times, not all written alike"
+DECIMAL_COMMA = "numbers with decimal commas"
 _DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
 # Words in names, the likeliest first.
 _WORDS = {
     "behavior_log_probability": "logprob logp loglikelihood logpropensity",
-    "behavior_probability": "probability prob propensity pscore behaviour behavior mu",
+    "behavior_probability": "probability prob propensity pscore behaviour behavior p mu",
     "terminal": "terminal terminals terminated done dones death dead ended end churned",
     "truncated": "truncated truncation timeout timeouts censored cut",
     "reward": "reward rewards r payoff profit revenue spend conversion converted clicked click outcome gain",
@@ -90,6 +97,8 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
         else:
             dates = stripped.drop_nulls().str.contains(_DATE).mean()
             kind = _MIXED if isinstance(dates, float) and dates > 0.5 else "text"
+            if stripped.drop_nulls().str.contains(_DECIMAL_COMMA).all():
+                column, kind = stripped.str.replace(",", ".", literal=True).cast(pl.Float64), DECIMAL_COMMA
     elif column.dtype.is_numeric():
         kind = f"numbers ({kind})"
     column = column.fill_nan(None) if column.dtype.is_float() else column
@@ -124,6 +133,9 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
             likely += [each for each in free if each.is_time and each not in likely]
         for each in likely[:1]:
             each.role, each.reason = role, _reason(each, role)
+        for rank, each in ranked if not likely else ():
+            if rank < len(_ROLES[role]) and each.name.lower() in _ROLES[role] and role in _STRICT:
+                each.role, each.reason = UNFIT, f"its name says {role}, its values do not: {_STRICT[role]}"
         if role == "action":  # a vector of actions: action_0, action_1
             stem = re.sub(r"\d+$", "", likely[0].name) if likely else ""
             for each in likely[1:]:
@@ -169,8 +181,9 @@ def _fits(each: Profile, role: str) -> bool:
     if role == "action":
         return each.is_number or each.distinct <= MOST_ONE_HOT
     if role == "time":
-        return each.is_time or (each.is_number and not each.is_flag)
-    return not each.is_time and not each.is_flag and 1.5 * each.distinct <= rows - each.missing
+        return each.is_time or each.values.dtype.is_numeric()
+    is_id = not each.is_time and each.values.dtype != pl.Boolean
+    return is_id and 1.5 * each.distinct <= rows - each.missing
 
 
 def _reason(each: Profile, role: str) -> str:
@@ -191,8 +204,6 @@ def _as_observation(each: Profile) -> tuple[str, str]:
     if each.is_time:
         return IGNORED, "times; export what matters of them as numbers"
     if each.values.dtype == pl.String:
-        if each.values.drop_nulls().str.contains(_DECIMAL_COMMA).all():
-            return IGNORED, "numbers with decimal commas; write decimal points"
         if each.distinct > min(MOST_ONE_HOT, rows // 2):
             return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
         return "observation", counted(each.distinct, "categor").replace("categors", "categories")

@@ -160,6 +160,7 @@ class TableRows:
     files: tuple[str, ...]
     types: Mapping[str, Any]
     itemsize: int
+    decimal_comma: bool = False
     texts: Mapping[str, TextKind] = field(default_factory=dict)
     computed: Computed | None = None
     batch_rows: int = _PROBED_ROWS
@@ -226,7 +227,9 @@ class TableRows:
         for name, wanted in types.items():
             column = frame[name]
             if column.dtype == pl.String and wanted == pl.Float64:
-                found = column.str.strip_chars().cast(wanted, strict=False)
+                texts = column.str.strip_chars()
+                texts = texts.str.replace(",", ".", literal=True) if self.decimal_comma else texts
+                found = texts.cast(wanted, strict=False)
                 wrong = found.is_null() & column.is_not_null()
                 if wrong.any():
                     place = int(wrong.arg_max() or 0)

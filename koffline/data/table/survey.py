@@ -12,6 +12,7 @@ import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.features import Features
+from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.raw import read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
@@ -61,7 +62,9 @@ def prepare_table(
     dtype = number_dtype(observed, bytes_stay=not roles.impute)  # a mean is no whole number
     encoded: dict[str, str] = {}
     with faults(name, kind):
-        rows = open_rows(TableRows(kind, files, types, dtype.itemsize), in_memory, first)
+        rows = open_rows(
+            TableRows(kind, files, types, dtype.itemsize, bool(roles.decimal_comma)), in_memory, first
+        )
         rows = rows.with_texts(untyped, time, problems)
         roles = roles if time not in untyped or time in rows.texts else roles.without([time])
         if roles.encode or formula is not None:
@@ -124,7 +127,7 @@ def _check_counts(table: Table) -> None:
         more = f", as {count - 1} more" if count > 1 else ""
         remedy = "mend it, leave it out, or encode categories (--encode COLUMN=one-hot)"
         if text.count(",") == 1 and text.replace(",", "").replace(".", "").strip(" +-").isdecimal():
-            remedy = "write decimal points, not commas"
+            remedy = "say that commas are decimal (--decimal-comma), or write points"
         problems.add(f"column {name} in {where} is not all numbers ({text!r}{more}); {remedy}")
     missing: dict[str, int] = {}
     for name, count in table.missing.items():
@@ -205,7 +208,7 @@ def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
     yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
     if table.is_own or table.is_open:
         return
-    yield bool(roles.one_step), "every row was taken as an episode of one step that ends"
+    yield bool(roles.one_step), ONE_STEP_NOTE
     if roles.one_step:
         return
     alone, named = roles.stands_alone, "column is named:"

@@ -1,0 +1,244 @@
+"""A stranger's table: a mapping is guessed, all that is wrong is listed, and it leads to the right number."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from koffline.cli import cli
+from koffline.data.flat import write_npz
+from koffline.data.sources import open_transitions
+from koffline.data.table.inspection import inspect_table
+from koffline.envs.finite import FiniteMDP
+from tests.data.table_rows import MAPPING, walk, write, write_text
+from tests.refusals import assert_refused
+
+GAMMA = 0.8
+
+
+def run(*words):
+    return CliRunner().invoke(
+        cli, [str(word) for word in words], prog_name="koffline", catch_exceptions=False
+    )
+
+
+def shop(seed=7):
+    """Nine states, a city and a size; two actions; it never ends."""
+    generator = np.random.default_rng(seed)
+    transition = generator.dirichlet(np.full(9, 0.7), size=(9, 2))
+    reward = generator.normal(size=(9, 2)).round(1)
+    return FiniteMDP(transition, reward, np.zeros(9, bool), np.full(9, 1 / 9))
+
+
+def messy_csv(path, mdp, episodes=200, steps=20, seed=0):
+    """As people export it: shuffled, with offsets, repeated rows, missing values, decimal commas, a mark."""
+    generator = np.random.default_rng(seed)
+    lines = []
+    for episode in range(episodes):
+        state, minute = generator.integers(9), generator.integers(600)
+        for _ in range(steps):
+            action, offset = generator.integers(2), generator.choice([0, 1, 2, -5])
+            hours, minutes = divmod(int(minute) + 600 + 60 * int(offset), 60)
+            when = f"2024-03-{1 + hours // 24:02d}T{hours % 24:02d}:{minutes:02d}:00{offset:+03d}:00"
+            following = generator.choice(9, p=mdp.transition[state, action])
+            gain = f"{mdp.reward[state, action, 0] + 0.1 * generator.normal():.4f}".replace(".", ",")
+            lines.append([
+                f"cust {episode}", when, ["München", "Köln", "Zürich"][state // 3], "sml"[state % 3],
+                ["wait", "offer"][action], gain if generator.random() > 0.003 else "",
+                f"{generator.normal():.2f}".replace(".", ",") if generator.random() > 0.01 else "NA",
+            ])  # fmt: skip
+            state, minute = following, minute + generator.integers(1, 50)
+    lines += [line for line in lines if generator.random() < 0.01]
+    order = generator.permutation(len(lines))
+    head = "customer id;when;city;size;action;spend;temperature"
+    text = "\n".join([head, *(";".join(lines[i]) for i in order)])
+    return write_text(("\ufeff" + text + "\n").encode(), path)
+
+
+def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
+    """inspect, then one command; the truth is a linear solve."""
+    mdp, mapping = shop(), tmp_path / "mapping.yaml"
+    table = messy_csv(tmp_path / "shop.csv", mdp)
+    shown = run("data", "inspect", table, "--out", mapping)
+    assert shown.exit_code == 0
+    for words in ("spend: ", "temperature: ", "another in all columns", "values are missing"):
+        assert words in shown.stdout
+    found = yaml.safe_load(mapping.read_text())
+    assert found["episode"] == "customer id"
+    assert found["encode"] == {"city": "one-hot", "size": "one-hot"}
+    assert (found["last_row"], found["drop_duplicates"], found["decimal_comma"]) == ("cut", "exact", True)
+    (tmp_path / "shop_policy.py").write_text(
+        "import numpy as np\n"
+        "def target(table):\n"
+        "    offer = np.where((table['city'] == 'Köln').to_numpy(), 0.9, 0.6)\n"
+        "    return np.stack([offer, 1 - offer], axis=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ("--policy", "shop_policy:target", "--gamma", GAMMA, "--estimator", "lstdq", "--json")
+    result = run("evaluate", table, "--mapping", mapping, *options)
+    assert result.exit_code == 0, result.stderr
+    offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
+    truth = mdp.policy_value(np.stack([1 - offer, offer], axis=1), GAMMA)
+    said = json.loads(result.stdout)
+    assert said["interval"]["low"] < truth < said["interval"]["high"]
+    assert said["interval"]["high"] - said["interval"]["low"] < 0.5
+    assert abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1  # of another policy
+
+
+def bandit_csv(path, rows=2000):
+    generator = np.random.default_rng(0)
+    city, x = generator.choice(["a", "b"], rows), generator.normal(size=rows)
+    p = np.where(x > 0, 0.7, 0.3)
+    shown = generator.random(rows) < p
+    click = generator.random(rows) < np.where(city == "b", 0.2 + 0.5 * shown, 0.6 - 0.4 * shown)
+    columns = {
+        "user": [f"u{i}" for i in range(rows)],
+        "when": [f"2024-01-01T00:{i % 60:02d}:00Z" for i in range(rows)],
+        "city": city, "x": x, "arm": np.where(shown, "yes", "no"), "clicked": click.astype(int),
+        "propensity": np.where(shown, p, 1 - p),
+    }  # fmt: skip
+    return write({name: list(values) for name, values in columns.items()}, path), city
+
+
+def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
+    table, city = bandit_csv(tmp_path / "ads.csv")
+    mapping = tmp_path / "ads.yaml"
+    assert "question: which rows belong together?" in run("data", "inspect", table, "--out", mapping).stdout
+    assert "one_step" not in yaml.safe_load(mapping.read_text())
+    (tmp_path / "ads_policy.py").write_text(
+        "import numpy as np\n"
+        "def target(table):\n"
+        "    yes = np.where((table['city'] == 'b').to_numpy(), 0.9, 0.1)\n"
+        "    return np.stack([1 - yes, yes], axis=1)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = ("--mapping", mapping, "--policy", "ads_policy:target", "--gamma", 0.9, "--estimator", "dr")
+    assert_refused(run("evaluate", table, *options), "--one-step", "--episode")
+    said = json.loads(run("evaluate", table, *options, "--one-step", "--set", "steps=200", "--json").stdout)
+    truth = np.mean(np.where(city == "b", 0.2 + 0.5 * 0.9, 0.6 - 0.4 * 0.1))
+    assert said["interval"]["low"] < truth < said["interval"]["high"]
+    assert said["interval"]["high"] - said["interval"]["low"] < 0.2
+    edited = mapping.read_text().replace("# one_step: true ", "one_step: true ")
+    mapping.write_text(edited)
+    info = json.loads(run("data", "info", table, "--mapping", mapping, "--json").stdout)
+    assert (info["episodes"], info["terminated"]) == (2000, 2000)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "hdf5"])
+def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
+    columns = {"observations": np.ones((6, 2)), "actions": np.arange(6) % 2, "rewards": np.arange(6.0)}
+    path = tmp_path / "log.npz"
+    np.savez(path, **columns)
+    assert_refused(run("data", "info", path), "lacks terminals")
+    if suffix == "hdf5":
+        assert run("data", "convert", path, tmp_path / "log.hdf5", "--one-step").exit_code == 0
+        path = tmp_path / "log.hdf5"
+    shown = json.loads(run("data", "info", path, "--one-step", "--json").stdout)
+    assert (shown["rows"], shown["episodes"], shown["terminated"]) == (6, 6, 6)
+    shards = run("data", "convert", path, tmp_path / "shards", "--one-step", "--shard-rows", 4)
+    assert shards.exit_code == 0
+    assert open_transitions(tmp_path / "shards").n_episodes == 6
+    assert_refused(run("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")
+
+
+class TestGuesses:
+    def test_roles_of_a_plain_table(self, tmp_path):
+        lengths, n = [5] * 12, 60
+        table = write(
+            walk(lengths, [True] * 12, p=[0.5] * n, row=range(n), constant=[1] * n,
+                 note=[f"n{i}" for i in range(n)], next_x_1=range(n), next_x_2=range(n)),
+            tmp_path / "log.parquet",
+        )  # fmt: skip
+        found = inspect_table(table)
+        assert found.problems == []
+        roles = {each.name: each.role for each in found.columns}
+        assert roles == {
+            "id": "episode", "t": "time", "x_1": "observation", "x_2": "observation", "a": "action",
+            "r": "reward", "done": "terminal", "p": "behavior_probability", "row": "ignored",
+            "constant": "ignored", "note": "ignored", "next_x_1": "next observation", "next_x_2": "next observation",
+        }  # fmt: skip
+        assert all(each.reason for each in found.columns)
+        mapping = tmp_path / "mapping.yaml"
+        mapping.write_text(found.to_yaml())
+        assert len(open_transitions(table, mapping=mapping)) == n
+
+    def test_every_problem_is_listed(self, tmp_path):
+        rows = "id,t,x,y,a,r,done\n" + "\n".join(
+            f"{i // 5},{i % 5},{'' if i == 3 else i * 0.5},{'oops' if i == 7 else i},{i % 2},"
+            f"{'' if i == 4 else i},{'maybe' if i == 9 else int(i % 5 == 4)}"
+            for i in range(40)
+        )
+        found = inspect_table(write_text(rows + "\n", tmp_path / "log.csv"))
+        said = " | ".join(found.problems)
+        for words in ("x: 1 value is missing", "r: 1 value is missing", "done: its name says terminal"):
+            assert words in said
+
+    def test_gaps_in_regular_and_irregular_times(self, tmp_path):
+        generator = np.random.default_rng(0)
+        steps = generator.exponential(size=400)
+        for name, times, gap in (
+            ("regular", np.arange(400.0), 7.0), ("irregular", np.cumsum(steps), 5000.0),
+        ):  # fmt: skip
+            table = {"id": [0] * 400, "t": times, "x": steps, "a": [0, 1] * 200, "r": steps}
+            path = tmp_path / f"{name}.parquet"
+            assert not [note for note in inspect_table(write(table, path)).notes if "longer" in note]
+            table["t"] = np.where(np.arange(400) < 200, times, times + gap)
+            notes = inspect_table(write(table, path)).notes
+            assert [note for note in notes if note.startswith("1 step is longer than others")]
+
+    @pytest.mark.parametrize(
+        "names",
+        [
+            ['"^.*$"', '"a,b"', '"# x: y"', "*"],
+            ["\u202eevil", "{k}", "- d", "&a"],
+            ["class", "`q`", "été", "x?"],
+        ],
+    )
+    def test_hostile_names_survive_the_file(self, tmp_path, names):
+        head = f"id,t,action,reward,{','.join(names)}\n"
+        body = "".join(
+            f"{i // 5},{i % 5},{i % 2},{i * 0.5},{i * 0.1},{i % 3},{i % 7},{i * 2.5}\n" for i in range(40)
+        )
+        table, mapping = write_text(head + body, tmp_path / "log.csv"), tmp_path / "m.yaml"
+        assert run("data", "inspect", table, "--out", mapping).exit_code == 0
+        log = open_transitions(table, mapping=mapping)
+        assert log.feature_names == tuple(name.strip('"') for name in names)
+        np.testing.assert_allclose(log.observations[:4, 0], [0, 0.1, 0.2, 0.3])
+
+    @pytest.mark.parametrize(
+        ("text", "words"),
+        [
+            ("", "is empty"), ("id,t,x,a,r\n", "has no rows"), ("a,a\n1,2\n", "more than one column named a"),
+            ("x,é\n1,2\n".encode("latin-1"), "not UTF-8"), ('a,"new\nline"\n1,2\n', "a line break"),
+        ],
+    )  # fmt: skip
+    def test_what_cannot_be_looked_at(self, tmp_path, text, words):
+        assert_refused(run("data", "inspect", write_text(text, tmp_path / "log.csv")), words)
+
+    @pytest.mark.parametrize("text", ["x,a,r\n1,0,1\n", "x,a,r\n,0,1\n,1,1\n", "user,city\n" + "1,z\n" * 50])
+    def test_tables_that_say_little(self, tmp_path, text):
+        found = run("data", "inspect", write_text(text, tmp_path / "log.csv"))
+        assert found.exit_code == 0
+        assert "problem 1: no column" in found.stdout
+
+    def test_logs_that_need_no_mapping(self, tmp_path):
+        log = open_transitions(write(walk(), tmp_path / "log.parquet"), mapping=MAPPING)
+        write_npz(log, tmp_path / "log.npz")
+        shown = run("data", "inspect", tmp_path / "log.npz")
+        assert "observations[1]" in shown.stdout
+        assert_refused(
+            run("data", "inspect", tmp_path / "log.npz", "--out", tmp_path / "m.yaml"), "needs no mapping"
+        )
+
+    def test_the_file_is_not_replaced_unasked(self, tmp_path):
+        table, out = write(walk(), tmp_path / "log.parquet"), tmp_path / "m.yaml"
+        out.write_text("mine")
+        assert_refused(run("data", "inspect", table, "--out", out), "exists already")
+        assert out.read_text() == "mine"
+        assert (
+            json.loads(run("data", "inspect", table, "--out", out, "--force", "--json").stdout)["rows"] == 8
+        )
