@@ -79,6 +79,7 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     options = ("--policy", "shop_policy:target", "--gamma", GAMMA, "--estimator", "lstdq", "--json")
+    options += ("--set", "feature_source=random", "--set", "features=100")
     result = run("evaluate", table, "--mapping", mapping, *options)
     assert result.exit_code == 0, result.stderr
     offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
@@ -159,7 +160,8 @@ class TestGuesses:
         assert roles == {
             "id": "episode", "t": "time", "x_1": "observation", "x_2": "observation", "a": "action",
             "r": "reward", "done": "terminal", "p": "behavior_probability", "row": "ignored",
-            "constant": "ignored", "note": "ignored", "next_x_1": "next observation", "next_x_2": "next observation",
+            "constant": "ignored", "note": "ignored",
+            "next_x_1": "next observation", "next_x_2": "next observation",
         }  # fmt: skip
         assert all(each.reason for each in found.columns)
         mapping = tmp_path / "mapping.yaml"

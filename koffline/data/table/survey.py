@@ -106,7 +106,7 @@ def _features(table: Table) -> Features:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
     computed = table.rows.computed
     encodings = {} if computed is None else computed.encodings
-    return Features(names, {name: encodings[name] for name in encodings if name in table.roles.encode})
+    return Features(names, {n: each for n, each in encodings.items() if set(each.names(n)) <= set(names)})
 
 
 def _is_category(table: Table, dictionaries: frozenset[str]) -> bool:

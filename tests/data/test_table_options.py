@@ -1,0 +1,300 @@
+"""What a mapping may ask for: categories, formulas, ends, repeated rows, episodes of one row; refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import koffline
+from koffline.cli import cli
+from koffline.data.sources import open_transitions
+from koffline.data.table.computed import parse_formula
+from koffline.data.table.reading import TableStream
+from koffline.errors import DataError, PolicyError
+from koffline.policy_specs import as_policy
+from tests.data.table_rows import MAPPING, shuffled, walk, write, write_text
+
+N = 8  # rows of walk(): episodes of 3 (ends), 1 and 4
+CITY = ["b", "a", "c", "a", "b", "b", "c", "a"]
+COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
+
+
+def read(columns, tmp_path, name="log.parquet", **changes):
+    return open_transitions(write(columns, tmp_path / name), mapping={**MAPPING, **changes})
+
+
+def refusal(columns, tmp_path, **changes):
+    with pytest.raises(DataError) as caught:
+        read(columns, tmp_path, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_same_in_pieces(path, mapping, whole):
+    stream = TableStream(path, mapping, piece_rows=2)
+    pieces = list(stream)
+    for name in COLUMNS:
+        joined = np.concatenate([getattr(piece, name) for piece in pieces])
+        np.testing.assert_array_equal(joined, getattr(whole, name))
+    assert stream.metadata.notes == whole.metadata.notes
+    assert stream.metadata.extra == whole.metadata.extra
+
+
+class TestCategories:
+    @pytest.mark.parametrize("suffix", ["parquet", "csv"])
+    def test_by_hand(self, tmp_path, suffix):
+        encode = {"city": "one-hot", "size": {"ordinal": ["s", "m", "l"]}}
+        table = walk(city=CITY, size=list("smlsmlsm"), x_2=None)
+        mapping = {"observations": ["x_1", "city", "size"], "encode": encode}
+        log = read(table, tmp_path, f"log.{suffix}", **mapping)
+        assert log.feature_names == ("x_1", "city=a", "city=b", "city=c", "size")
+        np.testing.assert_array_equal(log.observations[:3, 1:], [[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 1, 2]])
+        np.testing.assert_array_equal(log.next_observations[0, 1:], [1, 0, 0, 1])
+        assert_same_in_pieces(tmp_path / f"log.{suffix}", {**MAPPING, **mapping}, log)
+
+    @pytest.mark.parametrize("name", ["log.hdf5", "log.npz", "out.parquet", "log.arrow", "shards"])
+    def test_names_survive_conversion(self, tmp_path, name):
+        path = write(shuffled(walk(city=CITY)), tmp_path / "log.csv")
+        words = [
+            "data",
+            "convert",
+            str(path),
+            str(tmp_path / name),
+            "--observations",
+            "x_1,city",
+            "--action",
+            "a",
+        ]
+        words += [
+            "--reward",
+            "r",
+            "--episode",
+            "id",
+            "--time",
+            "t",
+            "--terminal",
+            "done",
+            "--encode",
+            "city=one-hot",
+        ]
+        words += ["--shard-rows", "4"] if name == "shards" else []
+        assert CliRunner().invoke(cli, words).exit_code == 0
+        log = open_transitions(tmp_path / name)
+        assert log.feature_names == ("x_1", "city=a", "city=b", "city=c")
+        table = log.metadata.features.table(log.observations)
+        assert table["city"].to_list() == ["b", "a", "c", "b", "b", "c"]
+        if name == "shards":
+            assert open_transitions(tmp_path / name, lazy=True).feature_names == log.feature_names
+
+    def test_a_policy_asks_for_the_table(self, tmp_path):
+        log = read(walk(city=CITY), tmp_path, observations=["x_1", "city"], encode={"city": "one-hot"})
+
+        def target(table):
+            left = (table["city"] == "a").to_numpy() & (table["x_1"] > 0).to_numpy()
+            return np.stack([left, ~left], axis=1)
+
+        policy = as_policy(target, log.action_space, log.observation_shape, features=log.metadata.features)
+        np.testing.assert_array_equal(policy.probabilities(log.observations)[:, 0], [0, 1, 0, 0, 0, 0])
+        plain = log.with_metadata(koffline.data.transitions.Metadata())
+        with pytest.raises(PolicyError, match="asks for a table"):
+            koffline.evaluate(plain, target, gamma=0.9, steps=10)
+
+    def test_missing_categories(self, tmp_path):
+        table = walk(city=["b", None, *CITY[2:]])
+        mapping = {"observations": ["x_1", "city"], "encode": {"city": "one-hot"}}
+        assert "values are missing (city: 1, of 8 rows)" in refusal(table, tmp_path, **mapping)
+        log = read(table, tmp_path, **mapping, impute={"city": "zero"})
+        np.testing.assert_array_equal(log.observations[1, 1:], [0, 0, 0])
+        assert log.metadata.features.table(log.observations)["city"].to_list()[1] is None
+        forward = read(table, tmp_path, **mapping, impute={"city": "forward"})
+        np.testing.assert_array_equal(forward.observations[1, 1:], [0, 1, 0])
+
+    def test_next_observations_share_the_categories(self, tmp_path):
+        table = walk(x_1=None, x_2=None, city=CITY, next_city=["z", *CITY[1:]])
+        log = read(
+            table, tmp_path, observations="city", next_observations="next_city", encode={"city": "one-hot"}
+        )
+        assert log.feature_names == ("city=a", "city=b", "city=c", "city=z")
+        np.testing.assert_array_equal(log.next_observations[0], [0, 0, 0, 1])
+
+    @pytest.mark.parametrize(
+        ("columns", "encode", "words"),
+        [
+            ({"city": CITY}, {"city": {"one-hot": ["a", "b"]}}, "holds 'c', which encode does not list"),
+            ({"city": [None] * N}, {"city": "one-hot"}, "city"),
+            ({"city": CITY}, {"city": "dummy"}, "one-hot or ordinal by column"),
+            ({"city": CITY, "city=a": [1] * N}, {"city": "one-hot"}, "would become city=a, another column"),
+            ({"city": CITY}, {"r": "one-hot"}, "encode names r, which is no observation"),
+            ({"city": CITY}, {}, "encode categories (--encode COLUMN=one-hot)"),
+        ],
+    )
+    def test_refusals(self, tmp_path, columns, encode, words):
+        names = ["x_1", "city", *([] if "city=a" not in columns else ["city=a"])]
+        assert words in refusal(walk(**columns), tmp_path, observations=names, encode=encode)
+
+    def test_too_many(self, tmp_path):
+        table = {
+            "id": [0] * 2000,
+            "t": range(2000),
+            "x_1": [f"c{i}" for i in range(2000)],
+            "a": [0, 1] * 1000,
+        }
+        table |= {"r": [0.0] * 2000, "done": [False] * 2000}
+        assert "more than 1000 categories" in refusal(table, tmp_path, encode={"x_1": "one-hot"})
+
+
+class TestFormulas:
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [
+            ("2 * x_1 - x_2 / 4", lambda x, y: 2 * x - y / 4),
+            ("-x_1", lambda x, y: -x),
+            (
+                "max(x_1, x_2, 3) - min(x_1, 1)",
+                lambda x, y: np.maximum(np.maximum(x, y), 3) - np.minimum(x, 1),
+            ),
+            ("(x_1 > 1) * 5 + (0 < x_2 <= 9)", lambda x, y: (x > 1) * 5 + ((y > 0) & (y <= 9))),
+            ("`x_1` + `the cost`", lambda x, y: x + 1),
+        ],
+    )
+    def test_values(self, tmp_path, text, value):
+        table = walk(**{"the cost": [1] * N})
+        mapping = {"observations": ["x_1", "x_2"], "reward": text}  # a pattern takes none of a formula
+        log = read(table, tmp_path, **mapping)
+        expected = value(np.array(table["x_1"]), np.array(table["x_2"]))
+        np.testing.assert_allclose(log.rewards, expected[[0, 1, 2, 4, 5, 6]])
+        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
+
+    @pytest.mark.parametrize(
+        "text",
+        ["x_1 ** 9", "__import__('os')", "x_1.y", "x_1[0]", "lambda: 1", "'a' + x_1", "max(x_1)", "abs(x_1)",
+         "x_1 if 1 else 2", "True + x_1", "1e999 * x_1", "x_1 +", "(" * 300,
+         "x_1 + " + "9" * 5000, "x_1 and x_2"],
+    )  # fmt: skip
+    def test_nothing_else_is_read(self, text):
+        with pytest.raises(DataError, match="cannot be read"):
+            parse_formula(text)
+
+    def test_a_column_comes_first_and_unknown_ones_are_named(self, tmp_path):
+        table = walk(**{"x_1 - x_2": [5.0] * N})
+        assert read(table, tmp_path, reward="x_1 - x_2").rewards.tolist() == [5.0] * 6
+        assert "no column 'y' (reward 'y - 1')" in refusal(walk(), tmp_path, reward="y - 1")
+        assert "(reward); did you mean" in refusal(walk(), tmp_path, reward="rr")
+        assert "numbers are infinite (1 / x_1: 1" in refusal(walk(), tmp_path, reward="1 / x_1")
+        table = walk(r=[None, *range(7)])
+        assert "--impute reward=cut" in refusal(table, tmp_path, reward="2 * r")
+        assert len(read(table, tmp_path, reward="2 * r", impute={"reward": "zero"})) == 6
+
+
+class TestEndsOfEpisodes:
+    def test_they_are_said(self, tmp_path):
+        table = walk(done=None)
+        words = refusal(table, tmp_path, terminal=None)
+        assert "--terminal" in words
+        assert "--last-row terminal" in words
+        ended = read(table, tmp_path, terminal=None, last_row="terminal")
+        np.testing.assert_array_equal(ended.terminated, [0, 0, 1, 1, 0, 0, 0, 1])
+        cut = read(table, tmp_path, terminal=None, last_row="cut")
+        assert not cut.terminated.any()
+        np.testing.assert_array_equal(cut.truncated, [0, 1, 0, 0, 1])
+        # with flags: only where an episode has none
+        assert read(walk(), tmp_path, last_row="terminal").terminated.sum() == 3
+
+    def test_cut_ends_an_episode_before_a_missing_value(self, tmp_path):
+        table = walk((4, 4), (True, True), r=[1, None, 3, 4, 5, 6, None, 8])
+        log = read(table, tmp_path, impute={"reward": "cut"})
+        np.testing.assert_array_equal(log.rewards, [1, 5, 6])
+        np.testing.assert_array_equal(log.truncated, [1, 0, 1])
+        assert not log.terminated.any()
+        np.testing.assert_array_equal(
+            log.next_observations[:, 0], [0.5, 2.5, 3.0]
+        )  # those of the rows cut off
+        assert "5 rows were left out: from a missing value on" in " ".join(log.metadata.notes)
+        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, "impute": {"r": "cut"}}, log)
+        # a missing observation cannot be the next one of the row above
+        table = walk((4, 4), (True, True), x_1=[0, 1, 2, None, 4, 5, 6, 7])
+        log = read(table, tmp_path, impute={"x_1": "cut"})
+        np.testing.assert_array_equal(log.rewards, [1, 2, 5, 6, 7, 8])
+        np.testing.assert_array_equal(log.truncated, [0, 1, 0, 0, 0, 0])
+
+    @pytest.mark.parametrize("column", ["a", "r", "p", "x_1"])
+    def test_whatever_is_missing(self, tmp_path, column):
+        table = walk((4, 4), (True, True), p=[0.5] * N)
+        table[column] = [None if i == 5 else value for i, value in enumerate(table[column])]
+        log = read(table, tmp_path, behavior_probability="p", impute={column: "cut"})
+        assert len(log) == (4 if column == "x_1" else 5)
+        assert np.isfinite(log.rewards).all()
+
+
+class TestRepeatedRows:
+    def test_what_is_kept(self, tmp_path):
+        table = walk((3, 3), (True, True))
+        doubled = {name: [*column, column[1], column[4]] for name, column in table.items()}
+        assert "--drop-duplicates exact" in refusal(doubled, tmp_path)
+        log = read(doubled, tmp_path, drop_duplicates=True)
+        whole = read(table, tmp_path, "whole.parquet")
+        np.testing.assert_array_equal(log.rewards, whole.rewards)
+        assert "2 repeated rows were dropped" in log.metadata.notes
+        path = tmp_path / "log.parquet"
+        assert_same_in_pieces(path, {**MAPPING, "drop_duplicates": "exact"}, log)
+        doubled["r"][-1] = 99.0
+        assert "1 row has the time of another row" in refusal(doubled, tmp_path, drop_duplicates="exact")
+        assert 99.0 not in read(doubled, tmp_path, drop_duplicates="first").rewards
+        last = read(doubled, tmp_path, drop_duplicates="last").rewards
+        assert last[4] == 99.0
+        assert len(last) == 6
+
+    def test_without_a_time_equal_rows_are_steps(self, tmp_path):
+        assert "needs a time column" in refusal(walk(), tmp_path, time=None, drop_duplicates="exact")
+
+
+class TestRowsThatAreEpisodes:
+    def test_every_row_ends(self, tmp_path):
+        table = walk(done=None, r=[1.0, None, *range(6)])
+        alone = {"episode": None, "terminal": None}
+        log = read(table, tmp_path, **alone, one_step=True, impute={"reward": "cut"})
+        assert (log.n_episodes, len(log)) == (7, 7)
+        assert log.terminated.all()
+        np.testing.assert_array_equal(log.next_observations, log.observations)
+        mapping = {**MAPPING, **alone, "one_step": True, "impute": {"reward": "cut"}}
+        assert_same_in_pieces(tmp_path / "log.parquet", mapping, log)
+        assert "leave such rows out" in refusal(table, tmp_path, **alone, one_step=True)
+
+    @pytest.mark.parametrize("time", [None, "t"])
+    def test_nothing_is_guessed(self, tmp_path, time):
+        table = walk(t=range(N), done=[False] * N)
+        for terminal in ("done", None):
+            words = refusal(table, tmp_path, episode=None, time=time, terminal=terminal)
+            assert "--one-step" in words
+            assert "--episode" in words
+        assert read(table, tmp_path, episode=None, time=time, one_step=False).n_episodes == 1
+
+    def test_it_is_not_beside_episodes(self, tmp_path):
+        words = refusal(walk(), tmp_path, one_step=True)
+        assert "beside episode, terminal; keep one or the other" in words
+
+
+def test_one_refusal_for_all(tmp_path):
+    body = "id,t,x_1,x_2,city,a,r,done\n" + "".join(
+        f"{i // 4},{i % 4},{'' if i == 2 else i},{'oops' if i == 5 else i},{'ab'[i % 2]},"
+        f"{i % 2},{i},{i % 4 == 3}\n"
+        for i in range(8)
+    )
+    path = write_text(body + "1,3,1,1,a,1,1,True\n", tmp_path / "log.csv")
+    mapping = {**MAPPING, "observations": "x_*", "weight": "wight", "encode": {"town": "one-hot"}}
+    with pytest.raises(DataError) as caught:
+        open_transitions(path, mapping=mapping)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "has 6 problems: (1) " in message
+    for words in (
+        "no column 'wight' (weight)", "no column 'town' (encode)", "x_2 in row 6 is not all numbers ('oops')",
+        "values are missing (x_1: 1, of 9 rows)", "1 row has the time of another row",
+        "column done is set in 1 row whose episode goes on",
+    ):  # fmt: skip
+        assert words in message
+    with pytest.raises(DataError) as caught:
+        open_transitions(path, mapping={"observations": "x_*", "impute": "median", "tme": "t", "gamma": 2})
+    for words in ("impute is 'median'", "unknown key 'tme'", "gamma is 2", "lacks action, reward"):
+        assert words in str(caught.value)
