@@ -19,7 +19,7 @@ from koffline.data.sources import open_raw
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, faults, find_tables, is_other, is_table_source
-from koffline.data.table.mapping import CUT, TableMapping
+from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import Problems
 from koffline.data.table.profiles import (
     DECIMAL_COMMA,
@@ -121,8 +121,12 @@ def _text(value: Any) -> str:
 def inspect_source(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
     """Look at the first rows of any log; a table gets a mapping. Raises DataError."""
     name = os.fspath(source)
-    is_log = name.startswith(MINARI) or (remote.is_folder(name) and not is_table_source(name))
-    if is_log or (remote.exists(name) and is_other(name)):
+    if is_table_source(name):
+        kind, files = find_tables(name, is_table=False)
+        is_log = own_mapping(stored_columns(files[0], kind)[0]) is not None
+    else:
+        is_log = name.startswith(MINARI) or remote.is_folder(name) or (remote.exists(name) and is_other(name))
+    if is_log:
         raw = open_raw(name)
         found = inspect_columns(name, raw, rows)
         found.problems = [finding.message for finding in inspect_log(raw)]

@@ -289,8 +289,9 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
     if not hold:
         return rows
     in_pieces = "convert it in pieces (`koffline data convert … --shard-rows N`)"
-    room, frames = Room(itemsize, in_pieces), [pl.DataFrame(schema=dict(rows.types))]
-    for frame in rows.stored(columns, room):
+    room = Room(itemsize, in_pieces if first is None else "look at fewer rows")
+    frames = [pl.DataFrame(schema=dict(rows.types))]
+    for frame in rows.stored(columns, room if first is None else None):
         room.take(frame)
         frames.append(frame)
         if first is not None and sum(each.height for each in frames) >= first:
