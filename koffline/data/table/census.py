@@ -130,7 +130,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         return pl.repeat(False, frame.height, eager=True)
     column = frame[name]
     if column.dtype == pl.Boolean:
-        return column
+        return column.fill_null(False)  # what is missing is refused as such
     if column.dtype == pl.String:
         lower = column.str.strip_chars().str.to_lowercase()
         yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
@@ -142,7 +142,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         count = counted(int(wrong.sum()), "row", "is", "are")
         said = f"holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor no)"
         raise column_fault(source, name, f"{said}; give true and false, or 1 and 0")
-    return yes.fill_null(False)  # what is missing is refused as such
+    return yes.fill_null(False)
 
 
 def _look_at(table: Table, column: pl.Series) -> None:

@@ -33,7 +33,7 @@ class StepLengths:
             per_second = {"ms": 1e3, "us": 1e6, "ns": 1e9}.get(getattr(times.dtype, "time_unit", ""), 1e9)
             self.unit = 86_400.0 if times.dtype == pl.Date else 1.0 / per_second
         steps = times.to_physical().diff().cast(pl.Float64).to_numpy()
-        rows = np.flatnonzero(inside.to_numpy() & (np.nan_to_num(steps) > 0))
+        rows = np.flatnonzero(inside.to_numpy() & (steps > 0) & np.isfinite(steps))
         lengths = np.round(np.log2(steps[rows]) * _PARTS).astype(np.int64)
         for length, place, count in zip(
             *np.unique(lengths, return_index=True, return_counts=True), strict=True

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from polars.selectors import by_name
 
 from koffline.data import remote
 from koffline.data.table.problems import natural_key
@@ -235,13 +234,13 @@ def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.Dat
                 schema_overrides=types, null_values=_MISSING, raise_if_empty=False,
             )  # fmt: skip
             if pl.Float64 not in columns.values():
-                scan = scan.select(by_name(*columns))  # a name is no pattern
+                scan = scan.select(list(columns))
             try:
                 for whole in scan.slice(done).collect_batches(chunk_size=rows, engine="streaming"):
                     done += whole.height
                     if whole.to_series(0).null_count():  # polars takes empty lines for rows
                         whole = whole.filter(~pl.all_horizontal(pl.all().is_null()))
-                    yield from whole.select(by_name(*columns)).iter_slices(rows)
+                    yield from whole.select(list(columns)).iter_slices(rows)
                 return
             except pl.exceptions.ComputeError as error:
                 if "more fields" in str(error):

@@ -20,7 +20,7 @@ from koffline.data.table.counts import TableCounts
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, faults, find_tables, is_other, is_table_source
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
-from koffline.data.table.problems import Problems
+from koffline.data.table.problems import Problems, is_pattern
 from koffline.data.table.profiles import (
     DECIMAL_COMMA,
     IGNORED,
@@ -140,13 +140,19 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     name = os.fspath(source)
     kind, files = find_tables(name, is_table=True)
     stored, _, _ = stored_columns(files[0], kind)
-    readable = {column: each for column, each in stored.items() if each != pl.Unknown}
+    readable = {
+        column: each
+        for column, each in stored.items()
+        if column and not is_pattern(column) and each != pl.Unknown
+    }
     with faults(name, kind):
         held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
     if held is None or not held.height:
         raise DataError(f"{name} has no rows; give a table with at least one transition")
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
-    columns = [profile(held[each] if each in readable else empty.alias(each), kind != CSV) for each in stored]
+    columns = [profile(held[each] if each in readable else empty, kind != CSV) for each in stored]
+    for each, column in zip(columns, stored, strict=True):
+        each.name = column
     guess_roles(columns)
     found = Inspection(name, held.height, columns)
     for each in columns:

@@ -170,6 +170,8 @@ class TableMapping(pydantic.BaseModel):
                 changes[role] = None
             elif isinstance(value, tuple) and role != "action_names":
                 changes[role] = tuple(name for name in value if name not in gone)
+            elif isinstance(value, dict):
+                changes[role] = {name: how for name, how in value.items() if name not in gone}
         return self.model_copy(update=changes)
 
 

@@ -70,6 +70,11 @@ def column_fault(source: str, column: str | None, words: str) -> DataError:
     return DataError(f"{source}: column {column} {words}")
 
 
+def is_pattern(name: str) -> bool:
+    """Whether polars takes the name of a column for a pattern of names; such columns have no role."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
+
+
 def unknown_column(name: str, role: str, names: Sequence[str], source: str) -> DataError:
     """The error for a column that is not there, with the nearest name."""
     return DataError(f"{source} has no column '{name}' ({role}); {nearest_name(name, names)}")

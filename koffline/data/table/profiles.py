@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from koffline.data.columns import counted
+from koffline.data.table.problems import is_pattern
 from koffline.data.table.rows import TEXT_WAYS, TextKind
 from koffline.errors import printable
 
@@ -118,7 +119,13 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
     names = {each.name for each in profiles}
     left = [each for each in profiles if each.name and each.distinct]
     for each in profiles:
-        each.reason = "" if each.distinct else "no value in it" if each.name else "it has no name"
+        each.reason = (
+            ""
+            if each.distinct
+            else "no value in it"
+            if each.name and not is_pattern(each.name)
+            else "its name; rename it"
+        )
         if not each.distinct and each.values.dtype.is_nested() and _is_vector(each.values):
             each.role, each.reason, each.distinct = "observation", "a list of numbers", len(each.values)
     for each in left:

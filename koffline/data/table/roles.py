@@ -11,7 +11,14 @@ import polars as pl
 from koffline.data.features import ONE_HOT, Encoding
 from koffline.data.table.computed import Computed, Formula, parse_formula
 from koffline.data.table.mapping import CUT, TableMapping
-from koffline.data.table.problems import Problems, check_unique, listed, natural_key, unknown_column
+from koffline.data.table.problems import (
+    Problems,
+    check_unique,
+    is_pattern,
+    listed,
+    natural_key,
+    unknown_column,
+)
 from koffline.data.table.rows import TableRows
 
 _REWARD = "reward"  # in ``impute``, whatever column or formula it is
@@ -27,6 +34,7 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
     """
     source = problems.source
     check_unique(names, source)
+    names = [name for name in names if not is_pattern(name)]
     present = set(names)
     found: dict[str, Any] = {}
     for role in _SINGLE:
@@ -36,7 +44,8 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
     with problems.noted():
         formula = reward_formula(mapping, names, source)
         found["reward"] = mapping.reward
-    taken = {getattr(mapping, role) for role in (*_SINGLE, "reward")}
+    single = {getattr(mapping, role) for role in (*_SINGLE, "reward")}
+    taken = set(single)
     if "reward" not in found:
         found["reward"] = None
     elif formula is not None:
@@ -49,13 +58,14 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
         problems.add(f"{both}; name the same columns in the same order")
     states = (*observations, *following)
-    found["encode"] = {}
+    found["encode"], taken_else = {}, {*single, *found["action"]}
     for pattern, encoding in mapping.encode.items():
         for name in _fitting(states if "*" in pattern else names, [pattern], "encode", set(), problems):
-            if name in states:
+            if name in states and name not in taken_else:
                 found["encode"][name] = encoding
             else:
-                problems.add(f"encode names {name}, which is no observation; only observations are encoded")
+                what = "has another role too" if name in states else "is no observation"
+                problems.add(f"encode names {name}, which {what}; only observations are encoded")
     partners = zip(following, observations, strict=False)
     found["encode"] |= {n: found["encode"][o] for n, o in partners if o in found["encode"]}
     applied = mapping.model_copy(update=found)
@@ -115,7 +125,7 @@ def _fitting(
                     continue
                 expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.S)
                 fitting = sorted(
-                    (n for n in names if n not in taken and expression.fullmatch(n)), key=natural_key
+                    (n for n in names if n and n not in taken and expression.fullmatch(n)), key=natural_key
                 )
             if not fitting:
                 problems.add(f"no column fits {role} '{part}'; the table has {listed(names)}")
@@ -128,14 +138,13 @@ def _is_number(kind: Any) -> bool:
 
 
 def fitting_types(
-    types: Mapping[str, Any], roles: TableMapping, dictionaries: frozenset[str], problems: Problems
+    types: Mapping[str, Any], roles: TableMapping, terms: Sequence[str], problems: Problems
 ) -> tuple[TableMapping, dict[str, Any]]:
     """Roles and types without columns of a wrong type, or lists beside others: those are problems."""
     states = (*roles.observations, *roles.next_observations)
     numbers = "needed are numbers; name other columns, or export it as numbers"
     coded = [name for name in states if name in roles.encode]
     plain = [name for name in states if name not in roles.encode]
-    terms = [name for name in types if name not in roles.columns]
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
         (plain, lambda kind: _is_number(getattr(kind, "inner", kind)),
          f"{numbers}, or encode categories (--encode COLUMN=one-hot)"),

@@ -50,8 +50,9 @@ def prepare_table(
     problems = Problems(name)
     roles = resolved(chosen, list(stored), problems)
     formula = reward_formula(roles, list(stored), name)
-    types = column_types(stored, roles, () if formula is None else formula.columns)
-    roles, types = fitting_types(types, roles, dictionaries, problems)
+    terms = () if formula is None else formula.columns
+    types = column_types(stored, roles, terms)
+    roles, types = fitting_types(types, roles, terms, problems)
     # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay as
     # they are. Times are such in files with types too: "10" comes after "9".
     time = roles.time if roles.time in types else None
