@@ -195,7 +195,7 @@ class TestGuesses:
     @pytest.mark.parametrize(
         "names",
         [
-            ['"^.*$"', '"a,b"', '"# x: y"', "*"],
+            ['"a,b"', '"^.*$"', '"# x: y"', "*"],
             ["\u202eevil", "{k}", "- d", "&a"],
             ["class", "`q`", "été", "x?"],
         ],
