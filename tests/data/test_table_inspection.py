@@ -79,7 +79,7 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     options = ("--policy", "shop_policy:target", "--gamma", GAMMA, "--estimator", "lstdq", "--json")
-    options += ("--set", "feature_source=random", "--set", "features=100")
+    options += ("--set", "steps=100")
     result = run("evaluate", table, "--mapping", mapping, *options)
     assert result.exit_code == 0, result.stderr
     offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
