@@ -13,7 +13,7 @@ FLOORS = (
     "errors", "untrusted", "store", "jobs", "data",
     "kernels", "kernel_loss", "bellman", "objectives", "config",
     "replicas", "batches", "steps", "dual_objectives", "checkpoints", "fitting", "solvers",
-    "spread", "progress", "envs", "policies", "algos", "policy_specs", "builders", "figures", "playing",
+    "spread", "progress", "envs", "policies", "algos", "policy_specs", "builders",
     "online", "ope", "report", "train", "experiments", "cli", "__init__", "__main__",
 )  # fmt: skip
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)

@@ -23,19 +23,15 @@ class KofflineGroup(click.Group):
     # Its module in this package, and what the list of commands says of it: none is imported for that list.
     lazy: ClassVar = {
         "build": ("build", "Build datasets and target policies."),
+        "d3rlpy": ("runs", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
         "data": ("data", "Look into logs, check them, convert them."),
         "diagnose": ("judge", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
         "export": ("runs", "Export a model's greedy policy as TorchScript or ONNX."),
         "online": ("online", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
-        "play": ("runs", "Play episodes of a saved model on the screen."),
-        "plot": ("runs", "Draw metrics of runs in one plot and print their statistics."),
-        "plot-all": ("runs", "Draw all metrics of a run in a grid and print its parameters."),
-        "record": ("runs", "Record episodes of a saved model as GIFs."),
         "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
         "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("judge", "Which of several POLICIES is worth most?"),
-        "stats": ("runs", "Statistics of a metric of a run."),
         "sweep": ("train", "Train CONFIG with every combination of --grid values and seeds."),
         "train": ("train", "Train the algorithm of CONFIG over a log."),
     }

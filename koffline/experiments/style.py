@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from scipy import stats
 
 from koffline.experiments.statistics import Interval
-from koffline.figures import INK, STYLE
+from koffline.report.plots import INK, STYLE
 from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 
@@ -48,7 +48,7 @@ _STYLE: dict[Any, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "savefig.dpi": _DPI,
-    "svg.fonttype": "path",
+    "font.size": 9,
 }
 
 

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.figures import INK
-from koffline.figures import STYLE as PLAIN
 from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
 from koffline.report.page import promise
 
@@ -17,8 +15,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RETURN = "expected discounted return (γ = {:.10g})"
+INK = "#1f2933"
 ACCENT, SOFT, WARM = "#1769aa", "#9fb3c8", "#c2410c"
-STYLE: dict[Any, Any] = {**PLAIN, "font.size": 10, "svg.fonttype": "path"}
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#7b8794",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.grid": True,
+    "grid.color": "#e4e7eb",
+    "axes.axisbelow": True,
+    "font.size": 10,
+    "legend.frameon": False,
+    "figure.dpi": 120,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "koffline",
+}
 DEFAULT_ESTIMATOR = "kloss"
 # Colour, dashes and opacity of an interval by what it promises.
 _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {

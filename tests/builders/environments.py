@@ -78,7 +78,7 @@ class TwoActions(Odd):
 class Drawn(gymnasium.Env):
     """Spaces of Puddle World; every step is drawn in another colour."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 20}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 20}  # noqa: RUF012
     observation_space = Box(0, 1, (2,), np.float32)
     action_space = Discrete(4)
 
@@ -92,7 +92,7 @@ class Drawn(gymnasium.Env):
 
     def step(self, action):
         self.time += 1
-        return np.full(2, self.time / 100, np.float32), 1.0, False, False, {}
+        return np.full(2, self.time / 100, np.float32), 1.0, False, self.time == 10, {}
 
     def render(self):
         return np.full((32, 48, 3), 20 * self.time, np.uint8)

@@ -1,0 +1,127 @@
+"""export and d3rlpy's own commands: koffline's models and logs, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from PIL import Image
+
+import koffline
+from koffline.algos.loggers import quiet
+from koffline.cli import cli
+from tests.algos.makers import d3rlpy, fit, make, make_buffer
+from tests.builders import environments  # noqa: F401  (registers them)
+
+WORLD = "koffline-tests/Drawn-v0"
+
+
+def command(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, list(arguments), prog_name="koffline")
+
+
+def refusal(*arguments: str) -> str:
+    """The one line of a command that must end with exit code 2."""
+    result = command(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A KLossDQN with random weights for that world, saved."""
+    path = tmp_path_factory.mktemp("model") / "dqn.d3"
+    algo: Any = make("KLossDQN")
+    algo.create_impl((2,), 4)
+    algo.save(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of d3rlpy's own logger: parameters, metrics, gradients, models."""
+    folder = tmp_path_factory.mktemp("runs")
+    files = d3rlpy.logging.FileAdapterFactory(str(folder))
+    options = {"n_steps_per_epoch": 2, "experiment_name": "run", "with_timestamp": False}
+    with quiet():
+        fit(make("KLossDQN"), make_buffer("KLossDQN"), steps=4, logger_adapter=files, **options)
+    return folder / "run"
+
+
+def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "policy.onnx"
+    result = command("export", str(model), str(path))
+    assert result.exit_code == 0, result.output
+    assert result.stdout == f"{path}: the policy of the KLossDQN in {model}\n"
+    observations = np.random.default_rng(0).uniform(size=(20, 2)).astype(np.float32)
+    policy = koffline.load_policy(path, koffline.Discrete(4), (2,))
+    wanted = koffline.load(model).predict(observations)
+    np.testing.assert_array_equal(policy.probabilities(observations).argmax(axis=1), wanted)
+    before = path.read_bytes()
+    assert "exists already" in refusal("export", str(model), str(path))
+    assert path.read_bytes() == before
+    assert command("export", str(model), str(path), "--force").exit_code == 0
+    assert "give .pt" in refusal("export", str(model), str(tmp_path / "policy.d3"))
+    assert "no such file" in refusal("export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt"))
+    assert [found.name for found in tmp_path.iterdir()] == ["policy.onnx"]
+
+
+def test_d3rlpy_draws_a_run_with_gradients(run: Path, tmp_path: Path) -> None:
+    assert len(list(run.glob("*_grad.csv"))) > 0
+    result = command("d3rlpy", "plot-all", str(run), "--save", str(tmp_path / "all.png"), "--title", "A run")
+    assert result.exit_code == 0, result.output
+    assert "config={'type': 'kloss_dqn'" in result.stdout
+    with Image.open(tmp_path / "all.png") as picture:
+        pixels = np.asarray(picture.convert("L"))
+    assert (pixels < 200).sum() > 1000, "the picture is empty"
+
+
+def test_d3rlpy_prints_statistics_and_its_own_help(run: Path) -> None:
+    result = command("d3rlpy", "stats", str(run / "critic_loss.csv"))
+    assert "TOTAL STEPS:  4.0" in result.stdout
+    assert "--show-max" in command("d3rlpy", "plot", "--help").stdout
+
+
+def test_d3rlpy_plays_in_gymnasium(model: Path) -> None:
+    result = command("d3rlpy", "play", str(model), "--env-id", WORLD, "--n-episodes", "1")
+    assert result.exit_code == 0, result.output
+    assert "Score: " in result.stdout
+
+
+def test_d3rlpy_records_films(model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    world = ("--env-id", WORLD, "--out", str(tmp_path / "films"))
+    result = command("d3rlpy", "record", str(model), *world, "--n-episodes", "1")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "films" / "rl-video-episode-0.mp4").stat().st_size > 0
+
+
+def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "exploded",))
+
+    with zipfile.ZipFile(tmp_path / "bomb.d3", "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(Bomb()))
+    assert "bomb.d3" in refusal("d3rlpy", "play", str(tmp_path / "bomb.d3"), "--env-id", WORLD)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("stats", "nothing.csv"), "nothing.csv not found"),
+        (("plot", "--nonsense"), "No such option"),
+        (("prance",), "No such command"),
+        (("play", "nothing.d3", "--env-id", WORLD), "no such file"),
+    ],
+)
+def test_one_line_for_every_mistake(words: tuple[str, ...], message: str) -> None:
+    assert message in refusal("d3rlpy", *words)
