@@ -6,7 +6,7 @@ Fitted Q evaluation of a discrete policy, five seeds at once:
         inputs=observations,                    # (N, d) float32, standardised by the caller
         next_inputs=next_observations,          # (N, d)
         rewards=rewards,                        # (N,)
-        discounts=bellman.discount(0.99, terminated).float(),
+        discounts=kernel_loss.discount(0.99, terminated).float(),
         readout=one_hot_actions,                # (N, n)
         next_readout=policy_probabilities,      # (N, n), π(·|s')
     )

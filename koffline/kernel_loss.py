@@ -1,4 +1,7 @@
-"""The kernel Bellman loss: quadratic forms of a residual in a kernel.
+"""Bellman residuals, and their kernel loss: quadratic forms of a residual in a kernel.
+
+A residual is what the Bellman equation lacks: δ = reward + discount · value of what follows − value.
+Terminations enter once, through the discount. Nothing here detaches: gradients flow through both values.
 
 Residuals are (N,) and give a scalar, or (R, N) with a replica axis and give (R,). Gram matrices are (N, N),
 or (R, N, N) where every replica has its own rows. All but the blockwise form are differentiable.
@@ -7,7 +10,7 @@ or (R, N, N) where every replica has its own rows. All but the blockwise form ar
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from koffline.errors import ConfigError, DataError
@@ -16,6 +19,34 @@ from koffline.kernels import Gaussian, Kernel
 Residual = Float[Tensor, "*replica row"]
 Gram = Float[Tensor, "*grams row row"]
 Loss = Float[Tensor, "*replica"]
+
+
+def discount(
+    gamma: float, terminated: Shaped[Tensor, " row"], interval: int | Shaped[Tensor, " row"] = 1
+) -> Float[Tensor, " row"]:
+    """gamma ** interval where the episode goes on, zero where it terminated; float64.
+
+    `interval` counts the steps between a row and its next row. A time limit is no termination.
+    """
+    if not 0.0 <= gamma <= 1.0:
+        raise ConfigError(f"gamma is {gamma}; give a discount factor in [0, 1]")
+    going_on = 1.0 - terminated.to(torch.float64)
+    power = gamma ** (interval.to(torch.float64) if isinstance(interval, Tensor) else interval)
+    return going_on * power
+
+
+def state_value_residual(
+    reward: Float[Tensor, "*rewards row"],
+    discount: Float[Tensor, "*discounts row"],
+    value: Float[Tensor, "*replica row"],
+    next_value: Float[Tensor, "*replica row"],
+) -> Float[Tensor, "*replica row"]:
+    """δ = r + discount · V(s') − V(s), for logs whose actions are the evaluated policy's.
+
+    (Feng et al. 2019, equ:rg)
+    """
+    _check_rows(reward=reward, discount=discount, value=value, next_value=next_value)
+    return reward + discount * next_value - value
 
 
 def v_statistic(residual: Residual, gram: Gram) -> Loss:
@@ -47,15 +78,6 @@ def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
     diagonal = _diagonal_sum(residual, gram)
     off_diagonal = _quadratic_form(residual, gram) - diagonal
     return (1.0 - diag_weight) * off_diagonal / (rows * (rows - 1)) + diag_weight * diagonal / rows
-
-
-def mini_batch_v_statistic(residual: Residual, gram: Gram, population: int) -> Loss:
-    """L_KV: the V-statistic of `population` rows n estimated from m of them; kernel_loss with w = 1/n.
-
-    (1/(mn)) [Σ_i k_ii δ_i² + ((n−1)/(m−1)) Σ_{i≠j} k_ij δ_i δ_j]
-    (Feng et al. 2019, sec:batch_lv)
-    """
-    return kernel_loss(residual, gram, mixture_diag_weight(1.0, population))
 
 
 def mixture_diag_weight(alpha: float, population: int) -> float:
@@ -153,3 +175,12 @@ def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
     if rows < least:
         raise DataError(f"residual has {rows} rows; give at least {least}")
     return rows
+
+
+def _check_rows(**columns: Tensor) -> None:
+    """Equal row counts and replica counts: (N, 1) against (N,) would broadcast to (N, N) in silence."""
+    shapes = {name: tuple(column.shape) for name, column in columns.items()}
+    ends = {shape[-1:] for shape in shapes.values()}
+    fronts = {shape[:-1] for shape in shapes.values()} - {()}
+    if len(ends) != 1 or () in ends or len(fronts) > 1:
+        raise DataError(f"residual received shapes {shapes}; give (N,) or (R, N) with equal N and R")

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "koffline"
 # From the ground up; each room imports only rooms below its own.
 FLOORS = (
     "errors", "untrusted", "store", "jobs", "data",
-    "kernels", "kernel_loss", "bellman", "objectives", "config",
+    "kernels", "kernel_loss", "objectives", "config",
     "replicas", "batches", "steps", "dual_objectives", "checkpoints", "fitting", "solvers",
     "spread", "progress", "envs", "policies", "algos", "policy_specs", "builders",
     "online", "ope", "report", "train", "experiments", "cli", "__init__", "__main__",

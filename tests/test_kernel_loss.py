@@ -9,22 +9,67 @@ from hypothesis import strategies as st
 from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import (
     blockwise_v_statistic,
+    discount,
     feature_v_statistic,
     kernel_loss,
-    mini_batch_v_statistic,
     mixture_diag_weight,
+    state_value_residual,
     u_statistic,
     v_statistic,
 )
 from koffline.kernels import Gaussian, Laplacian, Linear, random_fourier_features
 from tests import reference
 from tests.refusals import refused
+from tests.strategies import draw_finite_case, finite_cases
+
+
+def doubles(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def problem(rows, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, 2, generator=generator, dtype=dtype)
     return x, torch.randn(rows, generator=generator, dtype=dtype)
+
+
+def test_discount_ends_with_termination_and_knows_intervals():
+    terminated = torch.tensor([False, True, False])
+    torch.testing.assert_close(discount(0.9, terminated), doubles(0.9, 0.0, 0.9))
+    interval = torch.tensor([1, 2, 3])
+    torch.testing.assert_close(discount(0.5, terminated, interval), doubles(0.5, 0.0, 0.125))
+    torch.testing.assert_close(discount(0.5, terminated, 2), doubles(0.25, 0.0, 0.25))
+    with pytest.raises(ConfigError, match=r"gamma is 1\.5"):
+        discount(1.5, terminated)
+
+
+def test_state_value_residual_by_hand():
+    residual = state_value_residual(
+        doubles(1.0, 2.0), doubles(0.5, 0.0), doubles(3.0, 4.0), doubles(6.0, 100.0)
+    )
+    torch.testing.assert_close(residual, doubles(1.0 + 3.0 - 3.0, 2.0 - 4.0))
+
+
+@settings(max_examples=20, deadline=None)
+@given(arguments=finite_cases)
+def test_expected_residuals_vanish_at_the_exact_values(arguments):
+    case = draw_finite_case(**arguments)
+    q, probabilities = (
+        torch.tensor(x) for x in (case.mdp.action_values(case.policy, case.gamma), case.policy)
+    )
+    s, a, t = (torch.tensor(index.flatten()) for index in np.indices(case.mdp.transition.shape))
+    discounts = torch.full((len(s),), case.gamma, dtype=torch.float64)
+    rewards, following = torch.tensor(case.mdp.reward)[s, a, t], (probabilities * q).sum(dim=1)[t]
+    residual = state_value_residual(rewards, discounts, q[s, a], following)
+    moves = case.mdp.transition
+    expected = (residual.numpy().reshape(moves.shape) * moves).sum(axis=2)
+    np.testing.assert_allclose(expected, 0.0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("rows", "width"), [(4, 1), (2, 4)])
+def test_residuals_that_would_broadcast_are_refused(rows, width):
+    with refused(DataError, match="equal N and R"):
+        state_value_residual(torch.zeros(4), torch.ones(4), torch.zeros(rows, width), torch.zeros(3, 4))
 
 
 def test_statistics_by_hand():
@@ -61,7 +106,7 @@ def test_the_papers_mini_batch_family_is_one_number(seed, rows, population, alph
     gram = Gaussian(1.0).gram(x)
     printed = reference.batch_v_statistic(residual.tolist(), gram.tolist(), population)
     scale = residual.square().mean().item()
-    l_kv = mini_batch_v_statistic(residual, gram, population)
+    l_kv = kernel_loss(residual, gram, mixture_diag_weight(1.0, population))
     assert l_kv.item() == pytest.approx(printed, rel=1e-12, abs=1e-13 * scale)
     assert kernel_loss(residual, gram, 1.0 / population).item() == pytest.approx(printed, abs=1e-13 * scale)
     mixture = alpha * printed + (1.0 - alpha) * u_statistic(residual, gram).item()
@@ -76,7 +121,8 @@ def test_the_mini_batch_form_is_unbiased_for_the_whole_v_statistic():
     values = []
     for chosen in itertools.combinations(range(6), 3):
         index = torch.tensor(chosen)
-        values.append(mini_batch_v_statistic(residual[index], gram[index][:, index], 6).item())
+        weight = mixture_diag_weight(1.0, 6)
+        values.append(kernel_loss(residual[index], gram[index][:, index], weight).item())
     assert np.mean(values) == pytest.approx(v_statistic(residual, gram).item(), rel=1e-12)
 
 

@@ -38,6 +38,7 @@ class KLossFQEImpl(KernelImpl):
     The expectation is exact for discrete actions; for continuous ones it is a draw if the policy is
     stochastic, one of its own for every row, so that products of residuals of different rows stay unbiased.
     algo: the policy, which scales in its own way.
+    (Feng et al. 2019, equ:ourloss)
     """
 
     is_captured = False
@@ -47,10 +48,7 @@ class KLossFQEImpl(KernelImpl):
         self._algo = algo
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
-        """Gradient through Q(s, a) and Q(s', ·).
-
-        (Feng et al. 2019, equ:ourloss)
-        """
+        """Gradient through Q(s, a) and Q(s', ·)."""
         raw = self._unscaled(batch.next_observations)
         if batch.numpy_batch is not None:
             logged = np.asarray(batch.numpy_batch.next_observations)

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
-from koffline.bellman import state_value_residual
+from koffline.kernel_loss import state_value_residual
 
 Losses = dict[str, Tensor]  # scalars by the names in a run's logs; the first one is minimised
 

@@ -67,7 +67,8 @@ def create_linear_gaussian_policy(
 class TrustPCLImpl(KernelImpl):
     """R = −V(s_0) + γ^d V(s_d) + Σ_t γ^t [r_t − (λ + τ) log π(a_t|s_t) + τ log π̃(a_t|s_t)].
 
-    (Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
+    (Feng et al. 2019, alg:kloss_pcl)
+    (Nachum et al. 2018)
     """
 
     is_captured = False

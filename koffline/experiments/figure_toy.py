@@ -19,14 +19,13 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from koffline import objectives
-from koffline.bellman import discount, state_value_residual
 from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
 from koffline.experiments.results import Curves, Results, Row, interval_text, named_text, number_text, section
 from koffline.experiments.statistics import mean_over_seeds
-from koffline.kernel_loss import feature_v_statistic
+from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
 DIVERGED = 1e7  # descent stops where ‖w‖ passes it; the largest true value is 1
 _RECORDS = 240  # per curve, evenly spaced in the logarithm of the iteration

@@ -15,12 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.bellman import state_value_residual
 from koffline.builders.uniform import discounted_returns, draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.finite import discretise
 from koffline.experiments.results import reading_result, write_arrays
-from koffline.kernel_loss import u_statistic
+from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedNetwork
 from koffline.untrusted.arrays import read_arrays

@@ -16,9 +16,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.bellman import discount
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
+from koffline.kernel_loss import discount
 from koffline.kernels import FourierFeatures, Gaussian, Kernel, random_fourier_features
 
 FeatureMap = Callable[[Tensor], Tensor]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.bellman import state_value_residual
 from koffline.envs.finite import TSITSIKLIS_FEATURES
 from koffline.experiments.figure_toy import (
     LinearKernelLoss,
@@ -13,6 +12,7 @@ from koffline.experiments.figure_toy import (
     draw_log,
     weight_errors,
 )
+from koffline.kernel_loss import state_value_residual
 from koffline.kernels import Linear
 from koffline.objectives import KernelLoss
 
