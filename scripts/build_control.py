@@ -27,10 +27,10 @@ from koffline.builders.control_learning import (
     RECIPES,
     learn,
     medium_and_expert,
-    policy_arrays,
     policy_returns,
 )
 from koffline.errors import KofflineError
+from koffline.policies.mlp import Mlp
 from koffline.policies.policy_file import FORMAT, VERSION, write_arrays
 from scripts.build_uniform import DATASETS, build
 from scripts.learn_policies import write_entries
@@ -68,6 +68,16 @@ def learn_policies(env: str, folder: Path) -> None:
         print(f"{path}: {entry['steps']} steps, returns {entry['returns']}")
     if found["medium"].step != recipe.medium_step:
         print(f"note: the recipe says that {env} is medium after {recipe.medium_step} steps; edit it")
+
+
+def policy_arrays(policy: Mlp) -> dict[str, np.ndarray]:
+    """A learned network as the arrays of a policy file."""
+    arrays: dict[str, Any] = {"output": policy.output}
+    for layer, (weight, bias) in enumerate(zip(policy.weights, policy.biases, strict=True)):
+        arrays |= {f"W{layer}": weight, f"b{layer}": bias}
+    if policy.action_low is not None and policy.action_high is not None:
+        arrays |= {"action_low": policy.action_low, "action_high": policy.action_high}
+    return {key: np.asarray(value) for key, value in arrays.items()}
 
 
 def summary(returns: np.ndarray) -> dict[str, float]:

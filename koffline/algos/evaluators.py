@@ -18,7 +18,7 @@ from d3rlpy import metrics
 from koffline.algos.model_files import load
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Continuous, Discrete, Transitions
-from koffline.envs.make import SpaceTranslator, make_env, playing
+from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.policies.base import describe_actions, refuse
 
@@ -84,25 +84,21 @@ class EnvironmentEvaluator:
     def __init__(
         self, identifier: str, log: Transitions, episodes: int = 10, seed: int = 0, epsilon: float = 0.0
     ) -> None:
-        self._identifier, self._seed, self._epsilon = identifier, seed, epsilon
-        self._envs = [make_env(identifier)]
-        spaces = SpaceTranslator(identifier, self._envs[0].observation_space, self._envs[0].action_space)
-        own, logged = spaces.observation_shape, log.observation_shape
+        self._copies, self._seeds, self._epsilon = Copies(identifier), range(seed, seed + episodes), epsilon
+        shape, space = self._copies.observation_shape, self._copies.action_space
         wrong = {
-            f"observations of shape {own}, the log {logged}": own != logged,
-            f"actions {spaces.action_space}, the log {log.action_space}": (
-                describe_actions(spaces.action_space) != describe_actions(log.action_space)
+            f"observations of shape {shape}, the log {log.observation_shape}": shape != log.observation_shape,
+            f"actions {space}, the log {log.action_space}": (
+                describe_actions(space) != describe_actions(log.action_space)
             ),
         }
         remedy = "name the environment that the log is from"
         wrong = {f"{identifier} has {what}; {remedy}": is_so for what, is_so in wrong.items()}
         refuse(wrong, kind=ConfigError)
-        self._spaces = spaces
-        self._envs += [make_env(identifier) for _ in range(episodes - 1)]
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
         """Mean undiscounted return. Raises ConfigError where the environment fails."""
-        with own_randomness(self._seed), playing(self._identifier, "an episode"):
+        with own_randomness(self._seeds.start):
             return float(np.mean(self._returns(algo)))
 
     def try_out(self, algo: Any) -> None:
@@ -110,29 +106,28 @@ class EnvironmentEvaluator:
 
     def close(self) -> None:
         """Close the environments."""
-        for env in self._envs:
-            env.close()
+        self._copies.close()
 
     def _returns(self, algo: Any) -> np.ndarray:
-        count, space = len(self._envs), self._spaces.action_space
-        observations = [env.reset(seed=self._seed + i)[0] for i, env in enumerate(self._envs)]
-        returns, running = np.zeros(count), list(range(count))
-        generator = np.random.default_rng(self._seed)
-        while running:
-            actions = algo.predict(self._spaces.observations([observations[i] for i in running]))
-            explores = generator.random(len(running)) < self._epsilon
-            for i, action, explore in zip(tuple(running), actions, explores, strict=True):
-                if isinstance(space, Discrete):
-                    action = generator.integers(space.n) if explore else action
-                else:
-                    action = generator.uniform(space.low, space.high) if explore else action
-                    action = np.clip(action, space.low, space.high)
-                (native,) = self._spaces.native_actions(np.asarray(action)[None])
-                observations[i], reward, terminated, truncated, _ = self._envs[i].step(native)
-                returns[i] += float(reward)
-                if terminated or truncated:
-                    running.remove(i)
+        returns, running = np.zeros(len(self._seeds)), np.arange(len(self._seeds))
+        observations, generator = self._copies.reset(self._seeds), np.random.default_rng(self._seeds.start)
+        while len(running):
+            actions = self._noisy(np.array(algo.predict(observations)), generator)
+            step = self._copies.step(running.tolist(), actions)
+            returns[running] += step.rewards
+            goes_on = ~(step.terminated | step.truncated)
+            running, observations = running[goes_on], step.observations[goes_on]
         return returns
+
+    def _noisy(self, actions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """A share of uniform actions, all of them inside the space."""
+        space, explores = self._copies.action_space, generator.random(len(actions)) < self._epsilon
+        if isinstance(space, Discrete):
+            return np.where(explores, generator.integers(space.n, size=len(actions)), actions)
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        if explores.any():  # an open box has none
+            actions[explores] = generator.uniform(low, high, actions[explores].shape)
+        return np.clip(actions, low, high)
 
 
 @contextlib.contextmanager

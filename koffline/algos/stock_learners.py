@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +18,6 @@ from d3rlpy.models import VectorEncoderFactory
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import ConfigError
-from koffline.fitting import threads
 from koffline.policies.distributions import finite_box
 from koffline.policies.mlp import Mlp
 
@@ -37,7 +35,7 @@ class LearnerSettings:
 
 
 class OnlineLearner:
-    """Double DQN for discrete actions, SAC for a finite box; call it inside ``randomness()``.
+    """Double DQN for discrete actions, SAC for a finite box; its draws are of the global generators.
 
     Raises ConfigError for observations that are not vectors, PolicyError for an infinite box.
     """
@@ -100,14 +98,6 @@ class OnlineLearner:
         network, (low, high) = self._algo.impl.policy, self._box
         layers = _layers(network._encoder, network._mu)
         return Mlp(*layers, output="tanh", action_low=low, action_high=high)
-
-
-@contextmanager
-def randomness(seed: int) -> Iterator[None]:
-    """torch's generator seeded for the block and as before afterwards, one thread."""
-    with torch.random.fork_rng(devices=[]), threads(1):
-        torch.default_generator.manual_seed(seed)
-        yield
 
 
 def _layers(encoder: Any, last: Any) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:

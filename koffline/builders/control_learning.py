@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
+from koffline.algos.evaluators import own_randomness
+from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, environment_seed
 from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.gymnasium_worlds import closed_copies, make_copies
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
+from koffline.fitting import threads
 from koffline.policies.mlp import Mlp, mlp_policy
 
 _ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
@@ -126,7 +128,8 @@ def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snaps
 
 def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda step: None) -> Learned:
     """Play and learn. The same seed gives the same rows on the same machine. Raises ConfigError."""
-    with contextlib.closing(make_copies(settings.env)) as copies, randomness(settings.seed):
+    copies = make_copies(settings.env)
+    with contextlib.closing(copies), threads(1), own_randomness(settings.seed):
         generator = np.random.default_rng(settings.seed)
         learner = OnlineLearner(copies.action_space, copies.observation_shape, settings)
         learned = Learned(_empty_rows(copies, settings.steps))
@@ -192,16 +195,6 @@ def _actions(
         return learner.act(observations)
     drawn = generator.uniform(space.low, space.high, (1, space.k)) if explores else learner.act(observations)
     return drawn.astype(copies.action_dtype)
-
-
-def policy_arrays(policy: Mlp) -> dict[str, np.ndarray]:
-    """A learned network as the arrays of a policy file."""
-    arrays: dict[str, Any] = {"output": policy.output}
-    for layer, (weight, bias) in enumerate(zip(policy.weights, policy.biases, strict=True)):
-        arrays |= {f"W{layer}": weight, f"b{layer}": bias}
-    if policy.action_low is not None and policy.action_high is not None:
-        arrays |= {"action_low": policy.action_low, "action_high": policy.action_high}
-    return {key: np.asarray(value) for key, value in arrays.items()}
 
 
 def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarray:

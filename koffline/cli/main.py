@@ -23,17 +23,17 @@ class KofflineGroup(click.Group):
     # Its module in this package, and what the list of commands says of it: none is imported for that list.
     lazy: ClassVar = {
         "build": ("build", "Build datasets and target policies."),
-        "d3rlpy": ("runs", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
+        "d3rlpy": ("learn", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
         "data": ("data", "Look into logs, check them, convert them."),
         "diagnose": ("judge", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
-        "export": ("runs", "Export a model's greedy policy as TorchScript or ONNX."),
-        "online": ("online", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
+        "export": ("learn", "Export a model's greedy policy as TorchScript or ONNX."),
+        "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
         "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
-        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
+        "reproduce": ("repeat", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("judge", "Which of several POLICIES is worth most?"),
-        "sweep": ("train", "Train CONFIG with every combination of --grid values and seeds."),
-        "train": ("train", "Train the algorithm of CONFIG over a log."),
+        "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),
+        "train": ("learn", "Train the algorithm of CONFIG over a log."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

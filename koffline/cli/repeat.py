@@ -1,4 +1,4 @@
-"""``koffline repeat``: the command that a record holds once more, and whether it gives the same bytes."""
+"""``koffline repeat`` and ``reproduce``: a run again, compared byte by byte, and the paper again."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 from pydantic import BaseModel, Field, ValidationError
 
+from koffline.cli.options import SEED, worker_options
 from koffline.errors import ConfigError, printable
-from koffline.store.run_record import FILE, FORMAT, THREADS, digests_of, versions, without_place
+from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
+from koffline.store.run_record import (
+    FILE,
+    FORMAT,
+    THREADS,
+    digests_of,
+    shown_command,
+    versions,
+    without_place,
+)
 from koffline.store.targets import check_name, locked
 from koffline.untrusted.limits import WITHOUT_CODE, read_json
 
@@ -25,7 +36,7 @@ NO_RESULTS = re.compile(
     r"|errors\.txt|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
 )
 _KINDS = ("build", "diagnose", "evaluate", "online", "reproduce", "select", "sweep", "train")
-_HELP = """Run again what made RUN, into another folder, and compare every result byte by byte.
+_REPEAT = """Run again what made RUN, into another folder, and compare every result byte by byte.
 
 RUN is a folder that evaluate, diagnose, select, train, sweep or online wrote, NAME.json of reproduce, or a
 dataset of build. Its record (run.json, NAME.run.json, the manifest) holds the command line, the numbers of
@@ -62,7 +73,7 @@ class _Made(NamedTuple):
     call: _Call
 
 
-@click.command(help=_HELP, no_args_is_help=True)
+@click.command(help=_REPEAT, no_args_is_help=True)
 @click.argument("run")
 @click.option("--out", metavar="DIR", help="A new folder for the repetition; default RUN.repeat.")
 @click.option("--allow-code", is_flag=True, help="Code that the command line names may run.")
@@ -184,3 +195,65 @@ def _python(place: Path, allow_code: bool) -> list[str]:
     kept = [own, *(part for part in sys.path if part and Path(part).resolve() not in away)]
     start = f"import sys; sys.path[:] = {kept!r}; from koffline.cli import cli; cli(prog_name='koffline')"
     return [sys.executable, "-I", "-c", start]
+
+
+_REPRODUCE = """Reproduce a figure of the paper, the ablation, or the table of its claims.
+
+NAME is figure-toy, figure-puddle, figure-bench, ablation, figure-mujoco or claims. Writes DIR/NAME.json,
+.png, .svg, .md and the curves; a killed run continues where it was.
+
+figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final, noise,
+paper-search, paper), --steps, --seed-count and --set are of its runs, and what is finished in DIR is shown
+whatever was asked for. DIR/cells/*.log tells how far a run is.
+
+\b
+Examples:
+  koffline reproduce figure-toy
+  koffline reproduce figure-puddle --quick --out runs/quick
+  koffline reproduce claims --workers 2 --out runs/full
+  koffline reproduce figure-bench --ray auto
+  koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
+  koffline reproduce figure-mujoco --only Swimmer --part final --steps 400000 --set learning_rate=0.001
+"""
+
+
+_of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
+
+
+@click.command(help=_REPRODUCE, no_args_is_help=True)
+@click.argument("name", metavar="NAME", type=click.Choice(NAMES))
+@click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
+@click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
+@SEED
+@worker_options
+@click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
+@_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
+@_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
+@_of_mujoco("--steps", type=click.IntRange(1))
+@_of_mujoco("--seed-count", type=click.IntRange(1))
+@_of_mujoco("--set", "changes", metavar="KEY=VALUE", multiple=True)
+def reproduce(
+    name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any
+) -> None:
+    """Run the experiment, print its table and where the files are."""
+    chosen = {option: value for option, value in chosen.items() if value}
+    if chosen and name != "figure-mujoco":
+        raise ConfigError(f"{name} has no environments, parts or settings to choose; only figure-mujoco has")
+    from koffline.experiments.cells import Run, Scale
+    from koffline.experiments.reproduce import reproduce as run_experiment
+
+    folder, request = check_name(out, is_whole=False), None
+    if chosen:
+        from koffline.experiments.mujoco_plan import MujocoRequest, read_changes
+
+        chosen["changes"] = read_changes(chosen.get("changes", ()))
+        request = MujocoRequest(**chosen, quick=quick)
+    run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, request)
+    try:
+        results = run_experiment(run)
+    except KeyboardInterrupt:
+        message = f"interrupted; what is finished is in {run.cells_folder}: the same command goes on"
+        click.echo(message, err=True)
+        raise SystemExit(130) from None
+    click.echo((run.folder / f"{name}.md").read_text(encoding="utf-8"))
+    click.echo(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")

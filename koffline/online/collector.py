@@ -123,10 +123,8 @@ class Collector:
         n, longest, *rest = state["taken"].shape
         self._taken = np.zeros((n, max(_FIRST_LENGTH, longest), *rest), dtype=self._taken.dtype)
         self._taken[:, :longest] = state["taken"]
-        # Of older checkpoints: copies that a vector environment had not begun anew yet.
-        standing = ~state.get("awaiting", np.zeros(n, dtype=bool))
         found = self._replay()
-        exact = found is not None and np.array_equal(found[standing], state["observations"][standing])
+        exact = found is not None and np.array_equal(found, state["observations"])
         if found is None or not exact:
             self._episodes += 1
             found = vectors(self._copies.reset(self._seeds))

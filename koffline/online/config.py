@@ -80,7 +80,7 @@ class OnlineConfig(Section):
     def __init__(self, environment: str | None = None, **settings: Any) -> None:
         named = {} if environment is None else {"environment": environment}
         try:
-            super().__init__(**named, **without_former(settings))
+            super().__init__(**named, **settings)
         except ValidationError as error:
             raise describe_error(OnlineConfig, error) from None
         if self.steps_per_iteration % self.n_environments:
@@ -107,18 +107,13 @@ class OnlineRun:
     seed: int
 
 
-def without_former(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings without those of earlier versions, which their files state, that have no effect."""
-    return {name: value for name, value in settings.items() if value not in _FORMER.get(name, ())}
-
-
 def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str] = ()) -> OnlineConfig:
     """The config of a YAML file (or of a mapping), with ``gamma=0.98`` laid over it.
 
     One option of the environment is ``environment_options.NAME=VALUE``. Raises ConfigError in one line; for
     an unknown key it names the nearest.
     """
-    return read_section(OnlineConfig, without_former(read_layers(path, parse_assignments(assignments), [])))
+    return read_section(OnlineConfig, read_layers(path, parse_assignments(assignments), []))
 
 
 def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
@@ -141,7 +136,3 @@ _EQUAL = (
     "batch_size", "windows_per_path", "capacity", "learning_starts", "hidden", "evaluation_episodes",
     "evaluation_seed", "evaluation_limit",
 )  # fmt: skip
-_FORMER = {
-    "vectorization": ("local", "sync", "async"), "initial_log": (None,), "legacy_timeouts": (False,),
-    "legacy_discount": (False,), "legacy_targets": (False,),
-}  # fmt: skip

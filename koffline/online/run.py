@@ -13,7 +13,7 @@ from typing import Any
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
-from koffline.online.config import OnlineConfig, load_config, without_former
+from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import MODEL, REPLAY, GroupTask, is_result, read_result, seed_folder, train_group
 from koffline.online.summary import OnlineSummary, summarise, write_summary
 from koffline.progress import progress_bar
@@ -129,7 +129,7 @@ def _stored_groups(record: Mapping[str, Any], folder: Path) -> list[list[int]]:
 
 
 def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    return without_former(record["config"]) | {"seeds": record.get("groups")}
+    return record["config"] | {"seeds": record.get("groups")}
 
 
 def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:

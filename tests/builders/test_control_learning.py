@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from koffline.algos.stock_learners import LearnerSettings, OnlineLearner, randomness
+from koffline.algos.evaluators import own_randomness
+from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
 from koffline.builders.control_learning import LearningSettings, learn
 from koffline.data.transitions import Continuous, Discrete
 
@@ -43,7 +44,7 @@ def test_the_network_is_what_the_learner_predicts(space):
         "rewards": generator.normal(size=50),
         "terminated": generator.random(50) < 0.1,
     }
-    with randomness(0):
+    with own_randomness(0):
         learner = OnlineLearner(space, (4,), LearnerSettings(hidden=(8, 8), batch_size=50))
         for _ in range(30):
             learner.update(batch)

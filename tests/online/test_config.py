@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.online.config import OnlineConfig, load_config
+from koffline.online.config import load_config
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
 
@@ -32,11 +32,3 @@ def test_what_is_wrong_is_one_line(assignment, message):
         load_config({"environment": "CartPole-v1"}, [assignment])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_settings_of_earlier_versions_are_read_where_they_had_no_effect():
-    former = {"vectorization": "sync", "initial_log": None, "legacy_timeouts": False}
-    assert load_config({"environment": "x", **former}) == OnlineConfig("x")
-    for assignment in ("initial_log=log.hdf5", "legacy_targets=true"):
-        with pytest.raises(ConfigError, match="is unknown"):
-            load_config({"environment": "x"}, [assignment])

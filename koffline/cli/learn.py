@@ -1,0 +1,287 @@
+"""Training and what it leaves: ``koffline train``, ``sweep``, ``online``, ``export`` and ``d3rlpy``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from koffline.cli.options import Option, set_option, whole, worker_options
+from koffline.cli.targets import claim
+from koffline.errors import ConfigError, printable
+from koffline.store.files import check_target
+from koffline.store.run_record import shown_command
+
+if TYPE_CHECKING:
+    from koffline.online.run import OnlineResult
+    from koffline.online.summary import Score
+
+_DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
+_DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
+_TRAIN = """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
+
+CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
+defaults), train, evaluators, logger; configs/ has one per algorithm. The folder of the run is d3rlpy's
+(params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
+
+\b
+Examples:
+  koffline train configs/kloss_dqn.yaml --out runs/a
+  koffline train configs/cql.yaml --set algo.params.gamma=0.98 --set train.n_steps=5000
+  koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
+  koffline train configs/kloss_sac.yaml --out runs/b --resume
+"""
+_SWEEP = """Train CONFIG with every combination of the --grid values and several seeds.
+
+Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with a
+bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
+in the middle too; any other grid, seeds or settings in the same DIR train only what is not there yet. A run
+that fails does not stop the others; errors.txt says why. The summary's metric is that of the last epoch:
+changing --metric trains nothing again.
+
+\b
+Examples:
+  koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
+  koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
+  koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
+"""
+_ONLINE = """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
+
+CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of the
+paper's environments, and paper.yaml with the paper's own settings. The critic is kloss, fvi, td0 or rg. All
+seeds learn in one stack.
+
+The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
+metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over the
+seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
+
+\b
+Examples:
+  koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
+  koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
+  koffline online configs/online/ant.yaml --set environment_options.ctrl_cost_weight=0.1 --seed-count 3
+  koffline online --resume runs/pendulum
+"""
+
+
+@click.command(help=_TRAIN, no_args_is_help=True)
+@click.argument("config")
+@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
+@_DATA
+@click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
+@_DEVICE
+@click.option("--resume", is_flag=True, help="Go on with the run in --out where its last epoch ended.")
+def train(
+    config: str, assignments: tuple[str, ...], data: str | None, out: str | None, device: str, resume: bool
+) -> None:
+    """Check the config, train, print the last metrics and where the model is."""
+    from koffline.train.config import load_config
+
+    settings = load_config(config, assignments, data)
+    # After the settings: what is misspelt is said before torch is loaded.
+    from koffline.store.run_folders import RECORD
+    from koffline.train.run import train as run
+
+    folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
+    try:
+        # Environments and loggers may print: stdout belongs to the result alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            result = run(settings, folder, device=device, resume=resume, show_progress=sys.stderr.isatty())
+    except KeyboardInterrupt:
+        hint = "; go on with --resume" if (folder / "checkpoint.pt").exists() else ""
+        click.echo(f"interrupted; the epochs that had ended are in {folder}{hint}", err=True)
+        raise SystemExit(130) from None
+    _print_metrics(result.metrics, f"{result.steps} steps in {result.seconds:.1f} s", str(result.model))
+
+
+def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("metric", title=title, title_justify="left")
+    table.add_column("last epoch", justify="right")
+    for name, value in metrics.items():
+        if not name.startswith("time_"):
+            table.add_row(printable(name), f"{value:.5g}")
+    console = Console(emoji=False)
+    console.print(table)
+    console.print(f"model: {model}", soft_wrap=True, highlight=False)
+
+
+@click.command(help=_SWEEP, no_args_is_help=True)
+@click.argument("config")
+@click.option(
+    "--grid",
+    multiple=True,
+    metavar="KEY=A,B,…",
+    help="Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times.",
+)
+@click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
+@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.")
+@_DATA
+@click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
+@click.option("--metric", help="What counts: an evaluator or a loss; default the return in an environment.")
+@click.option(
+    "--maximize/--minimize", default=None, help="Default: errors, losses and distances are minimised."
+)
+@worker_options
+@_DEVICE
+@click.option(
+    "--resume/--force",
+    "resume",
+    default=True,
+    help="Go on with the sweep in --out (the default), or delete its runs and begin again.",
+)
+def sweep(
+    config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
+) -> None:
+    """Check every config, train, print the table and where the files are."""
+    from koffline.store.run_folders import RECORD
+    from koffline.train.sweep import inputs_of, make_plan, run_sweep
+    from koffline.train.sweep_summary import print_summary
+
+    plan = make_plan(config, **asked)
+    folder = Path("sweeps") / Path(config).stem if out is None else out
+    folder = claim(folder, adds=RECORD, reads=None if resume else [config, *inputs_of(plan)])
+    try:
+        summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; what is trained is in {folder}/runs: the same command goes on", err=True)
+        raise SystemExit(130) from None
+    print_summary(summary)
+    runs = len(plan.settings) * len(plan.seeds)
+    click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
+    if summary.failures:
+        first = summary.failures[0]
+        click.echo(
+            f"error: {len(summary.failures)} of {runs} runs failed, {first.name} first: {first.reason}; see "
+            f"{folder}/errors.txt, the same command runs them again",
+            err=True,
+        )
+        raise SystemExit(2)
+
+
+@click.command(help=_ONLINE, no_args_is_help=True)
+@click.argument("config", required=False)
+@set_option("One setting, e.g. critic=fvi; wins over the file.")
+@whole("--seed-count", help="How many seeds; default 6.")
+@whole("--seed", 0, help="The first one; default 0.")
+@click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
+@click.option("--resume", metavar="DIR", help="Go on with the run in DIR; CONFIG may be left out.")
+@whole("--workers", default=1, show_default=True, help="Processes, one core each.")
+def online(
+    config: str | None,
+    assignments: tuple[str, ...],
+    out: str | None,
+    resume: str | None,
+    **options: Any,
+) -> None:
+    """Check the config, train, print a table over the seeds and where everything is."""
+    from koffline.online import run
+    from koffline.online.config import load_config
+    from koffline.store.run_folders import CONFIG, RECORD
+
+    if config is None and resume is None:
+        raise click.UsageError("give CONFIG, or --resume DIR")
+    source = config if config is not None else Path(resume or "") / CONFIG
+    if resume is not None and not Path(resume).is_dir():
+        raise click.UsageError(f"--resume {resume}: there is no such folder")
+    settings = load_config(source, assignments)
+    option = "--out" if resume is None else "--resume"
+    folder = resume if resume is not None else run.default_folder(settings) if out is None else out
+    folder = claim(folder, option, adds=RECORD)
+    try:
+        # Environments may print: stdout belongs to the result alone.
+        with contextlib.redirect_stdout(sys.stderr):
+            result = run.train(settings, out, resume=resume, show_progress=sys.stderr.isatty(), **options)
+    except KeyboardInterrupt:
+        hint = f"; go on with koffline online --resume {folder}" if (folder / CONFIG).exists() else ""
+        click.echo(f"interrupted{hint}", err=True)
+        raise SystemExit(130) from None
+    _print_scores(result)
+    if diverged := result.summary.diverged:  # what is there is kept
+        names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
+        raise ConfigError(
+            f"training diverged with seed {names}: the gradient is not finite; lower learning_rate or "
+            "max_grad_norm, or scale the rewards with reward_scale"
+        )
+
+
+def _print_scores(result: OnlineResult) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from koffline.spread import LEVEL
+
+    summary = result.summary
+    title = f"{summary.environment}, {summary.critic}: {summary.steps} steps per seed"
+    table = Table("seed", title=title, title_justify="left")
+    for name in ("return", "sampled return", "length"):
+        table.add_column(name, justify="right")
+    scores = summary.last
+    for place, seed in enumerate(summary.seeds):
+        ends = place == len(summary.seeds) - 1
+        table.add_row(str(seed), *(_number(score.per_seed[place]) for score in scores), end_section=ends)
+    table.add_row("IQM", *(_number(score.spread.iqm) for score in scores))
+    table.add_row(f"{LEVEL:.0%} interval", *map(_interval, scores))
+    table.add_row(summary.best_name.replace("_", " "), *(_number(score.best) for score in scores))
+    console = Console(emoji=False)
+    console.print(table)
+    speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second"
+    console.print(speed, soft_wrap=True, highlight=False)
+    console.print(f"run: {result.out}", soft_wrap=True, highlight=False)
+
+
+def _number(value: float) -> str:
+    return f"{value:.5g}" if math.isfinite(value) else "–"
+
+
+def _interval(score: Score) -> str:
+    low, high = score.spread.low, score.spread.high
+    return "–" if math.isnan(low) else f"{_number(low)} … {_number(high)}"
+
+
+@click.command()
+@click.argument("model_path")
+@click.argument("output_path")
+@click.option("--force", is_flag=True, help="Replace OUTPUT_PATH if it exists.")
+def export(model_path: str, output_path: str, force: bool) -> None:
+    """Export the greedy policy of a .d3 model as TorchScript (.pt) or ONNX (.onnx), scalers included.
+
+    The file takes any number of observations at once and needs neither koffline nor d3rlpy.
+
+    \b
+    Examples:
+      koffline export runs/a/model_1000.d3 policy.onnx
+      koffline export runs/a/model_1000.d3 policy.pt --force
+    """
+    claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
+    from koffline.algos.model_files import export_policy, load
+
+    algo = load(model_path)
+    export_policy(algo, output_path)
+    click.echo(f"{output_path}: the policy of the {type(algo).__name__} in {model_path}")
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", metavar="COMMAND")
+@click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
+def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
+    """Run d3rlpy's own command: stats, plot, plot-all, record, play.
+
+    It knows koffline's algorithms, reads models without running what is in them, and finds environments in
+    Gymnasium. Its options: koffline d3rlpy COMMAND --help. Films need pip install 'koffline[video]'.
+
+    \b
+    Examples:
+      koffline d3rlpy plot-all runs/a --save a.png
+      koffline d3rlpy stats runs/a/critic_loss.csv
+      koffline d3rlpy record runs/a/model_1000.d3 --env-id CartPole-v1
+    """
+    from koffline.algos.model_files import run_d3rlpy
+
+    run_d3rlpy([command, *arguments])
