@@ -8,12 +8,11 @@ average is one operation for all. A replica's numbers do not depend on how many 
     network.features(observations)                # last hidden layer, (10, N, 64)
 
 ``StackedNetwork`` is what the training loop asks for; ``StackedMLP`` implements it with a hand-written
-backward pass, ``StackedModule`` for copies of any torch module by ``vmap`` and autograd.
+backward pass.
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -22,7 +21,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from koffline.errors import ConfigError, DataError
 
@@ -210,47 +209,6 @@ class StackedMLP:
         if torch.is_grad_enabled() or math.prod(shape) > _LARGEST_BUFFER:
             return None
         return self._workspace.take(name, shape, self.flat)
-
-
-class StackedModule:
-    """R copies of any torch module that maps (N, d) to (N, n), by ``vmap`` and autograd: the general path.
-
-    modules: equal in structure, one per replica; buffers are kept as they are. Slower than StackedMLP.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        if not modules:
-            raise ConfigError("modules is empty; give one module per replica")
-        parameters, buffers = torch.func.stack_module_state(list(modules))
-        self._shapes = {name: parameter.shape[1:] for name, parameter in parameters.items()}
-        self._buffers = {name: buffer.detach() for name, buffer in buffers.items()}
-        self._skeleton = copy.deepcopy(modules[0])
-        self.flat = torch.cat([part.detach().flatten(1) for part in parameters.values()], dim=1)
-
-    def with_flat(self, flat: Tensor) -> StackedModule:
-        """The same networks with other parameters; `flat` is not copied."""
-        other = copy.copy(self)
-        other.flat = flat
-        return other
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-
-        def call(row: Tensor, buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
-            parts = row.split([shape.numel() for shape in self._shapes.values()])
-            named = {
-                name: part.view(shape)
-                for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
-            }
-            return torch.func.functional_call(self._skeleton, (named, buffers), (inputs,))
-
-        own_rows = 0 if x.ndim == 3 else None
-        return torch.func.vmap(call, in_dims=(0, 0, own_rows))(self.flat, self._buffers, x)
-
-    def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
-        outputs, vjp = torch.func.vjp(lambda flat: self.with_flat(flat).forward(x), self.flat)  # type: ignore[misc]
-        return outputs, lambda gradient: vjp(gradient)[0]
 
 
 class Workspace:

@@ -17,8 +17,8 @@ from koffline.objectives import (
     TemporalDifference,
     fitted_q,
 )
-from koffline.replicas import StackedMLP, StackedModule
-from tests.engine_problems import FORMS, OBJECTIVES, PLANS, SIZES, make_table, module_of, reference_loss
+from koffline.replicas import StackedMLP
+from tests.engine_problems import FORMS, OBJECTIVES, PLANS, SIZES, make_table, reference_loss
 from tests.refusals import refused
 from tests.strategies import draw_finite_case
 
@@ -83,16 +83,6 @@ def test_fit_is_the_plain_loop_for_every_replica(name, plan, form):
         torch.testing.assert_close(record.network.flat[replica], last[0], rtol=1e-9, atol=1e-11)
         means = losses.view(3, 3).mean(dim=1)  # over the steps of each record
         torch.testing.assert_close(record.losses[:, replica], means, rtol=1e-9, atol=1e-11)
-
-
-@pytest.mark.parametrize("name", ["kloss", "td0"])
-def test_any_module_is_fitted_the_same(name):
-    table, plan = make_table("state"), ReplicaPlan((1e-2, 1e-3), (1, 1))
-    fast = network_of("state", (0, 1))
-    general = StackedModule([module_of(fast, replica) for replica in range(2)])
-    records = [fit(table, stack, OBJECTIVES[name], plan, STEPS) for stack in (fast, general)]
-    values = [record.network.forward(table.inputs).detach() for record in records]
-    torch.testing.assert_close(values[0], values[1])
 
 
 @pytest.mark.parametrize("objective", [fitted_q(0.2), TemporalDifference(), FittedIteration(CopyTarget(10))])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
@@ -33,7 +33,7 @@ from koffline.experiments.results import is_archive, reading_result, write_array
 from koffline.fitting import Checkpointing, FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
-from koffline.replicas import StackedMLP, StackedModule
+from koffline.replicas import Pullback, StackedMLP
 from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 2  # of the files; part of the digest
@@ -228,7 +228,7 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
     network: Any = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
         table,
-        _with_offsets(network) if settings.offset else network,
+        OffsetNetwork(network) if settings.offset else network,
         cell.objective,
         plan,
         FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
@@ -256,28 +256,35 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
     )
 
 
-class _OffsetNetwork(nn.Module):
-    """V(s) = net(s) + b / (1 − γ): the layers of a StackedMLP's replica, and b from zero on."""
+class OffsetNetwork:
+    """V(s) = net(s) + b / (1 − γ), b from zero on, the last column of ``flat``.
 
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
-        super().__init__()
-        self.weights = nn.ParameterList([weight.clone() for weight, _ in layers])
-        self.biases = nn.ParameterList([bias.squeeze(0).clone() for _, bias in layers])
-        self.offset = nn.Parameter(torch.zeros(1))
+    A gradient step then moves the mean of V as fast as its shape: along that direction a residual changes by
+    only (1 − γ).
+    """
+
+    def __init__(self, network: StackedMLP, flat: Tensor | None = None) -> None:
+        if flat is None:
+            flat = torch.cat((network.flat, network.flat.new_zeros(network.replicas, 1)), dim=1)
+        self._network, self.flat = network.with_flat(flat[:, :-1]), flat
+
+    def with_flat(self, flat: Tensor) -> OffsetNetwork:
+        """The same networks with other parameters."""
+        return OffsetNetwork(self._network, flat)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, d) -> (N, 1)."""
-        *below, (top, bias) = list(zip(self.weights, self.biases, strict=True))
-        for weight, shift in below:
-            x = torch.relu(x @ weight + shift)
-        return x @ top + bias + self.offset / (1.0 - GAMMA)
+        """(R, N, 1)."""
+        return self._network.forward(x) + self._offset
 
+    def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
+        """As of StackedNetwork."""
+        outputs, pull = self._network.forward_with_pullback(x)
 
-def _with_offsets(start: StackedMLP) -> StackedModule:
-    """A gradient step then moves the mean of V as fast as its shape.
+        def pull_all(gradient: Tensor) -> Tensor:
+            return torch.cat((pull(gradient), gradient.sum(dim=1) / (1.0 - GAMMA)), dim=1)
 
-    Along that direction a residual changes by only (1 − γ).
-    """
-    layers = start.layers(start.flat)
-    replicas = [[(weight[r], bias[r]) for weight, bias in layers] for r in range(start.replicas)]
-    return StackedModule([_OffsetNetwork(replica) for replica in replicas])
+        return outputs + self._offset, pull_all
+
+    @property
+    def _offset(self) -> Tensor:
+        return self.flat[:, None, -1:] / (1.0 - GAMMA)
