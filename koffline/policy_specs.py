@@ -29,7 +29,7 @@ from koffline.policies.base import (
     one_line,
     refuse,
 )
-from koffline.policies.distributions import epsilon_policy, uniform_policy
+from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 from koffline.policies.policy_file import load_policy_file
 

@@ -37,7 +37,7 @@ from koffline.policies.base import (
     check_spaces,
     chunk_rows_for,
 )
-from koffline.policies.distributions import gaussian_log_density, squashed_gaussian_log_density
+from koffline.policies.builtin import gaussian_log_density, squashed_gaussian_log_density
 from koffline.policies.files import D3File
 
 # Types in config files; other continuous algorithms draw from a law that is not known here.

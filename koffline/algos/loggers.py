@@ -15,7 +15,7 @@ from d3rlpy import logging as d3rlpy_logging
 from d3rlpy.logging.file_adapter import default_json_encoder
 
 from koffline.errors import ConfigError
-from koffline.store.files import atomic_file
+from koffline.store.files import write_text
 
 
 @contextlib.contextmanager
@@ -39,8 +39,7 @@ class FileLogger(d3rlpy_logging.FileAdapter):
     def write_params(self, params: dict[str, Any]) -> None:
         """params.json, whole or not at all."""
         text = json.dumps(params, default=default_json_encoder, indent=2)
-        with atomic_file(Path(self.logdir, "params.json"), force=True) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(Path(self.logdir, "params.json"), text)
 
     def watch_model(self, epoch: int, step: int) -> None:
         """Extent of every gradient; files that are there already have a header."""

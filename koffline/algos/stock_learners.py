@@ -18,8 +18,7 @@ from d3rlpy.models import VectorEncoderFactory
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import ConfigError
-from koffline.policies.distributions import finite_box
-from koffline.policies.mlp import Mlp
+from koffline.policies.builtin import Mlp, finite_box
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitio
 from koffline.envs.gymnasium_worlds import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
-from koffline.policies.distributions import epsilon_policy, finite_box
-from koffline.policies.mlp import Mlp
+from koffline.policies.builtin import Mlp, epsilon_policy, finite_box
 from koffline.policy_specs import as_policy
 from koffline.progress import progress_bar
 

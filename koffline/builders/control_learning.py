@@ -18,7 +18,7 @@ from koffline.envs.gymnasium_worlds import closed_copies, make_copies
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
-from koffline.policies.mlp import Mlp, mlp_policy
+from koffline.policies.builtin import Mlp, mlp_policy
 
 _ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 _EVALUATION_SEED = 20190533

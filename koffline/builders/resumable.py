@@ -22,7 +22,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
-from koffline.store.files import atomic_file
+from koffline.store.files import atomic_file, write_text
 from koffline.store.run_record import describe_call, versions, within_epsilon
 from koffline.store.targets import locked
 from koffline.untrusted.arrays import read_arrays
@@ -53,8 +53,7 @@ class PartsFolder:
             shutil.rmtree(folder)
         if not folder.exists():
             folder.mkdir(parents=True)
-            with atomic_file(record, force=True) as temporary:
-                temporary.write_text(json.dumps({"fingerprint": self._fingerprint}) + "\n", encoding="utf-8")
+            write_text(record, json.dumps({"fingerprint": self._fingerprint}) + "\n")
             return
         if not resume:
             raise DataError(
@@ -179,8 +178,7 @@ def add_to_manifest(
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
     with locked(path, wait=True):  # builds that end together write one after the other
         entries = read_manifest(path) | {name: entry}
-        with atomic_file(path, force=True) as temporary:
-            temporary.write_text(json.dumps(entries, indent=2) + "\n", encoding="utf-8")
+        write_text(path, json.dumps(entries, indent=2) + "\n")
 
 
 def _call_beside(path: Path) -> dict[str, Any] | None:

@@ -83,7 +83,7 @@ def train(
 
     settings = load_config(config, assignments, data)
     # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.store.run_folders import RECORD
+    from koffline.store.targets import RECORD
     from koffline.train.run import train as run
 
     folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
@@ -140,7 +140,7 @@ def sweep(
     config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
 ) -> None:
     """Check every config, train, print the table and where the files are."""
-    from koffline.store.run_folders import RECORD
+    from koffline.store.targets import RECORD
     from koffline.train.sweep import inputs_of, make_plan, run_sweep
     from koffline.train.sweep_summary import print_summary
 
@@ -183,7 +183,7 @@ def online(
     """Check the config, train, print a table over the seeds and where everything is."""
     from koffline.online import run
     from koffline.online.config import load_config
-    from koffline.store.run_folders import CONFIG, RECORD
+    from koffline.store.targets import CONFIG, RECORD
 
     if config is None and resume is None:
         raise click.UsageError("give CONFIG, or --resume DIR")

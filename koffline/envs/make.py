@@ -69,41 +69,6 @@ def playing(name: str, method: str) -> Iterator[None]:
         ) from error
 
 
-class SpaceTranslator:
-    """Observations out of an environment, actions into it.
-
-    Boxes keep their shape and their bytes or floats; other observations are flattened as Gymnasium does
-    (discrete ones become one-hot), which ``notes`` says. Raises ConfigError for spaces without such a form.
-    """
-
-    def __init__(self, name: str, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-        self._observation, self._action = observation, action
-        self.notes: tuple[str, ...] = ()
-        box = observation
-        if not isinstance(box, spaces.Box):
-            box = _flattened(name, observation)
-            self.notes = (f"observations of {observation} were flattened; discrete parts are one-hot",)
-        self.observation_shape: tuple[int, ...] = box.shape or (1,)
-        self._dtype = _number_type(box)
-        self.action_space = _action_space(name, action)
-        self.action_dtype = np.dtype(np.int64 if isinstance(action, spaces.Discrete) else action.dtype)
-
-    def observations(self, values: Sequence[Any]) -> np.ndarray:
-        """(n, …), a copy; uint8, float32 or float64 as the space says. Raises TypeError for other numbers."""
-        if not isinstance(self._observation, spaces.Box):
-            values = [spaces.flatten(self._observation, value) for value in values]
-        stacked = np.stack([np.asarray(value) for value in values])
-        return stacked.reshape(len(values), *self.observation_shape).astype(self._dtype, casting="same_kind")
-
-    def native_actions(self, actions: np.ndarray) -> Sequence[Any]:
-        """What the environment's step takes, one per row."""
-        space = self._action
-        if isinstance(space, spaces.Discrete):
-            return [int(action) + int(space.start) for action in actions]
-        assert isinstance(space, spaces.Box)
-        return list(actions.astype(space.dtype).reshape(-1, *space.shape))
-
-
 class CopiesStep(NamedTuple):
     """One step of n copies: observations (n, …), rewards (n,), whether they ended, whether time ran out."""
 
@@ -116,10 +81,11 @@ class CopiesStep(NamedTuple):
 class Copies:
     """Copies of any Gymnasium environment, made when they are first needed; nothing is reset by itself.
 
-    ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which actions are received,
-    ``time_limit`` the steps after which episodes are cut (None: the environment says when), ``notes`` what
-    was changed about observations. Raises ConfigError for an environment that is unknown, fails, gives
-    numbers that are not finite, or has spaces of another kind.
+    Observations of boxes keep their shape and their bytes or floats; others are flattened as Gymnasium does
+    (discrete ones become one-hot). ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which
+    actions are received, ``time_limit`` the steps after which episodes are cut (None: the environment says
+    when), ``notes`` what was changed about observations. Raises ConfigError for an environment that is
+    unknown, fails, gives numbers that are not finite, or has spaces of another kind.
     """
 
     usual_number = 16  # a good choice for playing them side by side
@@ -130,9 +96,15 @@ class Copies:
         self._envs = [first]
         self.name = identifier if first.spec is None else first.spec.id
         self.time_limit = None if first.spec is None else first.spec.max_episode_steps
-        self._spaces = spaces = SpaceTranslator(self.name, first.observation_space, first.action_space)
-        self.action_space, self.action_dtype = spaces.action_space, spaces.action_dtype
-        self.observation_shape, self.notes = spaces.observation_shape, spaces.notes
+        self._spaces = observation, action = first.observation_space, first.action_space
+        self.notes: tuple[str, ...] = ()
+        box = observation
+        if not isinstance(box, spaces.Box):
+            box = _flattened(self.name, observation)
+            self.notes = (f"observations of {observation} were flattened; discrete parts are one-hot",)
+        self.observation_shape, self._dtype = box.shape or (1,), _number_type(box)
+        self.action_space = _action_space(self.name, action)
+        self.action_dtype = np.dtype(np.int64 if isinstance(action, spaces.Discrete) else action.dtype)
 
     def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
         """Start an episode in the first copies, one per seed, or in the given ones; observations (n, …)."""
@@ -141,19 +113,19 @@ class Copies:
             self._envs.append(make_env(self._identifier, **self._options))
         with playing(self.name, "reset"):
             pairs = zip(places, seeds, strict=True)
-            first = self._spaces.observations([self._envs[copy].reset(seed=seed)[0] for copy, seed in pairs])
+            first = self._translated([self._envs[copy].reset(seed=seed)[0] for copy, seed in pairs])
         return self._finite("an observation", first)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
         """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
-        native = self._spaces.native_actions(actions)
+        native = self._native(actions)
         with playing(self.name, "step"):
             steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
             observations, rewards, ended, cut, _ = zip(*steps, strict=True)
             terminated = np.asarray(ended, dtype=bool)
             truncated = np.asarray(cut, dtype=bool) & ~terminated
             numbers = np.asarray(rewards, dtype=np.float64)
-            following = self._spaces.observations(observations)
+            following = self._translated(observations)
         self._finite("an observation", following)
         return CopiesStep(following, self._finite("a reward", numbers), terminated, truncated)
 
@@ -161,6 +133,21 @@ class Copies:
         """Close every environment."""
         for env in self._envs:
             env.close()
+
+    def _translated(self, values: Sequence[Any]) -> np.ndarray:
+        """(n, …), a copy; uint8, float32 or float64 as the space says. Raises TypeError for other numbers."""
+        if not isinstance(self._spaces[0], spaces.Box):
+            values = [spaces.flatten(self._spaces[0], value) for value in values]
+        stacked = np.stack([np.asarray(value) for value in values])
+        return stacked.reshape(len(values), *self.observation_shape).astype(self._dtype, casting="same_kind")
+
+    def _native(self, actions: np.ndarray) -> Sequence[Any]:
+        """What the environment's step takes, one per row."""
+        space = self._spaces[1]
+        if isinstance(space, spaces.Discrete):
+            return [int(action) + int(space.start) for action in actions]
+        assert isinstance(space, spaces.Box)
+        return list(actions.astype(space.dtype).reshape(-1, *space.shape))
 
     def _finite(self, what: str, numbers: np.ndarray) -> np.ndarray:
         # One sum tells whether any is not finite, ten times faster than looking at each.

@@ -19,8 +19,7 @@ from pydantic import BeforeValidator, TypeAdapter
 
 from koffline.data.hdf5 import new_hdf5
 from koffline.errors import ConfigError
-from koffline.store.files import atomic_file
-from koffline.store.run_folders import finite_json, write_text
+from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, StartedRun
 from koffline.untrusted.arrays import read_arrays
 

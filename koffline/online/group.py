@@ -24,7 +24,7 @@ from koffline.fitting import threads
 from koffline.online.artifacts import is_finite, replay_transitions, write_model
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
-from koffline.store.run_folders import write_text
+from koffline.store.files import write_text
 from koffline.untrusted.limits import read_json
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"

@@ -17,8 +17,8 @@ from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import MODEL, REPLAY, GroupTask, is_result, read_result, seed_folder, train_group
 from koffline.online.summary import OnlineSummary, summarise, write_summary
 from koffline.progress import progress_bar
-from koffline.store.run_folders import CONFIG, RECORD, open_run, read_record, warn_of_versions, write_record
 from koffline.store.run_record import describe_call, now, versions
+from koffline.store.targets import CONFIG, RECORD, open_run, read_record, warn_of_versions, write_record
 
 DEFAULT_SEEDS = 6
 _KIND = "online"

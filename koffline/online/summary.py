@@ -14,8 +14,7 @@ from jaxtyping import Float
 from koffline.errors import ConfigError
 from koffline.online.group import COLUMNS, EVALUATION, GroupResult, GroupTask
 from koffline.spread import LEVEL, Spread, spread_of
-from koffline.store.files import atomic_file
-from koffline.store.run_folders import finite_json, write_text
+from koffline.store.files import atomic_file, finite_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

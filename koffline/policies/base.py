@@ -75,7 +75,7 @@ class ContinuousPolicy:
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
-    `koffline.policies.distributions`); None where there are none.
+    `koffline.policies.builtin`); None where there are none.
     """
 
     k: int

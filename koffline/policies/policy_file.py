@@ -24,7 +24,7 @@ from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import bilinear_weights, places
 from koffline.errors import DataError, PolicyError, nearest_name
 from koffline.policies.base import DiscretePolicy, Policy, check_spaces, one_line, refuse
-from koffline.policies.mlp import CHOICES, VECTORS, Mlp, mlp_policy, softmax
+from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
 

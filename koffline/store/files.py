@@ -11,6 +11,7 @@ import ctypes
 import errno
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -18,6 +19,7 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from koffline.errors import DataError, KofflineError
 from koffline.untrusted.limits import Refused
@@ -124,6 +126,18 @@ def _take_free_name(temporary: Path, target: Path) -> None:
         if os.path.lexists(target):
             raise FileExistsError(str(target)) from None
         os.rename(temporary, target)
+
+
+def finite_json(content: Any) -> str:
+    """The text of a JSON file; what is not finite is null."""
+    finite = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
+    return json.dumps(finite, indent=2) + "\n"
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file, whole or not at all."""
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def minari_folder(identifier: str) -> Path:

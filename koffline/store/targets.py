@@ -1,4 +1,4 @@
-"""Where results go: never onto what a command reads, and never where another command writes.
+"""Where results go: never onto what a command reads, and never where another command writes; runs' folders.
 
 One rule for all commands, kept before any work (`koffline.cli.targets.claim`), and a lock that Python's calls
 keep too.
@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import json
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from koffline.errors import ConfigError, DataError
-from koffline.store.files import minari_folder, temporary_beside
-from koffline.store.run_record import FILE, path_of
+from koffline.store.files import minari_folder, temporary_beside, write_text
+from koffline.store.run_record import FILE, is_free, path_of, shown
+from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
+RECORD, CONFIG = FILE, "config.yaml"
+_NAMES = {None: "a training run", "online": "an online run"}  # by the ``kind`` in their records
+Record = Mapping[str, Any]
+_LOG = logging.getLogger(__name__)
 _MOST_TRIES = 100  # to make a folder that others remove; in /proc there will never be one
 _claims: ContextVar[frozenset[Path]] = ContextVar("claims", default=frozenset())
 
@@ -165,3 +175,82 @@ def _lineage(path: Path) -> list[Path]:
     """A file or folder and what it lies in, by its own name and by what a link leads to."""
     real, named = path.resolve(strict=True), path.parent.resolve(strict=True) / path.name
     return list(dict.fromkeys([real, *real.parents, named, *named.parents]))
+
+
+@contextlib.contextmanager
+def open_run(
+    out: Path,
+    record: Record,
+    identity_of: Callable[[Record], dict[str, Any]],
+    resume: bool,
+) -> Iterator[None]:
+    """Create or continue a run's folder; no second process gets in.
+
+    record: of the run as it begins, with its ``config``; identity_of: what of a record makes two runs the
+    same. Raises ConfigError, before anything is written, for a folder that exists (without resume), that is
+    no run of this kind, or that belongs to another one.
+    """
+    _check_run(out, record, identity_of, resume)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out / RECORD):
+        _check_run(out, record, identity_of, resume)
+        if not (out / RECORD).exists():
+            write_record(out, record)
+        if not (out / CONFIG).exists():
+            write_config(out / CONFIG, record["config"])
+        yield
+
+
+def read_record(out: Path, kind: str | None = None) -> dict[str, Any] | None:
+    """run.json of a folder, None where there is none. Raises ConfigError for a damaged or foreign one."""
+    try:
+        content = read_json(out / RECORD)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
+    is_ours = isinstance(content, dict) and content.get("kind") == kind
+    if not is_ours or not isinstance(content.get("config"), dict):
+        raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
+    return content
+
+
+def warn_of_versions(out: Path, now: Record, kind: str | None = None) -> None:
+    """Say where a run was begun with other versions than today's."""
+    if (read_record(out, kind) or {}).get("versions") != now["versions"]:
+        _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", out)
+
+
+def write_record(out: Path, record: Record) -> None:
+    """Replace run.json, whole or not at all."""
+    write_text(out / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """A config with every default filled in, whole or not at all."""
+    write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def _check_run(
+    out: Path,
+    record: Record,
+    identity_of: Callable[[Record], dict[str, Any]],
+    resume: bool,
+) -> None:
+    if is_free(out, RECORD):
+        return
+    stored = read_record(out, record.get("kind"))
+    if stored is None:
+        raise ConfigError(
+            f"{out} holds something that is not {_NAMES[record.get('kind')]}; choose another folder"
+        )
+    if not resume:
+        option = f"--resume {out}" if record.get("kind") == "online" else "--resume"
+        raise ConfigError(f"{out} holds a run already; go on with it by {option}, or choose another --out")
+    found, asked = identity_of(stored), identity_of(record)
+    for name in {**asked, **found}:
+        if found.get(name) != asked.get(name):
+            raise ConfigError(
+                f"{out} is a run of another config: {name} is {shown(found.get(name))} there and "
+                f"{shown(asked.get(name))} here; resume it with its own config or choose another --out"
+            )

@@ -24,8 +24,8 @@ from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_ch
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar
 from koffline.store.files import atomic_file
-from koffline.store.run_folders import open_run, read_record, warn_of_versions, write_record
 from koffline.store.run_record import now
+from koffline.store.targets import open_run, read_record, warn_of_versions, write_record
 from koffline.train.config import TrainConfig
 from koffline.train.prepare import Parts, identity_of, prepared
 

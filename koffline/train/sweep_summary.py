@@ -14,7 +14,8 @@ import numpy as np
 from koffline.errors import ConfigError
 from koffline.jobs import JobFailure
 from koffline.spread import LEVEL, Spread, spread_of
-from koffline.store.run_folders import finite_json, write_config, write_text
+from koffline.store.files import finite_json, write_text
+from koffline.store.targets import write_config
 from koffline.train.config import TrainConfig
 
 _MOST_SHOWN = 40  # settings on a terminal

@@ -22,7 +22,7 @@ from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy
-from koffline.policies.mlp import Mlp
+from koffline.policies.builtin import Mlp
 from tests.builders import environments  # noqa: F401 (it registers them)
 from tests.refusals import assert_refused
 

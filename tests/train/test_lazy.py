@@ -15,7 +15,7 @@ from koffline.data.replay import LazyReplayBuffer
 from koffline.data.sources import open_transitions
 from koffline.data.statistics import statistics_of
 from koffline.errors import ConfigError
-from koffline.store.run_folders import read_record
+from koffline.store.targets import read_record
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.train.small_runs import check_killed_run, make_config, make_log

@@ -13,7 +13,7 @@ import koffline.train.sweep
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
-from koffline.store.run_folders import write_record
+from koffline.store.targets import write_record
 from tests.train.small_runs import check_equal, make_config, make_log, write_log
 
 RATE = "algo.params.learning_rate"

@@ -22,7 +22,7 @@ from torch import Tensor
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from koffline.policies.distributions import at_bounds
+from koffline.policies.builtin import at_bounds
 
 FROM_LOG, ESTIMATED, AUTO = "log", "estimate", "auto"
 _DEVIATIONS = 5.0
@@ -139,7 +139,7 @@ class Behavior(NamedTuple):
 def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Any = None) -> Behavior:
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
 
-    ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.distributions`), as those of
+    ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.builtin`), as those of
     the policy they are to be compared with. Raises DataError for logs without episodes and for images.
     """
     if not transitions.has_episodes:

@@ -9,7 +9,7 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transit
 from koffline.errors import DataError
 from koffline.ope.importance.ratios import estimate_behavior, importance_ratios
 from koffline.policies import DiscretePolicy
-from koffline.policies.distributions import gaussian_log_density
+from koffline.policies.builtin import gaussian_log_density
 from tests.ope.importance.cases import log_of_steps
 
 ROWS, LENGTH = 1200, 6
