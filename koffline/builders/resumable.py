@@ -28,6 +28,7 @@ from koffline.store.targets import locked
 from koffline.untrusted.arrays import read_arrays
 
 NAME, _RUN = "manifest.json", "run.json"
+Progress = Callable[[int], None]  # hears how many episodes are done
 
 
 class PartsFolder:
@@ -69,12 +70,15 @@ class PartsFolder:
                 "--resume, or start anew with --force"
             )
 
-    def build(self, player: RolloutPlayer, progress: Callable[[int], None] | None = None) -> Transitions:
+    def build(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Transitions:
         """All batches as one log, as `batches` gives them."""
         return player.join(list(self.batches(player, progress)))
 
     def build_shards(
-        self, player: RolloutPlayer, writer: ShardWriter, progress: Callable[[int], None] | None = None
+        self,
+        player: RolloutPlayer,
+        writer: ShardWriter,
+        progress: Progress = lambda episodes: None,
     ) -> None:
         """All batches as shards, one in memory at a time."""
         clipped = 0
@@ -84,9 +88,7 @@ class PartsFolder:
                 writer.append(player.record(part))
             writer.metadata = player.metadata(clipped)
 
-    def batches(
-        self, player: RolloutPlayer, progress: Callable[[int], None] | None = None
-    ) -> Iterator[Columns]:
+    def batches(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Iterator[Columns]:
         """Every batch in order, from the disk, or played and kept; at no time is more than one held here.
 
         What fails before any batch is done leaves nothing.
@@ -101,8 +103,7 @@ class PartsFolder:
                     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
                         np.savez(file, **columns)  # type: ignore[arg-type]
                 yield columns
-                if progress is not None:
-                    progress(player.episodes_until(number))
+                progress(player.episodes_until(number))
         except BaseException:
             if not self.kept:
                 self.remove()

@@ -5,21 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs.boxes import (
     Actions,
     BoxWorld,
-    Flags,
-    Observations,
     Outcome,
-    Rewards,
     States,
     draw_actions,
     make_world,
@@ -124,35 +119,6 @@ def learn_grid_policy(world_name: str, gamma: float = 0.98, temperature: float |
     return GridPolicy(grid.low, grid.high, np.round(action_values, 6), chosen)
 
 
-@dataclass(frozen=True, eq=False)
-class Step:
-    """One step of every copy still running; ``index`` (n,) says which copies these are."""
-
-    index: Int[np.ndarray, " copy"]
-    observation: Observations
-    action: Actions
-    reward: Rewards
-    next_observation: Observations
-    terminated: Flags
-
-
-def play(
-    world: Any, policy: Any, state: States, limit: int, generator: np.random.Generator
-) -> Iterator[Step]:
-    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
-    index = np.arange(len(state))
-    observation = world.observe(state)
-    for _ in range(limit):
-        action = draw_actions(policy, observation, generator)
-        state, reward, terminated = world.step(state, action, generator)
-        next_observation = world.observe(state)
-        yield Step(index, observation, action, reward, next_observation, terminated)
-        running = ~terminated
-        if not running.any():
-            return
-        index, state, observation = index[running], state[running], next_observation[running]
-
-
 def discounted_returns(
     world: Any,
     policy: Any,
@@ -163,7 +129,13 @@ def discounted_returns(
     horizon: int,
 ) -> Float[np.ndarray, "repeat start"]:
     """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
-    returns = np.zeros(repeats * len(start))
-    for t, step in enumerate(play(world, policy, np.tile(start, (repeats, 1)), horizon, generator)):
-        returns[step.index] += gamma**t * step.reward
+    returns, state = np.zeros(repeats * len(start)), np.tile(start, (repeats, 1))
+    running = np.arange(len(returns))
+    for t in range(horizon):
+        if not len(running):
+            break
+        action = draw_actions(policy, world.observe(state), generator)
+        state, reward, terminated = world.step(state, action, generator)
+        returns[running] += gamma**t * reward
+        running, state = running[~terminated], state[~terminated]
     return returns.reshape(repeats, len(start))

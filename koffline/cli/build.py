@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,16 +127,6 @@ def _resumable(parts: PartsFolder, resume: bool, force: bool) -> Iterator[None]:
     parts.remove()
 
 
-@contextlib.contextmanager
-def _progress_bar(title: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """A bar on stderr; None where that is not a terminal."""
-    from koffline import progress
-
-    is_shown = sys.stderr.isatty()
-    with progress.progress_bar(title, total, is_shown) as show:
-        yield show if is_shown else None
-
-
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def build() -> None:
     """Build datasets and target policies."""
@@ -203,13 +193,15 @@ def rollouts(
     from koffline.builders.resumable import PartsFolder, policy_digests
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
     from koffline.data.disk.opening import open_lazy
+    from koffline.progress import progress_bar
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policy_digests(policies))
         with _resumable(parts, resume, target.force):
             shards = target.shard_writer()
-            with _progress_bar(f"playing {settings.env}", settings.episodes) as progress:
+            title = f"playing {settings.env}"
+            with progress_bar(title, settings.episodes, sys.stderr.isatty()) as progress:
                 if shards is not None:
                     parts.build_shards(player, shards, progress)
                 else:

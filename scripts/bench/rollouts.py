@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, Shaped
 
-from koffline.builders.uniform import discounted_returns, play
+from koffline.builders.uniform import discounted_returns
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
-from koffline.envs.boxes import States
+from koffline.envs.boxes import Actions, Flags, Observations, Rewards, States, draw_actions
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +122,35 @@ def monte_carlo_value(
         horizon=horizon,
         n_rollouts=repeats * n,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of every copy still running; ``index`` (n,) says which copies these are."""
+
+    index: Int[np.ndarray, " copy"]
+    observation: Observations
+    action: Actions
+    reward: Rewards
+    next_observation: Observations
+    terminated: Flags
+
+
+def play(
+    world: Any, policy: Any, state: States, limit: int, generator: np.random.Generator
+) -> Iterator[Step]:
+    """Yield step after step of every copy that still runs, for at most ``limit`` steps."""
+    index = np.arange(len(state))
+    observation = world.observe(state)
+    for _ in range(limit):
+        action = draw_actions(policy, observation, generator)
+        state, reward, terminated = world.step(state, action, generator)
+        next_observation = world.observe(state)
+        yield Step(index, observation, action, reward, next_observation, terminated)
+        running = ~terminated
+        if not running.any():
+            return
+        index, state, observation = index[running], state[running], next_observation[running]
 
 
 def _log_batch(world: Any, policy: Any, count: int, limit: int, generator: np.random.Generator) -> EpisodeLog:

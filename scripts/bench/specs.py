@@ -13,11 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders.uniform import play
 from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 from koffline.envs.boxes import draw_actions
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
-from scripts.bench.rollouts import MonteCarloValue, log_episodes, monte_carlo_value
+from scripts.bench.rollouts import MonteCarloValue, log_episodes, monte_carlo_value, play
 
 
 @dataclass(frozen=True, eq=False)
