@@ -35,15 +35,6 @@ class Kernel(Protocol):
         ...
 
 
-@runtime_checkable
-class StationaryKernel(Kernel, Protocol):
-    """A kernel of x − y with k(x, x) = 1: it has a spectral distribution to draw frequencies from."""
-
-    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
-        """Frequencies (d, count) in float64 with E cos(ωᵀ(x − y)) = k(x, y)."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Scaled:
     bandwidth: float
@@ -104,11 +95,6 @@ class Laplacian(_Scaled):
         """All pairs."""
         return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
 
-    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
-        """Frequencies (d, count), each coordinate Cauchy with scale 1 / bandwidth."""
-        uniform = torch.rand(dimension, count, generator=generator, dtype=torch.float64)
-        return torch.tan(math.pi * (uniform - 0.5)) / self.bandwidth
-
 
 @dataclass(frozen=True)
 class InverseMultiquadric(_Scaled):
@@ -117,15 +103,6 @@ class InverseMultiquadric(_Scaled):
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
         """All pairs."""
         return torch.rsqrt(1.0 - self._exponent(x, y) / _LOG2_E)
-
-    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
-        """Frequencies (d, count): |z| / bandwidth times a standard normal, z standard normal.
-
-        The kernel is a mixture of Gaussians exp(−t‖x − y‖²/bandwidth²) with t = z²/2 ~ Γ(1/2).
-        """
-        normal = torch.randn(dimension, count, generator=generator, dtype=torch.float64)
-        mixing = torch.randn(1, count, generator=generator, dtype=torch.float64).abs()
-        return normal * mixing / self.bandwidth
 
 
 @dataclass(frozen=True)
@@ -146,7 +123,7 @@ class Linear:
 
 @dataclass(frozen=True, eq=False)
 class FourierFeatures:
-    """An explicit feature map whose inner products approximate a stationary kernel: ψ(x)ᵀψ(y) ≈ k(x, y).
+    """An explicit feature map whose inner products approximate a Gaussian kernel: ψ(x)ᵀψ(y) ≈ k(x, y).
 
     Pairs of cosine and sine, so that ψ(x)ᵀψ(x) = 1 exactly. The error falls as count^(−1/2).
     """
@@ -160,7 +137,7 @@ class FourierFeatures:
 
 
 def random_fourier_features(
-    kernel: StationaryKernel, dimension: int, count: int, generator: Generator
+    kernel: Gaussian, dimension: int, count: int, generator: Generator
 ) -> FourierFeatures:
     """Feature map with `count` (even) columns for rows of `dimension` columns, drawn in float64."""
     if count < 2 or count % 2:

@@ -49,9 +49,8 @@ def test_gaussian_in_single_precision_survives_data_far_from_zero():
     torch.testing.assert_close(Gaussian(1.0).gram(x).double(), exact, rtol=0.0, atol=3e-6)
 
 
-@pytest.mark.parametrize(("kernel", "naive"), STATIONARY, ids=lambda part: type(part).__name__)
-def test_random_features_converge_to_the_kernel(kernel, naive):
-    x = rows(10)
+def test_random_features_converge_to_the_kernel():
+    x, kernel = rows(10), Gaussian(1.5)
     generator = torch.Generator().manual_seed(0)
     errors = []
     for count in (200, 20_000):

@@ -32,15 +32,13 @@ COMMANDS = {
     "control": ("build", "control", "--env", "CartPole-v1", "--kind", "random", "--format", "npz", "--out"),
     "policy": ("build", "policy", "--env", "koffline/PuddleWorld-v0", "--out"),
     "repeat": ("repeat", "runs/a", "--out"),
-    "plot": ("plot", "a.csv", "--save"),
     "convert": ("data", "convert", "log.hdf5", "--format", "npz"),
     "export": ("export", "model.d3"),
     "train": ("train", "train.yaml", "--out"),
     "sweep": ("sweep", "train.yaml", "--metric", "loss", "--out"),
-    "record": ("record", "model.d3", "--env-id", "CartPole-v1", "--out"),
     "reproduce": ("reproduce", "figure-toy", "--out"),
 }
-ADD_TO_FOLDERS = ("train", "sweep", "record", "reproduce")
+ADD_TO_FOLDERS = ("train", "sweep", "reproduce")
 
 
 def koffline(*words: str) -> Result:

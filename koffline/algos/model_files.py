@@ -28,7 +28,7 @@ from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
 from d3rlpy.serializable_config import CONFIG_STORAGE
 from torch import nn
 
-from koffline.algos.loggers import quiet
+from koffline.data.d3rlpy_import import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name
 from koffline.policies.base import one_line, refuse
 from koffline.policies.files import D3File, detect, read_d3_model

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.algos.evaluators import own_randomness
+from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, environment_seed
 from koffline.data.transitions import Discrete, Transitions

@@ -12,8 +12,8 @@ from koffline.store.targets import check_apart, check_name, claimed, local_name
 
 # Texts that name no files; a file or folder of that name is there by chance.
 _NO_FILES = frozenset((
-    "--device", "--env", "--env-id", "--estimator", "--format", "--interval", "--label",
-    "--memory", "--metric", "--only", "--part", "--ray", "--title",
+    "--device", "--env", "--estimator", "--format", "--interval",
+    "--memory", "--metric", "--only", "--part", "--ray",
 ))  # fmt: skip
 _WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
 

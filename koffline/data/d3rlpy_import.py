@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import warnings
 from collections.abc import Iterator
@@ -58,3 +59,16 @@ def _scikit_learn_later() -> Iterator[None]:
     finally:
         for name in names:
             del sys.modules[name]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """d3rlpy without its log lines, which go to stdout; only critical messages inside. It may be nested."""
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

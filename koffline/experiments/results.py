@@ -192,8 +192,7 @@ def write_results(results: Results, run: StartedRun, path: Path) -> None:
     """Write NAME.json, numbers that are not finite as null, and NAME.run.json: how to run this again."""
     content = {"name": results.name, "version": VERSION, **asdict(results)}
     seconds = content.pop("seconds")
-    plain = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
-    write_text(path, json.dumps(plain, indent=1) + "\n")
+    write_text(path, finite_json(content, indent=1))
     write_text(path.with_suffix(f".{FILE}"), finite_json(run.finish(seconds=seconds)))
 
 

@@ -41,7 +41,7 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
     other the policy has limits of its own. Discrete actions are 0 … n − 1. Torch's generator stays as it was.
     """
     from koffline.algos.from_config import make_algorithm, resolve_params
-    from koffline.algos.loggers import quiet
+    from koffline.data.d3rlpy_import import quiet
 
     space = agent.shape.action_space
     kind = "discrete_trust_pcl" if isinstance(space, Discrete) else "trust_pcl"

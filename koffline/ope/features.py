@@ -17,8 +17,7 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.problem import EvaluationProblem
-from koffline.solvers.features import FeatureMap, RandomFourierFeatures
-from koffline.solvers.linear import combine_features, free_parameters
+from koffline.solvers.linear import FeatureMap, RandomFourierFeatures, combine_features, free_parameters
 
 _BLOCK = 8192
 _NOISE_ROWS = 256

@@ -20,7 +20,7 @@ from koffline.fitting import FitRecord, FitSettings, Progress, fit
 from koffline.objectives import fitted_q
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
-from koffline.solvers.features import FeatureMap
+from koffline.solvers.linear import FeatureMap
 
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 1 << 23  # in one array of a block: 64 MB in float64

@@ -24,7 +24,7 @@ from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
-from koffline.solvers.features import FeatureMap
+from koffline.solvers.linear import FeatureMap
 from koffline.store.run_record import versions
 
 

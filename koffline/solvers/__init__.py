@@ -29,16 +29,17 @@ from koffline.config import Section, read_section
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import FourierFeatures, Gaussian, Kernel, median_bandwidth, random_fourier_features
-from koffline.solvers.features import (
+from koffline.solvers.linear import (
     BLOCK,
     FeatureMap,
     RandomFourierFeatures,
+    RidgePath,
     StateRows,
     UnitBox,
     as_double,
+    free_parameters,
     with_constant,
 )
-from koffline.solvers.linear import RidgePath, free_parameters
 
 __all__ = ["FeatureMap", "LinearValue", "RandomFourierFeatures", "UnitBox", "solve"]
 

@@ -128,10 +128,10 @@ def _take_free_name(temporary: Path, target: Path) -> None:
         os.rename(temporary, target)
 
 
-def finite_json(content: Any) -> str:
+def finite_json(content: Any, indent: int = 2) -> str:
     """The text of a JSON file; what is not finite is null."""
     finite = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
-    return json.dumps(finite, indent=2) + "\n"
+    return json.dumps(finite, indent=indent) + "\n"
 
 
 def write_text(path: Path, text: str) -> None:

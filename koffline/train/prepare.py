@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from koffline.algos import from_config
-from koffline.algos.evaluators import EnvironmentEvaluator, LogEvaluator, own_randomness
-from koffline.algos.loggers import make_logger, quiet
+from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, make_logger, own_randomness
 from koffline.data import remote
+from koffline.data.d3rlpy_import import quiet
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.opening import is_shard_folder

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.algos.loggers import make_logger
+from koffline.algos.monitoring import make_logger
 from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar

@@ -127,8 +127,7 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
 
 def write_cell(path: Path, settings: CellSettings) -> None:
     """Train, evaluate, write."""
-    from koffline.algos.loggers import quiet
-    from koffline.data.d3rlpy_import import import_d3rlpy
+    from koffline.data.d3rlpy_import import import_d3rlpy, quiet
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.fitting import threads
 

@@ -40,7 +40,7 @@ from koffline.solvers import (
     ridge_path,
     tournament,
 )
-from koffline.solvers.features import StateRows
+from koffline.solvers.linear import StateRows
 
 
 def rows_of(world: BoxWorld, log: Tuples) -> StateRows:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import koffline
-from koffline.algos.loggers import quiet
 from koffline.algos.model_files import export_policy
+from koffline.data.d3rlpy_import import quiet
 from koffline.errors import ConfigError, PolicyError
 from tests.algos.makers import (
     ACTIONS,

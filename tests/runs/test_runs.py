@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from PIL import Image
 
 import koffline
-from koffline.algos.loggers import quiet
 from koffline.cli import cli
+from koffline.data.d3rlpy_import import quiet
 from tests.algos.makers import d3rlpy, fit, make, make_buffer
 from tests.builders import environments  # noqa: F401  (registers them)
 

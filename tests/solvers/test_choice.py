@@ -6,7 +6,7 @@ import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.solvers import Candidates, RandomFourierFeatures, held_out, make_folds, ridge_path, tournament
-from koffline.solvers.features import StateRows, UnitBox, with_constant
+from koffline.solvers.linear import StateRows, UnitBox, with_constant
 from tests.solvers.test_solve import BOX, exact_log, make_log
 
 

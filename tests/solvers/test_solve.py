@@ -7,7 +7,7 @@ import torch
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.solvers import RandomFourierFeatures, UnitBox, features, solve
+from koffline.solvers import RandomFourierFeatures, UnitBox, linear, solve
 from tests.reference import gaussian, gram
 from tests.refusals import refused
 from tests.strategies import draw_finite_case
@@ -57,8 +57,8 @@ def exact_log():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_weights_solve_the_dense_normal_equations(weighted, kernel_features, monkeypatch):
     """The constant, which the ridge leaves alone, is among them; the loss is δᵀKδ/n²; blocks of any size."""
-    monkeypatch.setattr(features, "BLOCK", 7)
-    monkeypatch.setattr(features, "_KERNEL_BLOCK", 79)
+    monkeypatch.setattr(linear, "BLOCK", 7)
+    monkeypatch.setattr(linear, "_KERNEL_BLOCK", 79)
     weights = np.random.default_rng(1).uniform(0.5, 2.0, 80) if weighted else np.ones(80)
     log = make_log(weights=weights)
     value = solve(log, **GIVEN, kernel_features=kernel_features)

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-import koffline.algos.loggers
+import koffline.algos.monitoring
 import koffline.train.run
 from koffline.algos.from_config import algorithm_types
 from koffline.errors import ConfigError
@@ -13,7 +13,7 @@ from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
 from tests.train.small_runs import check_equal, check_killed_run, is_discrete, make_config, write_log
 
-METRICS = (koffline.algos.loggers.FileLogger, "write_metric")
+METRICS = (koffline.algos.monitoring.FileLogger, "write_metric")
 
 
 def small(folder, kind="dqn"):

@@ -10,7 +10,7 @@ import torch
 
 import koffline
 from koffline import Discrete, Transitions
-from koffline.algos import loggers
+from koffline.algos import monitoring
 from koffline.data.disk.samples import split_log
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(log, kind, devi
 
 @pytest.mark.parametrize(("name", "package"), [("tensorboard", "tensorboardX"), ("wandb", "wandb")])
 def test_a_missing_extra_is_one_line(name, package, tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(monitoring.importlib.util, "find_spec", lambda name: None)
     config = load_config(make_config(write_log(tmp_path)), [f"logger.{name}=true"])
     with pytest.raises(
         ConfigError, match=rf"logger\.{name} needs the package {package}; .*koffline\[{name}\]"
