@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.ope import rounds, workspace
+from koffline.ope import rounds
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,6 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rounds, "MOST_STEPS", 80)
-    monkeypatch.setattr(workspace, "_ALONE", 80)
     return tmp_path
 
 
