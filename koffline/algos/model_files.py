@@ -184,6 +184,8 @@ def run_d3rlpy(words: Sequence[str]) -> None:
 
     import koffline.envs  # noqa: F401  (registers our worlds)
 
+    if words[0] == "record" and importlib.util.find_spec("moviepy") is None:
+        raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
     ours: dict[str, Any] = {"load_learnable": load, "gym": gymnasium}
     # d3rlpy heads the CSVs of gradients with names, at which its own plot-all stops.
     read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])

@@ -103,6 +103,11 @@ def test_d3rlpy_records_films(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "films" / "rl-video-episode-0.mp4").stat().st_size > 0
 
 
+def test_without_moviepy_there_are_no_films(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "koffline[video]" in refusal("d3rlpy", "record", str(model), "--env-id", WORLD)
+
+
 def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
     class Bomb:
         def __reduce__(self) -> Any:
