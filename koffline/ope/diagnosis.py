@@ -44,7 +44,7 @@ class Diagnosis(Record):
     test: BellmanTest
     shown_test: BellmanTest
     value: float
-    behavior_return: float | None
+    logged_return: float | None
     coverage: Coverage
     by_value: Profile
     by_step: Profile | None
@@ -132,7 +132,7 @@ def diagnose(
         test=test,
         shown_test=seen,
         value=float(values @ problem.start_weights / problem.start_weights.sum()),
-        behavior_return=_behavior_return(log, test.gamma),
+        logged_return=_logged_return(log, test.gamma),
         coverage=coverage,
         by_value=by_value,
         by_step=by_step,
@@ -152,7 +152,7 @@ def diagnose(
     )
 
 
-def _behavior_return(log: Transitions, gamma: float) -> float | None:
+def _logged_return(log: Transitions, gamma: float) -> float | None:
     """Mean discounted return of the log's own episodes as recorded, None without episodes."""
     if not log.has_episodes:
         return None

@@ -203,8 +203,9 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "n_truncated": facts.truncated,
         "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,
         "reward_scale": problem.reward_scale,
-        "behavior_return": facts.returns.mean if facts.episodes else None,
-        "behavior_return_se": facts.returns.standard_error,
+        "logged_return": facts.returns.mean if facts.episodes else None,
+        "logged_return_se": facts.returns.standard_error,
+        "beyond_cuts": facts.beyond.mean if facts.episodes else None,
         **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
         **overlap,
     }
@@ -212,14 +213,12 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
 
 def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
     """Reasons to distrust any estimate from this log."""
-    log, merged, limits = workspace.transitions, workspace.log.merged, workspace.limits
-    coverage, episodes, found = diagnostics["coverage"], workspace.facts.episodes, []
+    merged, limits, episodes = workspace.log.merged, workspace.limits, workspace.facts.episodes
+    coverage, found = diagnostics["coverage"], []
     if coverage < LOW_COVERAGE:
-        found.append(
-            f"Only {coverage:.0%} of the policy's actions lie near logged ones "
-            "(95 % on-policy); the rest of the estimate is extrapolation."
-        )
-    if log.has_episodes and episodes < FEW_EPISODES:
+        near = f"Only {coverage:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
+        found.append(f"{near}; the rest of the estimate is extrapolation.")
+    if 0 < episodes < FEW_EPISODES:
         kind = "different episode" if workspace.log.is_whole and merged.merged else "episode"
         found.append(f"The log has {counted(episodes, kind)}; resampling so few says little about spread.")
     if limits.unseen >= MUCH_UNSEEN:  # every episode is cut early
@@ -227,9 +226,8 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
             f"The longest episode has {limits.longest} steps: with γ = {limits.gamma:.10g}, "
             f"{limits.unseen:.0%} of a constant reward's value lies beyond what any episode shows."
         )
-    found += merged.notes if workspace.log.is_whole else []
-    found += [f"Reader: {note}" for note in log.metadata.notes]
-    return [*found, *(f"Left out: {reason}" for reason in workspace.log.skipped)]
+    copies = merged.notes if workspace.log.is_whole else ()
+    return [*found, *copies, *(f"Left out: {reason}" for reason in workspace.log.skipped)]
 
 
 def _logged_action_overlap(

@@ -78,6 +78,8 @@ def evaluate(
         verdict=verdict,
         value=found.value,
         interval=found.interval,
+        behavior_value=None if found.uplift is None else found.uplift.behavior_value,
+        uplift=found.uplift,
         estimator=settings.estimator,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),

@@ -21,7 +21,7 @@ NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not wort
 _FEWEST_UNITS = 1.9  # two, of which one may weigh somewhat less
 _MOST_UNSEEN = 0.5  # share of the discounted horizon after the longest episode
 _WHERE = "where rewards like the log's put every value"
-_ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "weights")
+_ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "beyond", "weights")
 _NEAR = (1e-2, 1e-3)  # of a bound, of the largest value: a number beyond it by less is one at the bound
 
 
@@ -207,7 +207,8 @@ class MeanAndSpread:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """``returns``: of episodes, discounted, as they were cut. ``weights``: of units, the mean of their rows.
+    """``returns``: of episodes, discounted, as they were cut. ``beyond``: of episodes, the share γ^length of
+    the horizon after the cut, 0 where the world ended. ``weights``: of units, the mean of their rows.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
     weight, of those after which an episode goes on and of those that end one; None where there are none.
@@ -222,6 +223,7 @@ class LogFacts:
     going_on: tuple[float, float] | None
     final: tuple[float, float] | None
     returns: MeanAndSpread
+    beyond: MeanAndSpread
     weights: MeanAndSpread
 
     def __add__(self, other: LogFacts) -> LogFacts:
@@ -240,7 +242,7 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
     firsts = log.episode_starts if log.has_episodes else np.arange(len(log))
     lengths = np.diff(np.append(firsts, len(log)))
     rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
-    counted = weights > 0.0
+    counted, is_cut = weights > 0.0, ~terminated[firsts + lengths - 1]
     return LogFacts(
         rows=len(log),
         episodes=log.n_episodes,
@@ -251,6 +253,7 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         going_on=reward_range(rewards[counted & ~terminated]),
         final=reward_range(rewards[counted & terminated]),
         returns=MeanAndSpread.of(log.returns(gamma) if log.has_episodes else np.zeros(0)),
+        beyond=MeanAndSpread.of(np.where(is_cut, gamma**lengths, 0.0) if log.has_episodes else np.zeros(0)),
         weights=MeanAndSpread.of(np.add.reduceat(weights, firsts) / lengths),
     )
 

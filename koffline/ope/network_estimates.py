@@ -25,6 +25,7 @@ from torch import Tensor
 
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
+from koffline.ope.behavior import uplift_of
 from koffline.ope.fitted import FittedValues
 from koffline.ope.last_layer import ridge_solve
 from koffline.ope.limits import NOTABLE
@@ -134,6 +135,7 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
         value=value,
         standard_error=spread,
         interval=interval,
+        uplift=uplift_of(fitted, workspace.behavior_values, values),
         effective_sample_size=size,
         warnings=warnings,
         diagnostics=diagnostics,

@@ -43,7 +43,7 @@ _CHOSEN = (
     "the choice."
 )
 _OF_ALL = (
-    "estimator", "gamma", "n_transitions", "n_episodes", "source", "seed", "versions", "data_sha256"
+    "estimator", "gamma", "n_transitions", "n_episodes", "source", "notes", "seed", "versions", "data_sha256"
 )  # fmt: skip
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
@@ -81,6 +81,7 @@ class PolicyRanking(Record):
     n_episodes: int
     source: str | None
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     seed: int
     versions: dict[str, str] = dataclasses.field(default_factory=dict)

@@ -14,8 +14,6 @@ import numpy as np
 from koffline.errors import ConfigError
 from koffline.ope.value_functions import ValueFunction
 
-SECONDS = "seconds"
-
 
 class Record:
     """A dataclass that a command prints or writes; fields with ``repr=False`` stay behind.
@@ -42,12 +40,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple, np.ndarray)):
         return [plain(item) for item in value]
     value = value.item() if isinstance(value, np.generic) else value
-    return finite_or_none(value) if isinstance(value, float) else value
-
-
-def finite_or_none(number: float) -> float | None:
-    """JSON has no NaN: what is not finite becomes None."""
-    return float(number) if math.isfinite(number) else None
+    return None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
 
 
 def as_json(content: Mapping[str, Any], timing: bool = True) -> str:
@@ -59,12 +52,11 @@ def as_json(content: Mapping[str, Any], timing: bool = True) -> str:
 def without_seconds(content: Any) -> Any:
     """The same without the entries called ``seconds``, at any depth."""
     if isinstance(content, Mapping):
-        return {key: without_seconds(part) for key, part in content.items() if key != SECONDS}
+        return {key: without_seconds(part) for key, part in content.items() if key != "seconds"}
     return [without_seconds(part) for part in content] if isinstance(content, (list, tuple)) else content
 
 
-CERTIFIED = "certified"
-CALIBRATED = "calibrated"
+CERTIFIED, CALIBRATED = "certified", "calibrated"
 
 
 @dataclass(frozen=True)
@@ -120,6 +112,18 @@ class Unavailable:
     reason: str
 
 
+@dataclass(frozen=True)
+class Uplift(Record):
+    """``value``: how much more the policy is worth than the one that wrote the log, which is worth
+    ``behavior_value``. Both were estimated from the same resampled episodes; no interval without evidence.
+    """
+
+    value: float
+    interval: Interval | None
+    behavior_value: float
+    behavior_interval: Interval | None
+
+
 @dataclass(frozen=True, eq=False)
 class PointEstimate(Record):
     """An estimate in units of the discounted return, with what is needed to judge it.
@@ -133,6 +137,7 @@ class PointEstimate(Record):
     value: float
     standard_error: float | None = None
     interval: Interval | None = None
+    uplift: Uplift | None = None
     effective_sample_size: float | None = None
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, Any] = field(default_factory=dict)
@@ -142,10 +147,12 @@ class PointEstimate(Record):
 class Verdict(Record):
     """``answer``: "supported", "with care" or "not answerable from this log", with the ``reasons`` for less
     than the first; each begins with what is missing (support, size, horizon, interval, contradiction).
+    ``sentence`` says it with the number.
     """
 
     answer: str
     reasons: tuple[str, ...] = ()
+    sentence: str = ""
 
     def __str__(self) -> str:
         return self.answer + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
@@ -180,12 +187,15 @@ class Estimate(Record):
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
     can be trusted (None where the estimator has none), ``verdict`` whether the log answers the question,
-    ``warnings`` are sentences a person should read before acting on it.
+    ``warnings`` are sentences a person should read before acting on it, ``notes`` what else was done.
+    ``behavior_value``: of the policy that wrote the log, by the same estimator, where it has one.
     """
 
     verdict: Verdict
     value: float
     interval: Interval | None
+    behavior_value: float | None = None
+    uplift: Uplift | None = None
     estimator: str
     gamma: float
     n_transitions: int
@@ -194,6 +204,7 @@ class Estimate(Record):
     source: str | None
     diagnostics: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int
     versions: dict[str, str] = field(default_factory=dict)
@@ -232,11 +243,8 @@ class EstimateRow(Record):
         found, entry = self.estimate, {"estimator": self.name, "family": self.family}
         if found is None:
             return {**entry, "value": None, "reason": self.reason}
-        return {
-            **entry,
-            **{name: value for name, value in found.as_dict().items() if name != "name"},
-            "seconds": round(self.seconds, 3),
-        }
+        own = {name: value for name, value in found.as_dict().items() if name != "name"}
+        return {**entry, **own, "seconds": round(self.seconds, 3)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,6 +275,7 @@ class EstimateTable(Record):
     source: str | None
     diagnostics: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int
     versions: dict[str, str] = field(default_factory=dict)

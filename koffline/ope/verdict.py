@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 from koffline.data.columns import counted
 from koffline.ope.coverage import LOW_COVERAGE, Coverage
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
-from koffline.ope.results import PointEstimate, Verdict
+from koffline.ope.results import Interval, PointEstimate, Uplift, Verdict, percent
 
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
@@ -30,9 +31,46 @@ def judge(
     """
     hopeless = list(_why_not(found, coverage, scale))
     if hopeless:
-        return Verdict(NOT_ANSWERABLE, tuple(hopeless))
-    doubts = list(_doubts(found, limits, coverage.fraction, scale, robust))
-    return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts))
+        why = f"This log does not say what the policy is worth: {_detail(hopeless[0])}."
+        return Verdict(NOT_ANSWERABLE, tuple(hopeless), why)
+    doubts, near = list(_doubts(found, limits, coverage.fraction, scale, robust)), f"{coverage.fraction:.0%}"
+    more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
+    care = f"take it with care: {_detail(doubts[0])}{more}" if doubts else f"coverage is good ({near})"
+    return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts), f"{_finding(found)}; {care}.")
+
+
+def _detail(reason: str) -> str:
+    """A reason without the word for what is missing."""
+    return reason.partition(": ")[2]
+
+
+def _finding(found: PointEstimate) -> str:
+    """What the policy is worth, beside the policy that wrote the log where that is known."""
+    assert found.interval is not None
+    worth = f"The policy is worth {plus_minus(found.value, found.interval)}"
+    level, uplift = percent(found.interval.level), found.uplift
+    if uplift is None or uplift.interval is None:
+        return f"{worth} ({level} interval)"
+    return f"{worth}, {_compared(uplift)} the policy that wrote the log ({level} intervals)"
+
+
+def _compared(uplift: Uplift) -> str:
+    assert uplift.interval is not None
+    if uplift.interval.holds(0.0):
+        return f"not clearly more or less ({plus_minus(uplift.value, uplift.interval)}) than"
+    turned = uplift.interval
+    if uplift.value < 0.0:
+        turned = Interval(-turned.high, -turned.low, turned.level, turned.kind)
+    return f"{plus_minus(abs(uplift.value), turned)} {'less' if uplift.value < 0.0 else 'more'} than"
+
+
+def plus_minus(value: float, interval: Interval) -> str:
+    """``42.73 ± 0.83``, two digits of the half width; with both ends where the value is not in the middle."""
+    half = 0.5 * interval.width
+    digits = max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 3
+    shown, low, high = (f"{number:,.{min(digits, 12)}f}" for number in (value, interval.low, interval.high))
+    is_middle = abs(value - 0.5 * (interval.low + interval.high)) <= 0.02 * half
+    return f"{shown} ± {half:,.{min(digits, 12)}f}" if is_middle else f"{shown} ({low} to {high})"
 
 
 def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Iterator[str]:

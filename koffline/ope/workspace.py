@@ -12,6 +12,7 @@ import numpy as np
 from koffline.config import EvaluationSettings
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
+from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.doubly_robust import RowSums
 from koffline.ope.features import FeatureSystem, default_features, make_feature_system
@@ -125,6 +126,11 @@ class Workspace:
         return RowReader.of(self.fitted, "kloss")(self.problem, self.log.held.units).values
 
     @cached_property
+    def behavior_values(self) -> np.ndarray | None:
+        """What the policy that wrote the log is worth, by every network."""
+        return behavior_values(self.fitted)
+
+    @cached_property
     def row_values(self) -> RowValues:
         """The same of every row."""
         return self.held_values if self.log.is_whole else self.fold(RowReader.of(self.fitted, "kloss")).values
@@ -223,6 +229,7 @@ class Workspace:
             "n_episodes": episodes,
             "policy": self.policy.name,
             "source": log.metadata.source,
+            "notes": log.metadata.notes,
             "seed": self.settings.seed,
             "seconds": round(time.perf_counter() - self._started, 3),
             "data_sha256": "" if self.log.skipped else log.sha256,

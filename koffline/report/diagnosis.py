@@ -48,7 +48,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         ("kernel loss", f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)"),
         ("coverage", f"{diagnosis.coverage.fraction:.0%} of the policy's actions lie near logged ones"),
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
-        ("log's own return", number(diagnosis.behavior_return)),
+        ("logged return", f"{number(diagnosis.logged_return)} (discounted, up to each episode's last row)"),
         ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
         ("log", pages.describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),

@@ -44,7 +44,7 @@ def write_estimate(found: Estimate, out: Path, truth: float | None, force: bool,
 
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
     """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
-    found, own = estimate.diagnostics, estimate.diagnostics.get("behavior_return")
+    found, own, uplift = estimate.diagnostics, estimate.diagnostics.get("logged_return"), estimate.uplift
     value = f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:.10g})"
     rows = [
         ("verdict", str(estimate.verdict)),
@@ -53,10 +53,17 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     ]
     if truth is not None:
         rows.append(("truth", f"{truth:.4g}"))
+    if uplift is not None:
+        logger, ends = f"{uplift.behavior_value:.4g}{pages.within(uplift.behavior_interval)}", pages.within
+        rows.append(("logging policy", f"{logger}   (the policy that wrote the log, by the same networks)"))
+        rows.append(
+            ("uplift", f"{uplift.value:+.4g}{ends(uplift.interval)}   (over the logging policy, paired)")
+        )
     if own is not None:
-        error = found.get("behavior_return_se")
+        beyond, error = found["beyond_cuts"], found.get("logged_return_se")
         spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # no spread beyond rounding
-        rows.append(("log's own return", f"{own:.4g}{spread}"))
+        cut = f"   (up to where recording stopped; {beyond:.0%} of the horizon lies behind)" if beyond else ""
+        rows.append(("logged return", f"{own:.4g}{spread}{cut}"))
     if "training_steps" in found:
         seen = f", on {found['sample_rows']:,} of the rows" if "sample_rows" in found else ""
         rows.append(("training", f"{found['training_steps']:,} steps{seen}"))
@@ -70,7 +77,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     ]
     console = pages.make_console()
     pages.print_record(console, f"What {estimate.policy} is worth", rows)
-    pages.print_end(console, estimate.warnings, page)
+    pages.print_end(console, estimate.warnings, page, len(estimate.notes), estimate.verdict.sentence)
 
 
 def write_estimates(found: EstimateTable, out: Path, truth: float | None, force: bool, run: Any) -> Path:
@@ -121,9 +128,8 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
         verb = "does" if len(names) == 1 else "do"
         pages.print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
     for warning, names in collected_warnings(found).items():
-        label, text = pages.labelled(warning)
-        pages.print_labelled(console, f"{label} ({', '.join(names)})", text)
-    pages.print_end(console, (), page)
+        pages.print_labelled(console, f"warning ({', '.join(names)})", warning)
+    pages.print_end(console, (), page, len(found.notes), found.verdict.sentence)
 
 
 def collected_warnings(found: EstimateTable) -> dict[str, list[str]]:

@@ -21,7 +21,31 @@ if TYPE_CHECKING:
 
 _WIDTH = 116
 _LONGEST_LIST = 8
-_READER = "Reader: "
+_SHARES = ("coverage", "beyond_cuts", "cut_share", "largest_share", "mean_probability_of_logged_actions")
+_WORDS = {  # for readers; what is missing has its key
+    "coverage": "policy's actions that lie near logged ones",
+    "n_terminated": "rows where the world ended",
+    "n_truncated": "rows where recording stopped",
+    "n_initial_states": "start states",
+    "reward_scale": "size of a return (root mean square)",
+    "logged_return": "mean return of logged episodes, up to their last row",
+    "logged_return_se": "its standard error",
+    "beyond_cuts": "share of the horizon that lies behind where recording stopped",
+    "mean_probability_of_logged_actions": "probability that the policy gives to logged actions, mean",
+    "effective_sample_size": "rows that the log counts as, weighted as the policy acts",
+    "held_out_kernel_loss": "kernel loss of episodes that a network has not seen",
+    "held_out_kernel_ratio": "the same over what noise alone would leave (1: nothing is left to explain)",
+    "effective_bandwidth": "bandwidth of the kernel (standardised states and actions)",
+    "estimates_by_head": "estimates by the same networks",
+    "head_disagreement": "largest gap between those that should agree",
+    "replica_standard_deviation": "spread between networks of resampled episodes",
+    "residual_rms": "Bellman residual of a row, root mean square",
+    "residual_mean": "Bellman residual of a row, mean",
+    "training_steps": "gradient steps",
+    "sample_rows": "rows that networks were trained on",
+    "largest_share": "share of the episode of the largest weight",
+    "cut_share": "share of the value that lies after cuts",
+}
 
 
 _TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # of one command
@@ -93,14 +117,15 @@ def render_page(template: str, figures: Mapping[str, str], found: Any, context: 
     """The page as text. template: a file of this folder that extends ``base.html.j2``.
 
     In a template ``figures.name`` is an SVG element (mark it safe) and ``| number`` gives four digits,
-    ``| percent`` a level, ``| promise`` what a kind of interval is, ``| lines`` a nested record line by line.
+    ``| percent`` a level, ``| promise`` what a kind of interval is, ``| described`` a nested record line by
+    line, ``| setting`` what a setting is.
     """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    words = {"count_of": count_of, "log_words": describe_log, "lines": describe_lines}
+    words = {"count_of": count_of, "log_words": describe_log, "described": described, "setting": _setting}
     environment.filters.update(number=number, percent=percent, promise=promise, **words)
     page = environment.get_template(template)
     return page.render(found=found, figures=figures, command=shown_command(), **context)
@@ -154,10 +179,21 @@ def print_labelled(console: Console, label: str, text: str, style: str = "yellow
     console.print(Text.assemble((f"{label}:", style), f" {text}"), soft_wrap=True)
 
 
-def print_end(console: Console, warnings: Iterable[str], page: Path | None) -> None:
-    """Warnings, and the path of the report where there is one."""
+def print_end(
+    console: Console, warnings: Iterable[str], page: Path | None, notes: int = 0, sentence: str = ""
+) -> None:
+    """Warnings, how many notes there are, what was found in a sentence, and the path of the report."""
     for warning in warnings:
-        print_labelled(console, *labelled(warning))
+        print_labelled(console, "warning", warning)
+    if notes:
+        where = (
+            "are in the report" if page is not None else "are in --json, and 'koffline data info' shows them"
+        )
+        console.print(
+            f"{count_of(notes, 'note')} on how the log was read {where}", style="dim", soft_wrap=True
+        )
+    if sentence:
+        console.print(sentence, style="bold", soft_wrap=True)
     if page is not None:
         console.print(f"report: {page}", soft_wrap=True)
 
@@ -168,6 +204,11 @@ def describe_interval(interval: Interval | None) -> str:
         return "none; the warnings say why"
     about = f"{percent(interval.level)} {interval.kind}, {promise(interval.kind)}"
     return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"
+
+
+def within(interval: Interval | None) -> str:
+    """Ends in brackets behind a number, nothing for none."""
+    return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
 
 
 def number(value: object) -> str:
@@ -190,15 +231,25 @@ def describe_log(found: Any) -> str:
     return f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')}, {episodes}"
 
 
-def labelled(warning: str) -> tuple[str, str]:
-    """``note`` for what the reader of the log has to say, ``warning`` for all else; and the sentence."""
-    is_note = warning.startswith(_READER)
-    return ("note", warning.removeprefix(_READER)) if is_note else ("warning", warning)
-
-
 def promise(kind: str) -> str:
     """What a kind of interval promises: ``calibrated`` or ``certified``."""
     return CERTIFIED if kind in CERTIFIED_KINDS else CALIBRATED
+
+
+def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Diagnostics in words, each with its lines."""
+    shown = {name: f"{value:.0%}" if name in _SHARES and value else value for name, value in record.items()}
+    return [
+        (_WORDS.get(name, name.replace("_", " ")), describe_lines(value)) for name, value in shown.items()
+    ]
+
+
+def _setting(name: str) -> str:
+    """What a setting is."""
+    from koffline.config import EvaluationSettings
+
+    field = EvaluationSettings.model_fields.get(name)
+    return name.replace("_", " ") if field is None else str(field.description)
 
 
 def describe_lines(value: Any) -> list[str]:

@@ -125,8 +125,12 @@ def plot_curves(
 
 
 def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
-    """The estimate with its interval beside the log's own return, the replicas, and the truth when known."""
-    behaviour, evidence = estimate.diagnostics.get("behavior_return"), estimate.evidence
+    """The estimate with its interval beside the policy that wrote the log, the replicas, and the known truth.
+
+    Where nothing is known of that policy the mean return of its episodes is shown, and said to be cut.
+    """
+    uplift, evidence, found = estimate.uplift, estimate.evidence, estimate.diagnostics
+    logged, spread = found.get("logged_return"), 1.96 * (found.get("logged_return_se") or 0.0)
 
     def draw(axes: Axes) -> None:
         if estimate.interval is not None:
@@ -136,11 +140,17 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
             resampled = evidence.replica_values[np.array(evidence.replica_roles) == "resampled"]
             axes.plot(resampled, np.full(len(resampled), 0.78), "|", color=ACCENT, ms=9)
         names = [f"policy\n({estimate.estimator})"]
-        if behaviour is not None:
-            spread = 1.96 * (estimate.diagnostics.get("behavior_return_se") or 0.0)
-            axes.hlines(0.0, behaviour - spread, behaviour + spread, color=SOFT, lw=5, alpha=0.6)
-            axes.plot(behaviour, 0.0, "s", color="#627d98", ms=8)
-            names.append("the log's own\nreturn")
+        if uplift is not None:
+            if uplift.behavior_interval is not None:
+                _draw_interval(axes, 0.0, uplift.behavior_interval, (-np.inf, np.inf), 5)
+            axes.plot(uplift.behavior_value, 0.0, "s", color="#627d98", ms=8)
+            names.append("the policy that\nwrote the log")
+        elif logged is not None:
+            axes.hlines(0.0, logged - spread, logged + spread, color=SOFT, lw=5, alpha=0.6)
+            axes.plot(logged, 0.0, "s", color="#627d98", ms=8)
+            names.append(
+                "logged return,\ncut where\nlogging stopped" if found["beyond_cuts"] else "logged return"
+            )
         if truth is not None:
             axes.axvline(truth, color=WARM, lw=1.6, ls="--")
             axes.annotate(f" truth {truth:.4g}", (truth, 1.32), color=WARM, va="center")
@@ -152,14 +162,17 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
 
 
 def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
-    """One line per estimator with its interval, one per bound; the log's own return and the truth.
+    """One line per estimator with its interval, one per bound; the policy that wrote the log and the truth.
 
     The axis holds all estimates, the default estimator's interval and what fits of the others: an arrow says
     that one goes on. Certified intervals are dashed and of another colour than calibrated ones.
     """
     points = [(row.name, row.estimate.value, row.estimate.interval) for row in table.rows if row.estimate]
     bounds = [(bound.kind, None, bound.interval) for bound in table.bounds if bound.interval]
-    behaviour = table.diagnostics.get("behavior_return")
+    behaviour = next(
+        (row.estimate.uplift.behavior_value for row in table.rows if row.estimate and row.estimate.uplift),
+        None,
+    )
     window = _window(points, [number for number in (truth, behaviour) if number is not None])
 
     def draw(axes: Axes) -> None:
@@ -169,7 +182,9 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
             if value is not None:
                 axes.plot(value, place, "o", color=ACCENT, ms=7)
         if behaviour is not None:
-            axes.axvline(behaviour, color=SOFT, lw=1.2, ls=":", label=f"the log's own return {behaviour:.4g}")
+            axes.axvline(
+                behaviour, color=SOFT, lw=1.2, ls=":", label=f"the policy that wrote the log {behaviour:.4g}"
+            )
         if truth is not None:
             axes.axvline(truth, color=INK, lw=1.6, ls="--", label=f"truth {truth:.4g}")
         list_rows(axes, [name for name, *_ in [*points, *bounds]])

@@ -87,9 +87,9 @@ def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
     assert found.data_sha256 == memory.sha256
     assert found.diagnostics["sample_rows"] < 200
     assert found.diagnostics["n_terminated"] == memory.terminated.sum()
-    assert found.diagnostics["behavior_return"] == pytest.approx(memory.returns(0.9).mean(), rel=1e-12)
+    assert found.diagnostics["logged_return"] == pytest.approx(memory.returns(0.9).mean(), rel=1e-12)
     whole = koffline.evaluate(memory, TILTED, 0.9, **QUICK)
-    assert found.diagnostics["behavior_return_se"] == pytest.approx(whole.diagnostics["behavior_return_se"])
+    assert found.diagnostics["logged_return_se"] == pytest.approx(whole.diagnostics["logged_return_se"])
     assert "sample_rows" not in whole.diagnostics
 
 

@@ -1,0 +1,102 @@
+"""What the policy that wrote the log is worth, by the same networks, and how much more another one is.
+
+Complete episodes say it by their returns. After a cut the return goes on: the next row of an episode holds
+the action that was taken next, and with it in the place of the policy's actions the last layers, solved once
+more, are the logging policy's value. Same features, same resampled episodes: what the draw of the log does to
+both values cancels in their difference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.kernels import FourierFeatures
+from koffline.ope.fitted import FittedValues
+from koffline.ope.last_layer import minimise_kernel_loss
+from koffline.ope.learning import Resampling
+from koffline.ope.problem import EvaluationProblem
+from koffline.ope.replica_sums import PartSystems, systems_of_part
+from koffline.ope.results import Uplift
+from koffline.ope.working_log import Sums
+from koffline.replicas import StackedMLP
+from koffline.solvers.linear import last_layer
+
+
+@dataclass(frozen=True, eq=False)
+class _Returns(Sums):
+    """What a part of the log leaves: systems of last layers, with the rows at cuts as start states; Σ w of
+    episodes and Σ w of their discounted rewards before the cut, (R, 2) each.
+    """
+
+    part: PartSystems
+    weights: Tensor
+    returns: Tensor
+
+
+def _returns_of_part(
+    network: StackedMLP,
+    instruments: FourierFeatures,
+    resampling: Resampling,
+    gamma: float,
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> _Returns:
+    """The last row of an episode that goes on has no weight in the systems: nobody knows what was done next.
+
+    Which rows these are is decided by when recording stopped, not by what they lead to, so the others are a
+    fair sample.
+    """
+    firsts, rows, taken = problem.episode_starts, np.arange(problem.n_rows), problem.readout
+    ends = np.append(firsts[1:], problem.n_rows) - 1
+    steps = rows - np.repeat(firsts, ends - firsts + 1)
+    is_cut = np.isin(rows, ends) & (problem.discounts > 0.0)
+    following = np.minimum(rows + 1, problem.n_rows - 1)
+    asked = dataclasses.replace(
+        problem,
+        next_inputs=problem.inputs[following][:, None],
+        next_probabilities=None if taken is None else taken[following],
+        start_inputs=problem.inputs[ends][:, None],
+        start_probabilities=None if taken is None else taken[ends],
+        start_weights=problem.start_weights * np.where(is_cut[ends], gamma ** steps[ends], 0.0),
+        row_weights=np.where(is_cut, 0.0, problem.row_weights),
+    )
+    part = systems_of_part(network, instruments, resampling, asked, units)
+    known = np.where(is_cut, 0.0, problem.rewards * gamma**steps)
+    weights = resampling.start_weights(problem, units)
+    returns = weights @ torch.as_tensor(np.add.reduceat(known, firsts))
+    return _Returns(part, weights.sum(dim=2), returns)
+
+
+def behavior_values(fitted: FittedValues) -> Float[np.ndarray, "replica 2"] | None:
+    """J of the logging policy per replica: logged returns, each with the value of what follows its cut.
+
+    Episodes as its sample weighs them, and as the log does. NaN where that is not known (no row has a next
+    one). None at start states from outside, where the logging policy's actions are not known.
+    """
+    if fitted.problem.fixed_starts:
+        return None
+    network, settings = fitted.heads["fqe"], fitted.settings
+    asked = (network, fitted.instruments, fitted.ensemble.resampling, settings.gamma)
+    sums = fitted.fold(partial(_returns_of_part, *asked))
+    tails, systems = sums.part.starts, sums.part.systems.mean(sums.part.row_weight.clamp_min(1.0))
+    theta = last_layer(minimise_kernel_loss(network, systems, settings.ridge)).unsqueeze(-1)
+    following = torch.where((tails == 0.0).all(dim=2), 0.0, (tails @ theta).squeeze(-1)).cpu()
+    low, high = fitted.problem.value_bounds
+    values = ((sums.returns + following) / sums.weights).clamp(low, high)
+    found: np.ndarray = values.numpy() * fitted.problem.reward_scale
+    return found
+
+
+def uplift_of(fitted: FittedValues, behavior: np.ndarray | None, values: np.ndarray) -> Uplift | None:
+    """How much more the policy is worth, from J of every network; None where that is not known."""
+    if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
+        return None
+    worth, more = fitted.summarise(behavior)[0], fitted.summarise(values - behavior)[0]
+    return Uplift(more, fitted.interval(values - behavior), worth, fitted.interval(behavior))

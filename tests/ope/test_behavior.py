@@ -1,0 +1,122 @@
+"""What the policy that wrote a log is worth, and the uplift over it: against answers known exactly."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.ope.coverage import Coverage
+from koffline.ope.results import Interval, PointEstimate, Uplift
+from koffline.ope.verdict import judge
+from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
+from tests.ope.problems import QUICK, continuous_log, discrete_log
+from tests.ope.test_verdict import FOUND, LIMITS, ROBUST
+
+SMALL = {"steps": 1000, "hidden_units": (32, 32), "instruments": 300}
+
+
+def uniform(states: np.ndarray) -> np.ndarray:
+    return np.full((len(states), 3), 1.0 / 3.0)
+
+
+def test_complete_episodes_say_it_by_their_returns() -> None:
+    log = discrete_log()
+    ended = np.arange(len(log)) % 10 == 9
+    weights = np.repeat([1.0, 2.0, 1.0, 1.0, 3.0, 1.0], 10)
+    log = log.replace(terminated=ended, truncated=np.zeros(len(log), bool), weights=weights)
+    found = koffline.evaluate(log, uniform, 0.9, **QUICK)
+    expected = np.average(log.returns(0.9), weights=weights[::10])
+    assert found.behavior_value == pytest.approx(expected, rel=1e-9)
+    assert found.uplift.value == pytest.approx(found.value - expected)
+    assert found.diagnostics["beyond_cuts"] == 0.0
+
+
+def test_a_return_goes_on_after_the_cut() -> None:
+    """Reward one for ever: worth ten, whatever is done; ten logged steps show 6.5 of it."""
+    log = discrete_log(600).replace(
+        rewards=np.ones(600), terminated=np.zeros(600, bool), truncated=np.arange(600) % 10 == 9
+    )
+    found = koffline.evaluate(log, uniform, 0.9, **{**QUICK, "steps": 500})
+    assert found.diagnostics["logged_return"] == pytest.approx(6.513, abs=1e-3)
+    assert found.diagnostics["beyond_cuts"] == pytest.approx(0.9**10)
+    assert found.behavior_value == pytest.approx(10.0, abs=0.01)
+    assert found.uplift.value == pytest.approx(0.0, abs=0.02)
+
+
+@pytest.mark.parametrize("name", ["chain_off_limited", "grid_loop_off_limited"])
+def test_the_uplift_is_that_of_the_exact_values(name: str) -> None:
+    case = EXACT_PROBLEMS[name]
+    assert isinstance(case, FiniteCase)
+    problem, behavior = case(1, 4000), case.world.mdp.policy_value(case.behavior, case.gamma)
+    found = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, **SMALL)
+    assert found.uplift.interval.holds(problem.value - behavior)
+    assert found.uplift.behavior_interval.holds(behavior)
+    assert abs(found.behavior_value - behavior) < abs(found.diagnostics["logged_return"] - behavior)
+
+
+def test_noise_that_both_share_cancels() -> None:
+    problem = EXACT_PROBLEMS["linear_on"](2)
+    found = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, **SMALL)
+    assert found.uplift.interval.holds(0.0)
+    assert found.uplift.interval.width < 0.6 * found.interval.width
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chain_off", "chain_off_limited", "grid_off_limited"])
+def test_uplift_intervals_hold_the_uplift_in_most_logs(name: str) -> None:
+    """At 95 % fewer than 33 of 40 logs would come up less than once in a thousand times."""
+    case, held = EXACT_PROBLEMS[name], 0
+    for seed in range(40):
+        problem, behavior = case(seed, 2000), case.world.mdp.policy_value(case.behavior, case.gamma)
+        found = koffline.evaluate(problem.transitions, problem.policy, problem.gamma, seed=seed, **SMALL)
+        held += found.uplift.interval.holds(problem.value - behavior)
+    assert held >= 33
+
+
+def test_nothing_is_said_of_actions_that_are_not_known() -> None:
+    log = discrete_log()
+    starts = np.zeros((4, 2))
+    assert koffline.evaluate(log, uniform, 0.9, initial_observations=starts, **QUICK).uplift is None
+    assert koffline.evaluate(continuous_log(), lambda s: 0.0 * s[:, :1], 0.9, **QUICK).uplift is None
+
+
+def test_no_interval_of_the_uplift_without_one_of_the_value() -> None:
+    log = discrete_log().replace(actions=np.zeros(60, dtype=np.int64))
+    found = koffline.evaluate(log, lambda s: np.tile([0.0, 0.1, 0.9], (len(s), 1)), 0.9, **QUICK)
+    assert found.interval is None
+    assert found.uplift.interval is None
+    said = "This log does not say what the policy is worth: only 0% of the policy's actions lie near"
+    assert found.verdict.sentence.startswith(said)
+
+
+def _interval(low: float, high: float) -> Interval:
+    return Interval(low, high, 0.95, "bootstrap")
+
+
+@pytest.mark.parametrize(
+    ("uplift", "coverage", "words"),
+    [
+        (None, 0.97, "The policy is worth 10.0 ± 1.0 (95% interval); coverage is good (97%)."),
+        (
+            Uplift(3.0, _interval(2.5, 3.5), 7.0, None),
+            0.97,
+            "10.0 ± 1.0, 3.00 ± 0.50 more than the policy that wrote the log (95% intervals); coverage is",
+        ),
+        (Uplift(-3.0, _interval(-5.0, -2.0), 13.0, None), 0.97, "3.0 (2.0 to 5.0) less than the policy"),
+        (Uplift(0.2, _interval(-0.2, 0.6), 9.8, None), 0.97, "not clearly more or less (0.20 ± 0.40) than"),
+        (None, 0.7, "take it with care: 70% of the policy's actions lie near logged ones (95 % on-policy)."),
+    ],
+)
+def test_the_verdict_has_a_sentence(uplift: Uplift | None, coverage: float, words: str) -> None:
+    found: PointEstimate = dataclasses.replace(FOUND, uplift=uplift)
+    near = Coverage(coverage, np.zeros(0), np.zeros(0))
+    assert words in judge(found, LIMITS, near, 10.0, ROBUST).sentence
+
+
+def test_what_the_reader_noted_is_no_warning() -> None:
+    log = discrete_log()
+    log = log.replace(metadata=log.metadata.with_notes("it assumed something"))
+    found = koffline.evaluate(log, uniform, 0.9, **QUICK)
+    assert found.notes == ("it assumed something",)
+    assert not any("assumed" in text for text in found.warnings)
