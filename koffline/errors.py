@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Longer messages quote a file, not its fault.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
+_MOST_NAMES = 12
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
@@ -50,8 +51,16 @@ def is_control(character: str) -> bool:
     return unicodedata.bidirectional(character) in _TURNS
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: the most similar one, or all that are known."""
-    names = list(known)
+def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
+    """The remedy for an unknown name: its synonym here, the most similar one, or those that are known."""
+    names, other = list(known), synonyms or {}
+    plain = name.lower().replace("_", "-").replace(" ", "-")
+    if other.get(plain) in names:
+        return f"here it is called '{other[plain]}'"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"known are {', '.join(names) or 'none'}"
+    more = f", … ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
+    return (
+        f"did you mean '{close[0]}'?"
+        if close
+        else f"known are {', '.join(names[:_MOST_NAMES]) or 'none'}{more}"
+    )

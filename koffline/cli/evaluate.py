@@ -140,7 +140,6 @@ def _evaluate(
     log: Log, policy: str, layers: list[dict[str, Any]], starts: str | None, several: tuple[str, ...] | None
 ) -> Any:
     """Read, load, fit."""
-    from koffline.config import make_settings
     from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.problem import read_initial_states
@@ -152,7 +151,7 @@ def _evaluate(
         policy, transitions.action_space, transitions.observation_shape, transitions.metadata.features
     )
     given: dict[str, Any] = {
-        "settings": make_settings({"gamma": transitions.metadata.gamma}, *layers),
+        **{name: value for layer in layers for name, value in layer.items() if value is not None},
         "initial_observations": None if starts is None else read_initial_states(starts),
         "stream": log.stream,
     }

@@ -15,6 +15,7 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.statistics import blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
@@ -36,6 +37,7 @@ from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
 
 _TOLD_APART_BY = 1000  # states
+_ANY_GAMMA = 0.5
 
 
 def evaluate(
@@ -154,14 +156,25 @@ def _answers(policy: Policy, observations: np.ndarray) -> bytes:
 def merge_settings(
     transitions: Transitions | LazyTransitions, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
-    """Explicit arguments win over ``settings``, which win over the log's hint and the defaults."""
+    """Explicit arguments win over ``settings``, which win over the log's hint and the defaults.
+
+    Where every row ends its episode no reward is discounted, and any gamma gives the same.
+    """
     base: dict[str, Any] = {"gamma": transitions.metadata.gamma}
     if settings is not None:
         base.update(settings.model_dump(exclude_unset=True))
+    if base["gamma"] is None and given.get("gamma") is None and _is_one_step(transitions):
+        base["gamma"] = _ANY_GAMMA
     made = make_settings(base, given)
     if made.device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device is '{made.device}', but torch sees no CUDA device here; use cpu")
     return made
+
+
+def _is_one_step(log: Transitions | LazyTransitions) -> bool:
+    """Whether every row is terminal; the first that is not ends the look."""
+    shards = range(len(shard_names(log)))
+    return all(bool(block.terminated.all()) for shard in shards for block in blocks_of(log, shard))
 
 
 def _check_rows(transitions: Transitions) -> None:

@@ -105,7 +105,9 @@ class Limits:
         value = min(max(value, low), high)
         if interval is not None and reasons:
             warnings.append(f"{NO_INTERVAL}{'; '.join(reasons)}.")
-            return dataclasses.replace(found, value=value, interval=None, warnings=tuple(warnings))
+            bare = found.uplift and dataclasses.replace(found.uplift, interval=None, behavior_interval=None)
+            told: dict[str, Any] = {"interval": None, "uplift": bare, "warnings": tuple(warnings)}
+            return dataclasses.replace(found, value=value, **told)
         if interval is not None:
             interval, note = self.cut(interval)
             warnings += [note] if note else []

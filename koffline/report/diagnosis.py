@@ -10,9 +10,10 @@ import numpy as np
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
 from koffline.report import page as pages
-from koffline.report import plots
-from koffline.report.page import number, write_page
+from koffline.report import plots, words
+from koffline.report.page import write_page
 from koffline.report.plots import ACCENT, INK, SOFT
+from koffline.report.words import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +51,7 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("logged return", f"{number(diagnosis.logged_return)} (discounted, up to each episode's last row)"),
         ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
-        ("log", pages.describe_log(diagnosis)),
+        ("log", words.describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
     pages.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)

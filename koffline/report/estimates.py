@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from koffline.ope.results import Estimate, EstimateTable, percent
 from koffline.report import page as pages
-from koffline.report import plots
+from koffline.report import plots, words
 from koffline.report.page import write_page
 from koffline.report.plots import plot_estimate, plot_forest
 
@@ -45,16 +45,16 @@ def write_estimate(found: Estimate, out: Path, truth: float | None, force: bool,
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
     """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
     found, own, uplift = estimate.diagnostics, estimate.diagnostics.get("logged_return"), estimate.uplift
-    value = f"{estimate.value:.4g}   (expected discounted return, γ = {estimate.gamma:.10g})"
+    value = f"{estimate.value:.4g}   ({words.return_words(estimate)})"
     rows = [
         ("verdict", str(estimate.verdict)),
         ("value", value),
-        ("interval", pages.describe_interval(estimate.interval)),
+        ("interval", words.describe_interval(estimate.interval)),
     ]
     if truth is not None:
         rows.append(("truth", f"{truth:.4g}"))
     if uplift is not None:
-        logger, ends = f"{uplift.behavior_value:.4g}{pages.within(uplift.behavior_interval)}", pages.within
+        logger, ends = f"{uplift.behavior_value:.4g}{words.within(uplift.behavior_interval)}", words.within
         rows.append(("logging policy", f"{logger}   (the policy that wrote the log, by the same networks)"))
         rows.append(
             ("uplift", f"{uplift.value:+.4g}{ends(uplift.interval)}   (over the logging policy, paired)")
@@ -71,7 +71,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     near = f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
     rows += [
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
-        ("log", pages.describe_log(estimate)),
+        ("log", words.describe_log(estimate)),
         ("coverage", near),
         ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
     ]
@@ -100,30 +100,42 @@ def write_estimates(found: EstimateTable, out: Path, truth: float | None, force:
 def print_estimates(found: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
     """A line per estimator: estimate, interval and kind, effective sample size; then bounds and warnings."""
     console = pages.make_console()
-    drawn = pages.make_table(f"What {found.policy} is worth (γ = {found.gamma:.10g})")
-    columns = ["estimator", "estimate", f"{percent(found.level)} interval", "kind", "promise", "ESS", "error"]
-    for name in columns[: 6 if truth is None else 7]:
+    drawn = pages.make_table(f"What {found.policy} is worth ({words.return_words(found)})")
+    columns = [
+        "estimator",
+        "estimate",
+        f"{percent(found.level)} interval",
+        "uplift",
+        "kind",
+        "promise",
+        "ESS",
+    ]
+    for name in columns if truth is None else [*columns, "error"]:
         drawn.add_column(name, justify="right" if name in ("estimate", "ESS", "error") else "left")
     for number, row in enumerate(found.rows):
         last = number + 1 == len(found.rows) or found.rows[number + 1].family != row.family
-        cells = [row.name, "–"]
+        cells = [words.estimator_words(row, found), "–"]
         if row.estimate is not None:
             interval, size = row.estimate.interval, row.estimate.effective_sample_size
-            about = ["–", "", ""]
+            about = ["–", words.uplift(row.estimate), "", ""]
             if interval is not None:
-                kind = interval.kind
-                about = [f"{interval.low:.4g} … {interval.high:.4g}", kind, pages.promise(kind)]
-            name, value = row.name + (" !" if row.estimate.warnings else ""), row.estimate.value
+                kind, ends = interval.kind, f"{interval.low:.4g} … {interval.high:.4g}"
+                about = [ends, about[1], kind, words.promise(kind)]
+            value = row.estimate.value
             error = [] if truth is None else [f"{value - truth:+.3g}"]
-            cells = [name, f"{value:.4g}", *about, "" if size is None else f"{size:.0f}", *error]
+            cells = [cells[0], f"{value:.4g}", *about, "" if size is None else f"{size:.0f}", *error]
         drawn.add_row(*cells, end_section=last)
     console.print(drawn)
     pages.print_labelled(console, "verdict", str(found.verdict), "bold")
     if truth is not None:
         console.print(f"truth: {truth:.4g}")
     for bound in found.bounds:
-        text = f"none: {bound.reason}" if bound.interval is None else pages.describe_interval(bound.interval)
+        text = f"none: {bound.reason}" if bound.interval is None else words.describe_interval(bound.interval)
         pages.print_labelled(console, bound.kind, text, "bold")
+    guessed = {bound.reason: bound.kind for bound in found.bounds if bound.interval and bound.reason}
+    for reason in guessed:
+        kinds = [bound.kind for bound in found.bounds if bound.interval and bound.reason == reason]
+        pages.print_labelled(console, f"note ({', '.join(kinds)})", str(reason), "dim")
     for reason, names in collected_reasons(found).items():
         verb = "does" if len(names) == 1 else "do"
         pages.print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
@@ -136,7 +148,6 @@ def collected_warnings(found: EstimateTable) -> dict[str, list[str]]:
     """Each sentence once, with the estimators that it concerns; what concerns all of them first."""
     collected: dict[str, list[str]] = {text: ["all"] for text in found.warnings}
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
-    own += [(bound.kind, bound.reason) for bound in found.bounds if bound.interval and bound.reason]
     for name, text in own:
         if text not in found.warnings:
             collected.setdefault(text, []).append(name)

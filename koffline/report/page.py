@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
-from koffline.ope.names import CERTIFIED_KINDS
-from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, percent
+from koffline.ope.results import percent
+from koffline.report import words
 from koffline.store.files import atomic_folder, remove_abandoned, temporary_beside
 from koffline.store.run_record import FILE, shown_command
 
@@ -20,32 +20,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDTH = 116
-_LONGEST_LIST = 8
-_SHARES = ("coverage", "beyond_cuts", "cut_share", "largest_share", "mean_probability_of_logged_actions")
-_WORDS = {  # for readers; what is missing has its key
-    "coverage": "policy's actions that lie near logged ones",
-    "n_terminated": "rows where the world ended",
-    "n_truncated": "rows where recording stopped",
-    "n_initial_states": "start states",
-    "reward_scale": "size of a return (root mean square)",
-    "logged_return": "mean return of logged episodes, up to their last row",
-    "logged_return_se": "its standard error",
-    "beyond_cuts": "share of the horizon that lies behind where recording stopped",
-    "mean_probability_of_logged_actions": "probability that the policy gives to logged actions, mean",
-    "effective_sample_size": "rows that the log counts as, weighted as the policy acts",
-    "held_out_kernel_loss": "kernel loss of episodes that a network has not seen",
-    "held_out_kernel_ratio": "the same over what noise alone would leave (1: nothing is left to explain)",
-    "effective_bandwidth": "bandwidth of the kernel (standardised states and actions)",
-    "estimates_by_head": "estimates by the same networks",
-    "head_disagreement": "largest gap between those that should agree",
-    "replica_standard_deviation": "spread between networks of resampled episodes",
-    "residual_rms": "Bellman residual of a row, root mean square",
-    "residual_mean": "Bellman residual of a row, mean",
-    "training_steps": "gradient steps",
-    "sample_rows": "rows that networks were trained on",
-    "largest_share": "share of the episode of the largest weight",
-    "cut_share": "share of the value that lies after cuts",
-}
 
 
 _TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # of one command
@@ -125,8 +99,18 @@ def render_page(template: str, figures: Mapping[str, str], found: Any, context: 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    words = {"count_of": count_of, "log_words": describe_log, "described": described, "setting": _setting}
-    environment.filters.update(number=number, percent=percent, promise=promise, **words)
+    named = (
+        "number",
+        "promise",
+        "count_of",
+        "described",
+        "setting",
+        "return_words",
+        "describe_log",
+        "uplift",
+    )
+    environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in named}})
+    environment.globals["estimator_words"] = words.estimator_words
     page = environment.get_template(template)
     return page.render(found=found, figures=figures, command=shown_command(), **context)
 
@@ -190,91 +174,9 @@ def print_end(
             "are in the report" if page is not None else "are in --json, and 'koffline data info' shows them"
         )
         console.print(
-            f"{count_of(notes, 'note')} on how the log was read {where}", style="dim", soft_wrap=True
+            f"{words.count_of(notes, 'note')} on how the log was read {where}", style="dim", soft_wrap=True
         )
     if sentence:
         console.print(sentence, style="bold", soft_wrap=True)
     if page is not None:
         console.print(f"report: {page}", soft_wrap=True)
-
-
-def describe_interval(interval: Interval | None) -> str:
-    """Ends, level and kind."""
-    if interval is None:
-        return "none; the warnings say why"
-    about = f"{percent(interval.level)} {interval.kind}, {promise(interval.kind)}"
-    return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"
-
-
-def within(interval: Interval | None) -> str:
-    """Ends in brackets behind a number, nothing for none."""
-    return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
-
-
-def number(value: object) -> str:
-    """Four significant digits; a dash for what is not there."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
-
-
-def count_of(count: int, noun: str) -> str:
-    """``1 episode``, ``2,000 episodes``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
-def describe_log(found: Any) -> str:
-    """Where a result's log came from, and how much it holds."""
-    episodes = count_of(found.n_episodes, "episode") if found.n_episodes else "no episodes"
-    return f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')}, {episodes}"
-
-
-def promise(kind: str) -> str:
-    """What a kind of interval promises: ``calibrated`` or ``certified``."""
-    return CERTIFIED if kind in CERTIFIED_KINDS else CALIBRATED
-
-
-def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """Diagnostics in words, each with its lines."""
-    shown = {name: f"{value:.0%}" if name in _SHARES and value else value for name, value in record.items()}
-    return [
-        (_WORDS.get(name, name.replace("_", " ")), describe_lines(value)) for name, value in shown.items()
-    ]
-
-
-def _setting(name: str) -> str:
-    """What a setting is."""
-    from koffline.config import EvaluationSettings
-
-    field = EvaluationSettings.model_fields.get(name)
-    return name.replace("_", " ") if field is None else str(field.description)
-
-
-def describe_lines(value: Any) -> list[str]:
-    """A diagnostic as lines of text: 'key value' for mappings, ends for intervals, a count for long lists."""
-    if isinstance(value, bool):
-        return ["yes" if value else "no"]
-    if isinstance(value, (list, tuple)):
-        if any(isinstance(part, (Mapping, list, tuple)) for part in value):
-            return [count_of(len(value), "record")]
-        if len(value) > _LONGEST_LIST:
-            return [count_of(len(value), "value")]
-        return [", ".join(number(part) for part in value) or "–"]
-    if not isinstance(value, Mapping):
-        return [number(value)]
-    if not {"low", "high", "kind"} <= set(value):
-        return list(_entries(value)) or ["–"]
-    level = f"{percent(value['level'])} " if value.get("level") is not None else ""
-    return [f"{number(value['low'])} … {number(value['high'])} ({level}{value['kind']})"]
-
-
-def _entries(record: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a mapping without what is None; those of nested ones carry the outer key."""
-    for key, value in record.items():
-        if value is None:
-            continue
-        names_itself = isinstance(value, Mapping) and value.get("kind") == key
-        name = "" if names_itself else f"{str(key).replace('_', ' ')} "
-        yield from (f"{name}{line}" for line in describe_lines(value))

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
-from koffline.report.page import promise
+from koffline.report.words import promise, return_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-RETURN = "expected discounted return (γ = {:.10g})"
 INK = "#1f2933"
 ACCENT, SOFT, WARM = "#1769aa", "#9fb3c8", "#c2410c"
 STYLE: dict[Any, Any] = {
@@ -158,7 +157,7 @@ def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
         axes.set_ylim(-0.5, 1.5)
         axes.grid(visible=False, axis="y")
 
-    return make_figure(draw, 7.0, 2.4, xlabel=RETURN.format(estimate.gamma))
+    return make_figure(draw, 7.0, 2.4, xlabel=return_words(estimate))
 
 
 def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
@@ -199,7 +198,7 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
     height = 1.5 + 0.3 * (len(points) + len(bounds))
-    return make_figure(draw, 7.6, height, xlabel=RETURN.format(table.gamma))
+    return make_figure(draw, 7.6, height, xlabel=return_words(table))
 
 
 def _draw_interval(

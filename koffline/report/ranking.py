@@ -11,8 +11,9 @@ import numpy as np
 from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import percent
-from koffline.report.page import make_console, make_table, number, print_end, write_page
-from koffline.report.plots import ACCENT, RETURN, SOFT, WARM, list_rows, make_figure
+from koffline.report.page import make_console, make_table, print_end, write_page
+from koffline.report.plots import ACCENT, SOFT, WARM, list_rows, make_figure
+from koffline.report.words import number, return_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +113,7 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
         list_rows(axes, [_label(policy) for policy in policies])
 
-    return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=RETURN.format(ranking.gamma))
+    return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=return_words(ranking))
 
 
 def short_name(name: str) -> str:

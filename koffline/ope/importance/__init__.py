@@ -8,7 +8,15 @@ import numpy as np
 
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
-from koffline.ope.importance.statistics import StepwiseMean, magic, make_statistic, standard_error
+from koffline.ope.importance.statistics import (
+    Difference,
+    EpisodeStatistic,
+    StepwiseMean,
+    magic,
+    make_statistic,
+    plain_mean,
+    standard_error,
+)
 from koffline.ope.names import (
     CERTIFIABLE,
     CERTIFIED_EPISODE_KINDS,
@@ -18,7 +26,7 @@ from koffline.ope.names import (
     WHOLE_WEIGHT,
     WITH_MODEL,
 )
-from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.results import PointEstimate, Unavailable, Uplift
 
 BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0
@@ -93,6 +101,7 @@ def estimate_one(
         value=value,
         standard_error=error,
         interval=found.get(interval),
+        uplift=None if mixed else _uplift(problem, whole, level, size),
         effective_sample_size=size,
         warnings=_warnings(name, problem, own, size, interval, interval in found),
         diagnostics={
@@ -101,6 +110,18 @@ def estimate_one(
             "intervals": {kind: one.as_dict() for kind, one in found.items()},
         },
     )
+
+
+def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size: float) -> Uplift | None:
+    """Over the mean return of the same episodes; None where that was cut."""
+    weights = problem.weights
+    if np.where(problem.is_cut, problem.gamma**weights.lengths, 0.0).max() > _CUT_SHARE:
+        return None
+    returns = weights.episode_sums(problem.gamma**weights.steps * problem.rewards)
+    logged = plain_mean(returns, weights.shares)
+    gap, own = Difference(whole, logged), 1.0 / float(np.square(weights.shares).sum())
+    ends = intervals.student_interval(gap, level, size), intervals.student_interval(logged, level, own)
+    return Uplift(gap.value, ends[0], logged.value, ends[1])
 
 
 def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:

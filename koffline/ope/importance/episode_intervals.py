@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy import special, stats
 
 from koffline.ope.importance.problem import EpisodeWeights
-from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
+from koffline.ope.importance.statistics import Difference, EpisodeStatistic, standard_error
 from koffline.ope.intervals.settings import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
@@ -34,7 +34,9 @@ _BEYOND, _MOST_DRAWS = 5, 100_000  # draws beyond each end, and in all
 _FEWEST_DRAWS = 0.9  # share of draws that must give a number
 
 
-def student_interval(statistic: EpisodeStatistic, level: float, effective_size: float) -> Interval | None:
+def student_interval(
+    statistic: EpisodeStatistic | Difference, level: float, effective_size: float
+) -> Interval | None:
     """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
 
     Degrees of freedom: the effective number of episodes minus one, at least one.

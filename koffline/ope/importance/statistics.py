@@ -161,6 +161,24 @@ class StepwiseMean:
 EpisodeStatistic = WeightedMean | StepwiseMean
 
 
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """Of two means over the same episodes: what the draw of the log does to both cancels."""
+
+    more: EpisodeStatistic
+    less: EpisodeStatistic
+
+    @property
+    def value(self) -> float:
+        """The first minus the second."""
+        return self.more.value - self.less.value
+
+    @property
+    def deviations(self) -> Float[np.ndarray, " episode"]:
+        """(E,)"""
+        return self.more.deviations - self.less.deviations
+
+
 def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
     """Σ share·y."""
     return WeightedMean(np.zeros(len(values)), values, shares)
@@ -211,7 +229,7 @@ def _running(steps: np.ndarray) -> np.ndarray:
     return np.concatenate([first, np.cumsum(steps, axis=-1)], axis=-1)
 
 
-def standard_error(statistic: EpisodeStatistic) -> float | None:
+def standard_error(statistic: EpisodeStatistic | Difference) -> float | None:
     """Jackknife: sqrt((E − 1)/E · Σ deviation²); None for one episode, or one that carries all the weight.
 
     For a plain mean it is the textbook s / √E. (Efron 1982)

@@ -1,0 +1,152 @@
+"""Results in words that a reader knows: numbers, intervals, diagnostics, settings, estimators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from koffline.ope.names import BANDIT, CERTIFIED_KINDS
+from koffline.ope.results import (
+    CALIBRATED,
+    CERTIFIED,
+    EstimateRow,
+    EstimateTable,
+    Interval,
+    PointEstimate,
+    percent,
+)
+
+_LONGEST_LIST = 8
+_SHARES = ("coverage", "beyond_cuts", "cut_share", "largest_share", "mean_probability_of_logged_actions")
+_WORDS = {  # for readers; what is missing has its key
+    "coverage": "policy's actions that lie near logged ones",
+    "n_terminated": "rows where the world ended",
+    "n_truncated": "rows where recording stopped",
+    "n_initial_states": "start states",
+    "reward_scale": "size of a return (root mean square)",
+    "logged_return": "mean return of logged episodes, up to their last row",
+    "logged_return_se": "its standard error",
+    "beyond_cuts": "share of the horizon that lies behind where recording stopped",
+    "mean_probability_of_logged_actions": "probability that the policy gives to logged actions, mean",
+    "effective_sample_size": "rows that the log counts as, weighted as the policy acts",
+    "held_out_kernel_loss": "kernel loss of episodes that a network has not seen",
+    "held_out_kernel_ratio": "the same over what noise alone would leave (1: nothing is left to explain)",
+    "effective_bandwidth": "bandwidth of the kernel (standardised states and actions)",
+    "estimates_by_head": "estimates by the same networks",
+    "head_disagreement": "largest gap between those that should agree",
+    "replica_standard_deviation": "spread between networks of resampled episodes",
+    "residual_rms": "Bellman residual of a row, root mean square",
+    "residual_mean": "Bellman residual of a row, mean",
+    "training_steps": "gradient steps",
+    "sample_rows": "rows that networks were trained on",
+    "largest_share": "share of the episode of the largest weight",
+    "cut_share": "share of the value that lies after cuts",
+}
+
+
+def describe_interval(interval: Interval | None) -> str:
+    """Ends, level and kind."""
+    if interval is None:
+        return "none; the warnings say why"
+    about = f"{percent(interval.level)} {interval.kind}, {promise(interval.kind)}"
+    return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"
+
+
+def return_words(found: Any) -> str:
+    """What a value is: of one-step episodes no reward is discounted."""
+    if is_one_step(found):
+        return "expected reward, every episode is one step"
+    return f"expected discounted return, γ = {found.gamma:.10g}"
+
+
+def is_one_step(found: Any) -> bool:
+    """Whether the log is a bandit's: every row ends its episode."""
+    ended: bool = getattr(found, "diagnostics", {}).get("n_terminated") == found.n_transitions
+    return ended
+
+
+def estimator_words(row: EstimateRow, found: EstimateTable) -> str:
+    """The estimator's name, with a bandit's name for it where the log is a bandit's."""
+    alias = BANDIT.get(row.name) if is_one_step(found) else None
+    warned = " !" if row.estimate is not None and row.estimate.warnings else ""
+    return f"{row.name}{f' ({alias})' if alias else ''}{warned}"
+
+
+def uplift(found: PointEstimate) -> str:
+    """How much more than the policy that wrote the log, nothing where that is not known."""
+    more = found.uplift
+    return "" if more is None else f"{more.value:+.3g}{within(more.interval)}"
+
+
+def within(interval: Interval | None) -> str:
+    """Ends in brackets behind a number, nothing for none."""
+    return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
+
+
+def number(value: object) -> str:
+    """Four significant digits; a dash for what is not there."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def count_of(count: int, noun: str) -> str:
+    """``1 episode``, ``2,000 episodes``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def describe_log(found: Any) -> str:
+    """Where a result's log came from, and how much it holds."""
+    episodes = count_of(found.n_episodes, "episode") if found.n_episodes else "no episodes"
+    return f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')}, {episodes}"
+
+
+def promise(kind: str) -> str:
+    """What a kind of interval promises: ``calibrated`` or ``certified``."""
+    return CERTIFIED if kind in CERTIFIED_KINDS else CALIBRATED
+
+
+def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Diagnostics in words, each with its lines."""
+    shown = {name: f"{value:.0%}" if name in _SHARES and value else value for name, value in record.items()}
+    return [
+        (_WORDS.get(name, name.replace("_", " ")), describe_lines(value)) for name, value in shown.items()
+    ]
+
+
+def setting(name: str) -> str:
+    """What a setting is."""
+    from koffline.config import EvaluationSettings
+
+    field = EvaluationSettings.model_fields.get(name)
+    return name.replace("_", " ") if field is None else str(field.description)
+
+
+def describe_lines(value: Any) -> list[str]:
+    """A diagnostic as lines of text: 'key value' for mappings, ends for intervals, a count for long lists."""
+    if isinstance(value, bool):
+        return ["yes" if value else "no"]
+    if isinstance(value, (list, tuple)):
+        if any(isinstance(part, (Mapping, list, tuple)) for part in value):
+            return [count_of(len(value), "record")]
+        if len(value) > _LONGEST_LIST:
+            return [count_of(len(value), "value")]
+        return [", ".join(number(part) for part in value) or "–"]
+    if not isinstance(value, Mapping):
+        return [number(value)]
+    if not {"low", "high", "kind"} <= set(value):
+        return list(_entries(value)) or ["–"]
+    level = f"{percent(value['level'])} " if value.get("level") is not None else ""
+    return [f"{number(value['low'])} … {number(value['high'])} ({level}{value['kind']})"]
+
+
+def _entries(record: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of a mapping without what is None; those of nested ones carry the outer key."""
+    for key, value in record.items():
+        if value is None:
+            continue
+        names_itself = isinstance(value, Mapping) and value.get("kind") == key
+        name = "" if names_itself else f"{str(key).replace('_', ' ')} "
+        yield from (f"{name}{line}" for line in describe_lines(value))

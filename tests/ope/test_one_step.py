@@ -1,0 +1,94 @@
+"""A log of one-step episodes, a bandit's: every estimator against the exact answer, without a gamma."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import koffline
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
+from koffline.errors import ConfigError
+from koffline.ope.evaluation import estimate_all
+from koffline.ope.names import ESTIMATORS
+from tests.ope.problems import discrete_log
+from tests.refusals import assert_refused
+
+_MEANS = np.array([[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]])  # of rewards, by kind of user and action
+_LOGGED = np.array([[0.6, 0.2, 0.2], [0.3, 0.3, 0.4]])
+_ASKED = np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
+TRUTH, LOGGING = (float((0.5 * table * _MEANS).sum()) for table in (_ASKED, _LOGGED))
+SMALL = {"steps": 300, "hidden_units": (16,), "instruments": 200}
+
+
+def users(n: int = 3000, seed: int = 0) -> koffline.Transitions:
+    """Two kinds of users, told apart by the sign of their feature."""
+    generator = np.random.default_rng(seed)
+    kinds = generator.integers(2, size=n)
+    actions = (_LOGGED[kinds].cumsum(axis=1) < generator.random((n, 1))).sum(axis=1)
+    states = (2.0 * kinds - 1.0)[:, None] * generator.uniform(0.8, 1.2, size=(n, 1))
+    return koffline.Transitions(
+        observations=states,
+        actions=actions,
+        rewards=_MEANS[kinds, actions] + generator.normal(size=n),
+        next_observations=states,
+        terminated=np.ones(n, bool),
+        truncated=np.zeros(n, bool),
+        action_space=koffline.Discrete(3),
+        episode_ids=np.arange(n),
+        steps=np.zeros(n, np.int64),
+        behavior_log_probabilities=np.log(_LOGGED[kinds, actions]),
+    )
+
+
+def policy(states: np.ndarray) -> np.ndarray:
+    return _ASKED[(states[:, 0] > 0.0).astype(int)]
+
+
+def test_every_estimator_agrees_with_the_exact_answer() -> None:
+    found = estimate_all(users(), policy, **SMALL)
+    for name in ESTIMATORS:
+        estimate = found[name].estimate
+        assert estimate is not None, found[name].reason
+        assert estimate.value == pytest.approx(TRUTH, abs=0.12), name
+        assert estimate.interval.holds(TRUTH), name
+        if estimate.uplift is not None:
+            assert estimate.uplift.interval.holds(TRUTH - LOGGING), name
+    assert sum(row.estimate.uplift is not None for row in found.rows) == 9
+    assert found.verdict.answer == "supported"
+
+
+def test_gamma_changes_nothing() -> None:
+    with_gamma = [estimate_all(users(600), policy, gamma, bounds=False, **SMALL) for gamma in (None, 0.99)]
+    for name in ESTIMATORS:
+        values = [found[name].estimate.value for found in with_gamma]
+        assert values[0] == pytest.approx(values[1], rel=1e-6), name
+    with pytest.raises(ConfigError, match="gamma is missing"):
+        koffline.evaluate(discrete_log(), lambda s: np.full((len(s), 3), 1 / 3), **SMALL)
+
+
+def test_importance_sampling_says_the_uplift_only_of_whole_episodes() -> None:
+    cut = koffline.evaluate(discrete_log(), "uniform", 0.9, estimator="pdis", behavior="estimate")
+    assert cut.uplift is None
+    whole = koffline.evaluate(users(), policy, estimator="wis")
+    assert whole.behavior_value == pytest.approx(users().rewards.mean())
+    assert whole.uplift.value == pytest.approx(whole.value - whole.behavior_value)
+
+
+def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_transitions(users(600), "users.hdf5", None, False)
+    shared = ("evaluate", "users.hdf5", "--policy", "uniform")
+    done = CliRunner().invoke(cli, [*shared, "--estimator", "is,wis"])
+    assert done.exit_code == 0, done.output
+    for words in ("is (IPS)", "wis (SNIPS)", "every episode is one step"):
+        assert words in done.output
+    assert "γ" not in done.output
+    lazy = CliRunner().invoke(cli, [*shared, "--estimator", "wis", "--lazy", "--json"])
+    found = json.loads(lazy.stdout)
+    assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
+    assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "here it is called 'wis'")
