@@ -1,11 +1,15 @@
-"""Bars on stderr: over the steps of a run, and over an evaluation with what it does meanwhile."""
+"""Bars on stderr, lines where that is no terminal: over the steps of a run, and over an evaluation."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TextIO
+
+_FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
 
 
 @contextlib.contextmanager
@@ -24,10 +28,17 @@ def progress_bar(title: str, total: int, show: bool) -> Iterator[Callable[[int],
 
 
 @contextlib.contextmanager
-def training_bar(title: str) -> Iterator[Any]:
-    """A bar on stderr that training loops update; None where that is no terminal."""
-    if not sys.stderr.isatty():
+def training_bar(title: str, quiet: bool = False) -> Iterator[Any]:
+    """What training loops and passes tell how far they are; None where nobody wants to hear.
+
+    A bar on stderr; where that is no terminal, lines.
+    """
+    if quiet:
         yield None
+        return
+    if not sys.stderr.isatty():
+        with _Lines(title).told() as lines:
+            yield lines
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,3 +61,38 @@ def training_bar(title: str) -> Iterator[Any]:
                 bar.update(task, completed=done, total=total, note="reading shards")
 
         yield Bar()
+
+
+class _Lines:
+    """A line after a second, then one every ten, from a thread of its own.
+
+    Long parts that tell nothing are heard of too; what is over, or refused, before that says nothing.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title, self._state = title, "reading"
+        self._over, self._began = threading.Event(), time.monotonic()
+
+    def update(self, step: int, steps: int, loss: float) -> None:
+        self._state = f"step {step:,} of {steps:,}" if step < steps else "trained, solving last layers"
+
+    def pass_over(self, done: int, total: int) -> None:
+        self._state = f"shard {done:,} of {total:,}" if done < total else "shards are read"
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[_Lines]:
+        """While this lasts."""
+        thread = threading.Thread(target=self._tell, args=(sys.stderr,), daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._over.set()
+            thread.join()
+
+    def _tell(self, stream: TextIO) -> None:
+        wait = _FIRST_LINE
+        while not self._over.wait(wait):
+            seconds = time.monotonic() - self._began
+            print(f"{self._title}: {self._state}, {seconds:.0f} s", file=stream, flush=True)
+            wait = _BETWEEN_LINES

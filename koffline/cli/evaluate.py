@@ -85,7 +85,8 @@ def evaluate(
     result.present(
         "evaluate",
         marker,
-        lambda: _evaluate(log, policy, layers, initial_states, several),
+        f"evaluating {policy}",
+        lambda bar: _evaluate(log, policy, layers, initial_states, several, bar),
         lambda found, out, *others: write(found, out, true_value, *others),
         lambda found, page: show(found, true_value, page),
     )
@@ -137,14 +138,18 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _evaluate(
-    log: Log, policy: str, layers: list[dict[str, Any]], starts: str | None, several: tuple[str, ...] | None
+    log: Log,
+    policy: str,
+    layers: list[dict[str, Any]],
+    starts: str | None,
+    several: tuple[str, ...] | None,
+    progress: Any,
 ) -> Any:
     """Read, load, fit."""
     from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.problem import read_initial_states
     from koffline.policy_specs import load_policy
-    from koffline.progress import training_bar
 
     transitions = log.open()
     loaded = load_policy(
@@ -154,11 +159,11 @@ def _evaluate(
         **{name: value for layer in layers for name, value in layer.items() if value is not None},
         "initial_observations": None if starts is None else read_initial_states(starts),
         "stream": log.stream,
+        "progress": progress,
     }
-    with training_bar(f"evaluating {loaded.name}") as progress:
-        if several is None:
-            return evaluate_policy(transitions, loaded, progress=progress, **given)
-        return estimate_all(transitions, loaded, names=several, progress=progress, **given)
+    if several is None:
+        return evaluate_policy(transitions, loaded, **given)
+    return estimate_all(transitions, loaded, names=several, **given)
 
 
 def _read_truth(text: str) -> float:

@@ -75,13 +75,13 @@ def diagnose(
         flag = "--cross-fit" if cross_fit else "--set"
         raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
 
-    def find() -> Any:
+    def find(bar: Any) -> Any:
         from koffline import fitting
 
         with fitting.threads(threads or 1):
-            return _diagnose(log, model, settings, cross_fit or _FOLDS, **options)
+            return _diagnose(log, model, settings, cross_fit or _FOLDS, bar, **options)
 
-    result.present("diagnose", MARKER, find, write_diagnosis, print_diagnosis)
+    result.present("diagnose", MARKER, f"judging {model}", find, write_diagnosis, print_diagnosis)
 
 
 def _diagnose(
@@ -89,6 +89,7 @@ def _diagnose(
     model: str,
     settings: dict[str, Any],
     folds: int,
+    bar: Any,
     policy: str,
     trained_on: str | None,
     **options: Any,
@@ -110,7 +111,7 @@ def _diagnose(
     if trained_on is not None:
         mapping = log.mapping if is_table_source(trained_on) else None
         given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
-    function = _fitted(transitions, loaded, settings, folds) if model in _OWN else model
+    function = _fitted(transitions, loaded, settings, folds, bar) if model in _OWN else model
     found = diagnose_value_function(function, transitions, loaded, **given)
     if sample.is_all:
         return found
@@ -118,17 +119,15 @@ def _diagnose(
     return dataclasses.replace(found, warnings=(*found.warnings, note))
 
 
-def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int) -> Any:
-    """koffline's own value functions, cross-fitted; a bar on stderr where that is a terminal."""
+def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int, bar: Any) -> Any:
+    """koffline's own value functions, cross-fitted."""
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.fitted import fit_value_function
-    from koffline.progress import training_bar
 
     chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
-    with training_bar(f"fitting {chosen.estimator}") as bar:
-        fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)
-        return cross_fit(transitions, fit, folds, chosen.seed)
+    fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)
+    return cross_fit(transitions, fit, folds, chosen.seed)
 
 
 class _Several(click.Command):
@@ -194,22 +193,20 @@ def select(
     if truths and len(truths) != len(specs):
         raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
 
-    def find() -> Any:
+    def find(bar: Any) -> Any:
         from koffline.ope.problem import read_initial_states
         from koffline.ope.ranking import select_policies
-        from koffline.progress import training_bar
 
         transitions = log.open()
         starts = None if initial_states is None else read_initial_states(initial_states)
-        with training_bar(f"evaluating {len(specs)} policies") as bar:
-            return select_policies(
-                transitions,
-                {spec: spec for spec in specs},
-                truths=truths or None,
-                initial_observations=starts,
-                stream=log.stream,
-                progress=None if bar is None else lambda name: bar,
-                **settings,
-            )
+        return select_policies(
+            transitions,
+            {spec: spec for spec in specs},
+            truths=truths or None,
+            initial_observations=starts,
+            stream=log.stream,
+            progress=None if bar is None else lambda name: bar,
+            **settings,
+        )
 
-    result.present("select", MARKER, find, write_ranking, print_ranking)
+    result.present("select", MARKER, f"evaluating {len(specs)} policies", find, write_ranking, print_ranking)

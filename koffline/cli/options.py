@@ -236,25 +236,32 @@ class Result:
     out: str | None
     force: bool
     as_json: bool
+    quiet: bool = False
 
     def present(
         self,
         kind: str,
         marker: str,
-        find: Callable[[], Any],
+        title: str,
+        find: Callable[[Any], Any],
         write: Callable[..., Path],
         show: Callable[[Any, Path | None], None],
     ) -> None:
-        """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print."""
+        """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print.
+
+        find: gets what hears how far it is, under a title. A user's policy may print while it is imported or
+        called: stdout belongs to the result alone.
+        """
+        from koffline.progress import training_bar
+
         run = page = None
         if self.out is not None:
             from koffline.report.page import check_output_directory
 
             claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
             run = start_run(kind)
-        # A user's policy may print while it is imported or called: stdout belongs to the result alone.
-        with contextlib.redirect_stdout(sys.stderr):
-            found = find()
+        with training_bar(title, self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
+            found = find(bar)
         if run is not None:
             from koffline.ope.results import plain
 
@@ -268,18 +275,19 @@ class Result:
 
 
 def result_options(file: str) -> Option:
-    """``--out``, ``--force``, ``--json``; the command gets ``result: Result``. file: what --out gets."""
+    """``--out``, ``--force``, ``--json``, ``--quiet``, as ``result: Result``. file: what --out gets."""
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
-        def run(*args: Any, out: str | None, force: bool, as_json: bool, **options: Any) -> Any:
-            return command(*args, result=Result(out, force, as_json), **options)
+        def run(*args: Any, out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any) -> Any:
+            return command(*args, result=Result(out, force, as_json, quiet), **options)
 
         json_text = "Print one JSON object on stdout and nothing else there."
         return added([
             click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
             click.option("--force", is_flag=True, help="Replace earlier results in --out."),
             click.option("--json", "as_json", is_flag=True, help=json_text),
+            click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr."),
         ])(run)  # fmt: skip
 
     return add
