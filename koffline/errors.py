@@ -5,12 +5,46 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 # Longer messages quote a file, not its fault.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
 _MOST_NAMES = 12
+_SAME = (  # words for the same thing, here and elsewhere
+    "env environment env-id env-name task",
+    "gamma discount discount-factor",
+    "steps n-steps iterations epochs n-epochs train-steps gradient-steps",
+    "learning-rate lr step-size",
+    "hidden-units layers hidden hidden-layers hidden-sizes",
+    "level confidence confidence-level alpha",
+    "seed random-seed random-state",
+    "threads n-threads num-threads cores",
+    "workers n-workers jobs n-jobs processes",
+    "out output output-dir out-dir save",
+    "force overwrite",
+    "episodes n-episodes num-episodes",
+    "estimator method estimators algorithm",
+    "policy policies target-policy agent",
+    "observations observation state states features obs",
+    "action actions",
+    "reward rewards",
+    "episode episode-id episodes trajectory trajectory-id",
+    "time step timestep timestamp",
+    "terminal terminals done dones terminated",
+    "truncated timeout timeouts",
+    "behavior-probability propensity pscore propensity-score logging-probability",
+    "next-observations next-states next-obs",
+    "kloss dm direct direct-method kernel-loss kernel",
+    "is ips tis importance-sampling",
+    "wis snips sntis",
+    "wpdis cwpdis snpdis",
+    "dr doubly-robust",
+    "wdr sndr",
+    "mwl mis",
+    "dualdice dice",
+    "lstdq lstd-q",
+)
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
@@ -51,13 +85,18 @@ def is_control(character: str) -> bool:
     return unicodedata.bidirectional(character) in _TURNS
 
 
-def nearest_name(name: str, known: Iterable[str], synonyms: Mapping[str, str] | None = None) -> str:
-    """The remedy for an unknown name: its synonym here, the most similar one, or those that are known."""
-    names, other = list(known), synonyms or {}
-    plain = name.lower().replace("_", "-").replace(" ", "-")
-    if other.get(plain) in names:
-        return f"here it is called '{other[plain]}'"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+def _plain(name: str) -> str:
+    return name.strip("-").lower().replace("_", "-").replace(" ", "-")
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str:
+    """The remedy for an unknown name: one for the same thing, the most similar, or those that are known."""
+    names, asked = list(known), _plain(name)
+    same = next((words.split() for words in _SAME if asked in words.split()), [])
+    close = [other for other in names if _plain(other) in same]
+    if not close:
+        spelt = {_plain(other): other for other in names}
+        close = [spelt[match] for match in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)]
     more = f", … ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
     return (
         f"did you mean '{close[0]}'?"

@@ -29,4 +29,3 @@ def test_what_is_over_at_once_or_quiet_says_nothing(capsys: pytest.CaptureFixtur
     with progress.training_bar("quiet", quiet=True) as told:
         assert told is None
     assert capsys.readouterr().err == ""
-

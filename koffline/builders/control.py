@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import koffline
 from koffline.builders import KINDS, POLICY_LEVELS
 from koffline.builders.control_learning import (
     RECIPES,
@@ -37,7 +36,7 @@ from koffline.policies.builtin import Mlp, epsilon_policy, finite_box
 from koffline.policy_specs import as_policy
 from koffline.progress import progress_bar
 
-POLICIES = Path(koffline.__file__).resolve().parents[1] / "datasets" / "policies"
+POLICIES = Path(__file__).parent / "policies"  # a link to datasets/policies, in a wheel the files
 ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}
 EPSILON = {"medium": 0.1, "expert": 0.05}
@@ -123,8 +122,8 @@ def bundled_policy(env: str, level: str) -> Path:
     path = POLICIES / f"{stem(env)}_{level}.npz"
     if not path.is_file():
         raise ConfigError(
-            f"there is no {level} policy of {env} ({path} is missing); give one with --policy, or learn it "
-            "with --train-steps"
+            f"no {level} policy of {env} is bundled; give one with --policy FILE, or learn it with "
+            "--train-steps 20000"
         )
     return path
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import click
 
 from koffline import __version__
-from koffline.errors import KofflineError, is_control, printable
+from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line
 
 
@@ -77,8 +77,9 @@ class KofflineGroup(click.Group):
         except click.ClickException as error:
             context = getattr(error, "ctx", None)
             where = context.command_path if context else "koffline"
-            message = " ".join(error.format_message().split()).rstrip(".")
-            raise _failed(f"{message}; see '{where} --help'") from None
+            message = _with_remedy(error)
+            stop = "" if message.endswith("?") else ";"
+            raise _failed(f"{message}{stop} see '{where} --help'") from None
         except click.Abort:
             click.echo("interrupted; nothing was written", err=True)
             raise SystemExit(130) from None
@@ -103,6 +104,20 @@ class KofflineGroup(click.Group):
             place = error.filename or "the system"
             message = f"{place}: {error.strerror or error}; check the path and the disk"
         raise _failed(message)
+
+
+def _with_remedy(error: click.ClickException) -> str:
+    """click's message; for a name that is none with one for the same thing, or the nearest."""
+    context, message = getattr(error, "ctx", None), " ".join(error.format_message().split()).rstrip(".")
+    if context is None:
+        return message
+    if isinstance(error, click.NoSuchOption):
+        known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
+        return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
+    if message.startswith("No such command") and isinstance(context.command, click.Group):
+        name = message.split("'")[1]
+        return f"there is no command '{name}'; {nearest_name(name, context.command.list_commands(context))}"
+    return message
 
 
 def _failed(message: str) -> SystemExit:

@@ -33,7 +33,8 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
     try:
         return gymnasium.make(identifier, **options)
     except gymnasium.error.NameNotFound:
-        near = get_close_matches(identifier, [*gymnasium.registry, *WORLDS], 1)
+        known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
+        near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
         hint = f"did you mean {near[0]}?" if near else "check its name, or write package:name to import it"
         raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
     except Exception as error:

@@ -23,20 +23,8 @@ ESTIMATORS = {  # in the order of tables: the family of each
     **dict.fromkeys((*WITH_MODEL, "drl"), "doubly robust"),
 }
 
-# Names of the same elsewhere: a bandit's, and those of other toolkits.
+# What they are called of a bandit's log.
 BANDIT = {"kloss": "DM", "fqe": "DM", "is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
-_ELSEWHERE = {
-    "kloss": "dm direct direct-method kernel-loss kernel",
-    "is": "ips tis importance-sampling",
-    "wis": "snips sntis",
-    "wpdis": "cwpdis snpdis",
-    "dr": "doubly-robust",
-    "wdr": "sndr",
-    "mwl": "mis",
-    "dualdice": "dice",
-    "lstdq": "lstd-q",
-}
-SYNONYMS = {other: name for name, others in _ELSEWHERE.items() for other in others.split()}
 
 # Kinds of intervals, as in `Interval.kind`.
 DEFAULT = "default"  # the estimator's own
@@ -72,7 +60,7 @@ def kinds_for(name: str) -> tuple[str, ...]:
 def check_estimator(name: str) -> None:
     """ConfigError for a name that is none."""
     if name not in ESTIMATORS:
-        raise ConfigError(f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS, SYNONYMS)}")
+        raise ConfigError(f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS)}")
 
 
 def check_interval(name: str, kind: str) -> None:

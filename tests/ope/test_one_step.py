@@ -91,4 +91,4 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
     lazy = CliRunner().invoke(cli, [*shared, "--estimator", "wis", "--lazy", "--json"])
     found = json.loads(lazy.stdout)
     assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
-    assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "here it is called 'wis'")
+    assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "did you mean 'wis'")
