@@ -31,33 +31,53 @@ from koffline.solvers.linear import last_layer
 
 @dataclass(frozen=True, eq=False)
 class _Returns(Sums):
-    """What a part of the log leaves: systems of last layers, with the rows at cuts as start states; Σ w of
-    episodes and Σ w of their discounted rewards before the cut, (R, 2) each.
-    """
+    """Of a part: Σ w of episodes and Σ w of their discounted rewards before the cut, (R, 2) each."""
 
-    part: PartSystems
     weights: Tensor
     returns: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _CutReturns(Sums):
+    """The same with ``systems`` for what follows: of last layers, the rows at cuts as start states."""
+
+    logged: _Returns
+    systems: PartSystems
+
+
 def _returns_of_part(
+    resampling: Resampling, gamma: float, problem: EvaluationProblem, units: np.ndarray
+) -> _Returns:
+    steps, is_cut = _steps_and_cuts(problem)
+    known = np.where(is_cut, 0.0, problem.rewards * gamma**steps)
+    weights = resampling.start_weights(problem, units)
+    returns = weights @ torch.as_tensor(np.add.reduceat(known, problem.episode_starts))
+    return _Returns(weights.sum(dim=2), returns)
+
+
+def _steps_and_cuts(problem: EvaluationProblem) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) steps of rows since their episode began; whether it goes on after them, unrecorded."""
+    ends, rows = np.append(problem.episode_starts[1:], problem.n_rows), np.arange(problem.n_rows)
+    steps = rows - np.repeat(problem.episode_starts, ends - problem.episode_starts)
+    return steps, np.isin(rows + 1, ends) & (problem.discounts > 0.0)
+
+
+def _cut_returns_of_part(
     network: StackedMLP,
     instruments: FourierFeatures,
     resampling: Resampling,
     gamma: float,
     problem: EvaluationProblem,
     units: np.ndarray,
-) -> _Returns:
+) -> _CutReturns:
     """The last row of an episode that goes on has no weight in the systems: nobody knows what was done next.
 
     Which rows these are is decided by when recording stopped, not by what they lead to, so the others are a
     fair sample.
     """
-    firsts, rows, taken = problem.episode_starts, np.arange(problem.n_rows), problem.readout
-    ends = np.append(firsts[1:], problem.n_rows) - 1
-    steps = rows - np.repeat(firsts, ends - firsts + 1)
-    is_cut = np.isin(rows, ends) & (problem.discounts > 0.0)
-    following = np.minimum(rows + 1, problem.n_rows - 1)
+    steps, is_cut = _steps_and_cuts(problem)
+    ends, taken = np.append(problem.episode_starts[1:], problem.n_rows) - 1, problem.readout
+    following = np.minimum(np.arange(problem.n_rows) + 1, problem.n_rows - 1)
     asked = dataclasses.replace(
         problem,
         next_inputs=problem.inputs[following][:, None],
@@ -67,31 +87,32 @@ def _returns_of_part(
         start_weights=problem.start_weights * np.where(is_cut[ends], gamma ** steps[ends], 0.0),
         row_weights=np.where(is_cut, 0.0, problem.row_weights),
     )
-    part = systems_of_part(network, instruments, resampling, asked, units)
-    known = np.where(is_cut, 0.0, problem.rewards * gamma**steps)
-    weights = resampling.start_weights(problem, units)
-    returns = weights @ torch.as_tensor(np.add.reduceat(known, firsts))
-    return _Returns(part, weights.sum(dim=2), returns)
+    logged = _returns_of_part(resampling, gamma, problem, units)
+    return _CutReturns(logged, systems_of_part(network, instruments, resampling, asked, units))
 
 
-def behavior_values(fitted: FittedValues) -> Float[np.ndarray, "replica 2"] | None:
+def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "replica 2"] | None:
     """J of the logging policy per replica: logged returns, each with the value of what follows its cut.
 
-    Episodes as its sample weighs them, and as the log does. NaN where that is not known (no row has a next
-    one). None at start states from outside, where the logging policy's actions are not known.
+    Episodes as its sample weighs them, and as the log does. is_cut: whether any episode is. NaN where that is
+    not known (no row has a next one). None at start states from outside, where the logging policy's actions
+    are not known.
     """
     if fitted.problem.fixed_starts:
         return None
-    network, settings = fitted.heads["fqe"], fitted.settings
-    asked = (network, fitted.instruments, fitted.ensemble.resampling, settings.gamma)
-    sums = fitted.fold(partial(_returns_of_part, *asked))
-    tails, systems = sums.part.starts, sums.part.systems.mean(sums.part.row_weight.clamp_min(1.0))
-    theta = last_layer(minimise_kernel_loss(network, systems, settings.ridge)).unsqueeze(-1)
-    following = torch.where((tails == 0.0).all(dim=2), 0.0, (tails @ theta).squeeze(-1)).cpu()
-    low, high = fitted.problem.value_bounds
-    values = ((sums.returns + following) / sums.weights).clamp(low, high)
-    found: np.ndarray = values.numpy() * fitted.problem.reward_scale
-    return found
+    network, settings, resampling = fitted.heads["fqe"], fitted.settings, fitted.ensemble.resampling
+    if is_cut:
+        asked = (network, fitted.instruments, resampling, settings.gamma)
+        sums = fitted.fold(partial(_cut_returns_of_part, *asked))
+        logged, found = sums.logged, sums.systems
+        systems = found.systems.mean(found.row_weight.clamp_min(1.0))
+        theta = last_layer(minimise_kernel_loss(network, systems, settings.ridge))
+        returns = logged.returns + (found.starts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
+    else:
+        logged = fitted.fold(partial(_returns_of_part, resampling, settings.gamma))
+        returns = logged.returns
+    values = (returns / logged.weights).clamp(*fitted.problem.value_bounds)
+    return np.asarray(values.numpy() * fitted.problem.reward_scale)
 
 
 def uplift_of(fitted: FittedValues, behavior: np.ndarray | None, values: np.ndarray) -> Uplift | None:

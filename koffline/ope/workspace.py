@@ -128,7 +128,8 @@ class Workspace:
     @cached_property
     def behavior_values(self) -> np.ndarray | None:
         """What the policy that wrote the log is worth, by every network."""
-        return behavior_values(self.fitted)
+        facts = self.facts
+        return behavior_values(self.fitted, facts.terminated < (facts.episodes or facts.rows))
 
     @cached_property
     def row_values(self) -> RowValues:

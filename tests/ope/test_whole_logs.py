@@ -45,7 +45,8 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
             found[row.name] = row.reason
             continue
         ends = [] if estimate.interval is None else [estimate.interval.low, estimate.interval.high]
-        found[row.name] = np.array([estimate.value, *ends])
+        more = [] if estimate.uplift is None else [estimate.uplift.value, estimate.uplift.behavior_value]
+        found[row.name] = np.array([estimate.value, *ends, *more])
     return found
 
 
