@@ -22,7 +22,7 @@ from koffline.ope.comparisons import (
     score_selection,
 )
 from koffline.ope.evaluation import evaluate
-from koffline.ope.results import Estimate, Interval, Record
+from koffline.ope.results import Estimate, Interval, Record, Uplift
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -50,12 +50,13 @@ Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 @dataclass(frozen=True, eq=False)
 class RankedPolicy(Record):
-    """One policy's place. ``maybe_best``: no other policy is significantly better."""
+    """One policy's place. ``maybe_best``: no other is significantly better. ``uplift``: as of an estimate."""
 
     rank: int
     name: str
     value: float
     interval: Interval | None
+    uplift: Uplift | None = None
     truth: float | None = None
     maybe_best: bool = True
     warnings: tuple[str, ...] = ()
@@ -165,6 +166,7 @@ def select_policies(
                 name=name,
                 value=estimates[name].value,
                 interval=estimates[name].interval,
+                uplift=estimates[name].uplift,
                 truth=None if true is None else true[name],
                 maybe_best=name not in beaten,
                 warnings=estimates[name].warnings,

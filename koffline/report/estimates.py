@@ -117,7 +117,7 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
         cells = [words.estimator_words(row, found), "–"]
         if row.estimate is not None:
             interval, size = row.estimate.interval, row.estimate.effective_sample_size
-            about = ["–", words.uplift(row.estimate), "", ""]
+            about = ["–", words.uplift(row.estimate.uplift), "", ""]
             if interval is not None:
                 kind, ends = interval.kind, f"{interval.low:.4g} … {interval.high:.4g}"
                 about = [ends, about[1], kind, words.promise(kind)]

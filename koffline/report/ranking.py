@@ -13,7 +13,7 @@ from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import percent
 from koffline.report.page import make_console, make_table, print_end, write_page
 from koffline.report.plots import ACCENT, SOFT, WARM, list_rows, make_figure
-from koffline.report.words import number, return_words
+from koffline.report.words import number, return_words, uplift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
         console.print(line, soft_wrap=True)
     print_end(console, ranking.warnings, None)
     console.print(ranking.assumptions, soft_wrap=True, style="dim")
-    print_end(console, (), page)
+    print_end(console, (), page, len(ranking.notes))
 
 
 def describe_differences(ranking: PolicyRanking) -> list[str]:
@@ -84,6 +84,7 @@ def describe_metrics(metrics: SelectionMetrics) -> str:
 def _columns(ranking: PolicyRanking) -> list[str]:
     best, level = ranking.best.interval, percent(ranking.level)
     columns = ["", "policy", "value", "interval" if best is None else f"{level} {best.kind} interval"]
+    columns += ["uplift"] if ranking.best.uplift is not None else []
     columns += [] if ranking.metrics is None else ["truth"]
     return [*columns, "may be best"]
 
@@ -92,6 +93,7 @@ def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
     interval = policy.interval
     ends = "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}"
     cells = [str(policy.rank), policy.name, number(policy.value), ends]
+    cells += [uplift(policy.uplift)] if ranking.best.uplift is not None else []
     cells += [] if ranking.metrics is None else [number(policy.truth)]
     return [*cells, "yes" if policy.maybe_best else "no"]
 

@@ -12,7 +12,7 @@ from koffline.ope.results import (
     EstimateRow,
     EstimateTable,
     Interval,
-    PointEstimate,
+    Uplift,
     percent,
 )
 
@@ -72,9 +72,8 @@ def estimator_words(row: EstimateRow, found: EstimateTable) -> str:
     return f"{row.name}{f' ({alias})' if alias else ''}{warned}"
 
 
-def uplift(found: PointEstimate) -> str:
+def uplift(more: Uplift | None) -> str:
     """How much more than the policy that wrote the log, nothing where that is not known."""
-    more = found.uplift
     return "" if more is None else f"{more.value:+.3g}{within(more.interval)}"
 
 

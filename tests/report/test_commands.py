@@ -47,7 +47,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             (*SELECT, *TWO, *QUICK),
-            ("May be the best",),
+            ("May be the best", "uplift"),
             {"plots", "ranking.json", "report.html", "run.json"},
             None,
         ),
@@ -74,6 +74,9 @@ def test_a_selection_has_every_policy_and_pair() -> None:
         "epsilon:0.5:uniform": 2.0,
     }
     assert (len(found["comparisons"]), len(found["metrics"]["regret_at_k"])) == (1, 2)
+    for policy in found["policies"]:
+        more = policy["uplift"]
+        assert more["value"] == pytest.approx(policy["value"] - more["behavior_value"], abs=1.0)
 
 
 def test_own_estimators_are_cross_fitted() -> None:
