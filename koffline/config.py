@@ -47,7 +47,9 @@ class EvaluationSettings(Section):
     """
 
     gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1)")
-    estimator: str = Field("kloss", description="estimator, kloss by default")
+    estimator: str = Field(
+        "auto", description="estimator; auto: kloss, or dr for one-step logs with logged probabilities"
+    )
     interval: str = Field("default", description="kind of the interval; 'default': the estimator's own")
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")

@@ -44,6 +44,7 @@ Examples:
 \b
 Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
 (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
+auto, the default: kloss, or dr for one-step logs with logged probabilities.
 Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
 dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
 What each promises is printed with it.
@@ -53,7 +54,7 @@ What each promises is printed with it.
 @click.command(help=_EXAMPLES, no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
 @gamma_option()
-@click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default kloss.")
+@click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default auto.")
 @click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")

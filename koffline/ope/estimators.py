@@ -16,14 +16,17 @@ from koffline.errors import KofflineError
 from koffline.ope.coverage import LOW_COVERAGE
 from koffline.ope.doubly_robust import drl
 from koffline.ope.importance import estimate_one
+from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import MUCH_UNSEEN, contradiction
 from koffline.ope.names import (
+    AUTO,
     BOOTSTRAP_PIVOT,
     CERTIFIED_EPISODE_KINDS,
     CERTIFIED_KINDS,
     CERTIFIED_SYSTEM_KINDS,
+    DEFAULT,
     EPISODE_KINDS,
     EPISODES_T,
     FITTED,
@@ -39,10 +42,27 @@ from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_FEWEST_WEIGHTED = 2.0  # episodes
+_FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # episodes
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
 )
+
+
+def choose_estimator(workspace: Workspace) -> str:
+    """The estimator of the settings; ``auto`` is ``dr`` where steps are single with known chances, or kloss.
+
+    There ``dr`` is unbiased whatever the networks say, and its weights are single ratios.
+    """
+    settings, facts, log = workspace.settings, workspace.facts, workspace.transitions
+    if settings.estimator != AUTO:
+        return settings.estimator
+    one_step = log.has_episodes and facts.longest == 1 and facts.terminated == facts.rows
+    known = log.behavior_log_probabilities is not None and settings.behavior != ESTIMATED
+    if one_step and known and settings.interval == DEFAULT:
+        found = estimate_by_importance(workspace, "dr")
+        if isinstance(found, PointEstimate) and (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
+            return "dr"
+    return "kloss"
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:

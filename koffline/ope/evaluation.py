@@ -21,6 +21,7 @@ from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.fitting import Progress, threads
 from koffline.ope.estimators import (
     bounds_of,
+    choose_estimator,
     common_diagnostics,
     common_warnings,
     run_estimator,
@@ -68,12 +69,13 @@ def evaluate(
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     check_interval(settings.estimator, settings.interval)
     with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
-        found = run_estimator(workspace, settings.estimator)
+        name = choose_estimator(workspace)
+        found = run_estimator(workspace, name)
         if isinstance(found, Unavailable):
             raise DataError(f"{found.name}: {found.reason}")
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
-        is_fitted = settings.estimator in FITTED
+        is_fitted = name in FITTED
         evidence = _evidence(workspace) if is_fitted else None
         verdict = verdict_on(workspace, found)
     return Estimate(
@@ -82,7 +84,7 @@ def evaluate(
         interval=found.interval,
         behavior_value=None if found.uplift is None else found.uplift.behavior_value,
         uplift=found.uplift,
-        estimator=settings.estimator,
+        estimator=name,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         warnings=tuple(warnings),
@@ -231,7 +233,7 @@ def estimate_all(
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
-        verdict = verdict_on(workspace, found.get("kloss") or next(iter(found.values())))
+        verdict = verdict_on(workspace, found.get(choose_estimator(workspace)) or next(iter(found.values())))
         bound_rows = bounds_of(workspace, found) if bounds else ()
         diagnostics = common_diagnostics(workspace)
         warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]

@@ -26,6 +26,8 @@ ESTIMATORS = {  # in the order of tables: the family of each
 # What they are called of a bandit's log.
 BANDIT = {"kloss": "DM", "fqe": "DM", "is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
 
+AUTO = "auto"  # kloss, or dr where that is better by nature, see `koffline.ope.estimators.choose_estimator`
+
 # Kinds of intervals, as in `Interval.kind`.
 DEFAULT = "default"  # the estimator's own
 BOOTSTRAP = "bootstrap"  # of the networks
@@ -50,7 +52,7 @@ KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 
 
 def kinds_for(name: str) -> tuple[str, ...]:
-    """The kinds of interval that an estimator can have, its own first."""
+    """The kinds of interval that an estimator can have, its own first; of ``auto``, those of kloss."""
     if name in OVER_EPISODES:
         certified = CERTIFIED_EPISODE_KINDS if name in CERTIFIABLE else ()
         return (DEFAULT, *CALIBRATED_EPISODE_KINDS, *certified)
@@ -65,7 +67,8 @@ def check_estimator(name: str) -> None:
 
 def check_interval(name: str, kind: str) -> None:
     """ConfigError for a kind that is none or that this estimator cannot have."""
-    check_estimator(name)
+    if name != AUTO:
+        check_estimator(name)
     if kind not in KINDS:
         raise ConfigError(f"there is no interval '{kind}'; {nearest_name(kind, KINDS)}")
     if kind not in kinds_for(name):

@@ -22,6 +22,7 @@ from koffline.ope.comparisons import (
     score_selection,
 )
 from koffline.ope.evaluation import evaluate
+from koffline.ope.names import AUTO
 from koffline.ope.results import Estimate, Interval, Record, Uplift
 from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
@@ -128,6 +129,9 @@ def select_policies(
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
     started = time.perf_counter()
+    settings = options.get("settings")
+    if options.get("estimator", AUTO if settings is None else settings.estimator) == AUTO:
+        options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
     true = None if truths is None else _truths_by_name(truths, list(named))
     estimates: dict[str, Estimate] = {}

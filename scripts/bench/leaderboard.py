@@ -1,8 +1,9 @@
 """The leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's, on problems of known value, in one run.
 
-    python -m scripts.bench.leaderboard --out docs/results/leaderboard.json --page docs/leaderboard.md
-    python -m scripts.bench.leaderboard --quick     # a minute: one small problem
+    python -m scripts.bench.leaderboard --half test --out docs/results/leaderboard.json
+        --page docs/leaderboard.md                  # once per release: hours
     python -m scripts.bench.leaderboard --half development --out out/users.json
+    python -m scripts.bench.leaderboard --quick     # a minute: one small problem
 
 Every problem gives one log a seed and several policies to evaluate and rank. Rows are kept in ``--out`` as
 they come, so that a run that was broken off goes on where it stopped. One thread.
@@ -30,7 +31,7 @@ from scripts.bench.leaderboard_problems import BOARD
 from scripts.bench.user_logs import HALVES
 from scripts.bench.user_logs import problems as user_problems
 
-# Shorter than the defaults (8000 steps, 3 + 12 networks), so that many evaluations stay affordable.
+# Shorter than the defaults, so that many small problems stay affordable.
 SHORT = {"steps": 1500, "full_replicas": 2, "resampled_replicas": 8, "action_draws": 4}
 QUICK = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
 
@@ -109,7 +110,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("problems", nargs="*", help=f"of {', '.join(BOARD)}, or of --half (default: all)")
     parser.add_argument("--half", choices=list(HALVES), help="instead: logs of the kinds that users bring")
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--n-rows", type=int, help="rows of every log (default: the problem's own)")
     parser.add_argument("--fqe-steps", type=int, default=6000, help="gradient steps of d3rlpy's FQE")
     parser.add_argument(
@@ -122,7 +123,8 @@ def main() -> None:
     torch.set_num_threads(1)
     known = user_problems(options.half) if options.half else {name: make() for name, make in BOARD.items()}
     names = options.problems or (["graph short"] if options.quick else list(known))
-    settings = {**(QUICK if options.quick else SHORT), **parse_assignments(options.option)}
+    short = QUICK if options.quick else {} if options.half else SHORT
+    settings = {**short, **parse_assignments(options.option)}
     steps = 40 if options.quick else options.fqe_steps
     rows = 256 if options.quick and options.n_rows is None else options.n_rows
     problems = [known[name] for name in names]

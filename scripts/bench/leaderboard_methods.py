@@ -32,6 +32,7 @@ class Answer:
     kind: str | None = None
     seconds: float | None = None
     reason: str | None = None
+    verdict: str | None = None  # of koffline, beside its `kloss`
 
     def as_dict(self) -> dict[str, Any]:
         """What there is, to five digits."""
@@ -66,7 +67,8 @@ def _koffline(
             continue
         interval = found.interval
         ends = (None, None, None) if interval is None else (interval.low, interval.high, interval.kind)
-        yield Answer(row.name, found.value, *ends, seconds=row.seconds)
+        verdict = table.verdict.answer if row.name == "kloss" else None
+        yield Answer(row.name, found.value, *ends, seconds=row.seconds, verdict=verdict)
     for bound in table.bounds:
         if bound.interval is None:
             yield Answer(bound.kind, reason=bound.reason)

@@ -92,3 +92,19 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
     found = json.loads(lazy.stdout)
     assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
     assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "did you mean 'wis'")
+
+
+def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_kloss_elsewhere() -> None:
+    log = users(600)
+    found = koffline.evaluate(log, policy, **SMALL)
+    assert (found.estimator, found.interval.kind) == ("dr", "episodes-t")
+    assert found.value == estimate_all(log, policy, names=["dr"], **SMALL)["dr"].estimate.value
+    for other, options in (
+        (log.replace(behavior_log_probabilities=None), {}),
+        (log, {"behavior": "estimate"}),
+        (log, {"interval": "bootstrap"}),
+        (log.select(np.arange(25)), {}),  # too few episodes carry the weight
+        (discrete_log(), {"gamma": 0.9}),
+    ):
+        made = koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options)
+        assert made.estimator == "kloss"
