@@ -1,0 +1,4 @@
+# %% [markdown]
+# # x
+# %%
+print(1)
