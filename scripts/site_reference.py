@@ -118,7 +118,9 @@ def commands_page() -> str:
     for name, command, context in commands():
         usage = " ".join([name, *command.collect_usage_pieces(context)])
         lines += [f"## {name}", "", "```text", usage, "```", "", *_prose(command.help or "")]
-        options = [option for option in command.params if isinstance(option, click.Option)]
+        options = [
+            option for option in command.params if isinstance(option, click.Option) and not option.hidden
+        ]
         lines += _head("option", "what it does") if options else []
         for option in options:
             flags, text = option.get_help_record(context) or ("", "")
