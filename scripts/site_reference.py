@@ -124,7 +124,7 @@ def commands_page() -> str:
         lines += _head("option", "what it does") if options else []
         for option in options:
             flags, text = option.get_help_record(context) or ("", "")
-            lines.append(f"| `{_cell(flags)}` | {_cell(text)} |")
+            lines.append(f"| `{flags}` | {_cell(text)} |")
         lines += [""]
     return "\n".join(lines)
 

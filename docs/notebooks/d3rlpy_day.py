@@ -6,6 +6,8 @@
 
 # %%
 import logging
+import tempfile
+from pathlib import Path
 
 import d3rlpy
 import structlog
@@ -16,6 +18,7 @@ import koffline.algos
 structlog.configure(
     wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
 )  # d3rlpy's own notes
+folder = Path(tempfile.mkdtemp())
 quiet = {"show_progress": False, "logger_adapter": d3rlpy.logging.NoopAdapterFactory()}
 
 # %% [markdown]
@@ -46,10 +49,10 @@ ours.fit(buffer, n_steps=300, n_steps_per_epoch=300, **quiet)
 # No environment is needed. A trained algorithm is a policy, in memory or as a `.d3` file.
 
 # %%
-stock.save("stock.d3")
-ours.save("ours.d3")
+stock.save(str(folder / "stock.d3"))
+ours.save(str(folder / "ours.d3"))
 ranking = koffline.select_policies(
-    log, {"stock": "stock.d3", "ours": ours}, gamma=0.98, steps=300, resampled_replicas=4
+    log, {"stock": folder / "stock.d3", "ours": ours}, gamma=0.98, steps=300, resampled_replicas=4
 )
 print(ranking)
 
@@ -76,7 +79,7 @@ print(koffline.diagnose(fqe, second, ours, 0.98, trained_on=first))
 # unpickles it.
 
 # %%
-again = koffline.load("stock.d3")
+again = koffline.load(folder / "stock.d3")
 print(
     type(again).__name__, (again.predict(log.observations[:5]) == stock.predict(log.observations[:5])).all()
 )

@@ -7,8 +7,13 @@
 # The first cell makes the CSV. Skip it if you have your own.
 
 # %%
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import polars as pl
+
+folder = Path(tempfile.mkdtemp())
 
 ACTIONS = np.array(["nothing", "mail", "voucher"])
 
@@ -60,7 +65,7 @@ table = table.with_columns(
     pl.when(pl.col("visits") == 6).then(None).otherwise(pl.col("visits")).alias("visits")
 )
 table = pl.concat([table, table.head(50)]).sample(fraction=1.0, shuffle=True, seed=1)
-table.write_csv("customers.csv")
+table.write_csv(folder / "customers.csv")
 table.head(5)
 
 # %% [markdown]
@@ -83,9 +88,9 @@ columns = {
     "behavior_probability": "chance",
 }
 try:
-    koffline.open_transitions("customers.csv", mapping=columns)
+    koffline.open_transitions(folder / "customers.csv", mapping=columns)
 except DataError as error:
-    print(error)
+    print(str(error).replace(f"{folder}/", ""))
 
 # %% [markdown]
 # Missing visits may be replaced by their mean. That is a decision, so it has to be said: `impute`.
@@ -93,16 +98,16 @@ except DataError as error:
 # %%
 columns["impute"] = {"visits": "mean"}
 try:
-    koffline.open_transitions("customers.csv", mapping=columns)
+    koffline.open_transitions(folder / "customers.csv", mapping=columns)
 except DataError as error:
-    print(error)
+    print(str(error).replace(f"{folder}/", ""))
 
 # %% [markdown]
 # Rows that stand in the file twice are a mistake of the export, and go.
 
 # %%
-pl.read_csv("customers.csv").unique(maintain_order=True).write_csv("clean.csv")
-log = koffline.open_transitions("clean.csv", mapping=columns)
+pl.read_csv(folder / "customers.csv").unique(maintain_order=True).write_csv(folder / "clean.csv")
+log = koffline.open_transitions(folder / "clean.csv", mapping=columns)
 print(log)
 for note in log.metadata.notes:
     print("note:", note)

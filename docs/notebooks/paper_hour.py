@@ -33,14 +33,16 @@ for name, values in {"true values": true_values, "a constant": torch.zeros(2000)
 # up on it. The kernel loss is an ordinary objective, and gradient descent on it lands on the LSTD solution.
 
 # %%
+import tempfile
 from pathlib import Path
 
 from koffline.experiments.cells import Run, Scale
 from koffline.experiments.reproduce import reproduce
 
-run = Run("figure-toy", Path("paper"), Scale(quick=True), command="koffline reproduce figure-toy --quick")
+folder = Path(tempfile.mkdtemp())
+run = Run("figure-toy", folder, Scale(quick=True), command="koffline reproduce figure-toy --quick")
 reproduce(run)
-print(Path("paper/figure-toy.md").read_text())
+print((folder / "figure-toy.md").read_text())
 
 # %% [markdown]
 # ## 3. Noise is what hurts the residual gradient
