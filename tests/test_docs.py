@@ -129,7 +129,7 @@ def test_the_shell_completes_files_and_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from click.shell_completion import BashComplete; from koffline.cli import cli\n"
         "shell = BashComplete(cli, {}, 'koffline', '_KOFFLINE_COMPLETE')\n"
-        "print([item.type for item in shell.get_completions(['train'], 'con')], 'torch' in sys.modules)"
+        "print([item.type for item in shell.get_completions(['evaluate'], 'da')], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "['file'] False"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.completion import FILE
 from koffline.cli.options import set_option, whole
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError
@@ -39,7 +38,7 @@ Examples:
 
 
 @click.command(help=_HELP, no_args_is_help=True)
-@click.argument("config", required=False, type=FILE)
+@click.argument("config", required=False)
 @set_option("One setting, e.g. critic=fvi; wins over the file.")
 @whole("--seed-count", help="How many seeds; default 6.")
 @whole("--seed", 0, help="The first one; default 0.")

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from koffline.cli.completion import FILE
 from koffline.cli.options import Option, set_option, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import printable
@@ -47,7 +46,7 @@ Examples:
 
 
 @click.command(help=_TRAIN, no_args_is_help=True)
-@click.argument("config", type=FILE)
+@click.argument("config")
 @set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
@@ -92,7 +91,7 @@ def _print(metrics: dict[str, float], title: str, model: str) -> None:
 
 
 @click.command(help=_SWEEP, no_args_is_help=True)
-@click.argument("config", type=FILE)
+@click.argument("config")
 @click.option(
     "--grid",
     multiple=True,
