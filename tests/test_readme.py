@@ -3,6 +3,7 @@
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from tests.experiments.shrunk import blank_figures, shrink_experiments
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
+PAGES_OF_RESULTS = {
+    page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/reproduce").glob("*.md")
+}
 COMMAND_PAGES = (
     "evaluate",
     "estimators",
@@ -119,3 +123,35 @@ def test_its_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)", README)
     assert len(links) > 30
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def table_rows(page: str, after: str = "") -> dict[str, list[str]]:
+    lines = page[page.index(after) :].splitlines()
+    rows = [line.strip("| ").split(" | ") for line in lines if line.startswith("|")]
+    return {row[0].strip("*` "): row for row in reversed(rows) if len(row) > 1}
+
+
+def test_its_evidence_is_that_of_the_pages() -> None:
+    """Who measures anew writes these lines anew."""
+    text, pairs = " ".join(README.split()), re.compile(r"^([+-][\d.]+), ([+-][\d.]+)$")
+    found = table_rows(PAGES["evidence"])
+    errors = [
+        abs(float(word)) for row in found.values() if (pair := pairs.match(row[1])) for word in pair.groups()
+    ]
+    assert f"median error was {100 * statistics.median(errors):.1f} % of the value" in text
+    assert f"worst {100 * max(errors):.1f} %" in text
+    covered = found["mean \\|error\\|"][-1].strip("* |")
+    assert f"truth in {covered} logs" in text
+    counts = [[int(number) for number in re.findall(r"\d+", found["all"][column])[:2]] for column in (1, 4)]
+    held, draws = map(sum, zip(*counts, strict=True))
+    assert f"held it in {held} of {draws} draws, {held / draws:.0%}".replace("%", " %") in text
+    board, shared = (
+        table_rows(PAGES["leaderboard"], part) for part in ("## All questions", "## Questions that")
+    )
+    weighted = min(float(row[3]) for row in board.values() if row[1].endswith("importance sampling"))
+    assert f"`kloss` erred by {100 * float(board['kloss'][3]):.0f} % at the median" in text
+    assert f"importance sampling by {100 * weighted:.0f} % and more" in text
+    assert {f"{100 * float(shared[name][3]):.0f} %" for name in ("kloss", "d3rlpy FQE")} == {"10 %"}
+    assert "FQE and `kloss` erred by 10 %" in text
+    assert "75 sentences: 24 holds, 17 does not hold, 34 undecided" in PAGES_OF_RESULTS["claims"]
+    assert "75 empirical claims 24 hold here, 17 do not, 34 are undecided" in text
