@@ -48,7 +48,7 @@ $(VENV)/.docs: $(VENV)/.base
 	@touch $@
 
 docs: $(VENV)/.docs  ## the manual as a site, out/site/index.html
-	@NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@PYTHONWARNINGS=ignore NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "open out/site/index.html"
 
 clean:  ## remove the environment and everything made

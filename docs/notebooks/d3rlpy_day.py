@@ -15,11 +15,13 @@ import structlog
 import koffline
 import koffline.algos
 
-structlog.configure(
-    wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING)
-)  # d3rlpy's own notes
+warnings_only = structlog.make_filtering_bound_logger(logging.WARNING)
+structlog.configure(wrapper_class=warnings_only)  # d3rlpy's own notes
 folder = Path(tempfile.mkdtemp())
-quiet = {"show_progress": False, "logger_adapter": d3rlpy.logging.NoopAdapterFactory()}
+quiet = {
+    "show_progress": False,
+    "logger_adapter": d3rlpy.logging.NoopAdapterFactory(),
+}
 
 # %% [markdown]
 # ## The buffer
@@ -38,10 +40,12 @@ print(log)
 # d3rlpy's DiscreteCQL, and ours: the same API, no target network in the critic.
 
 # %%
-stock = d3rlpy.algos.DiscreteCQLConfig(gamma=0.98, learning_rate=1e-3, batch_size=256).create()
+stock = d3rlpy.algos.DiscreteCQLConfig(
+    gamma=0.98, learning_rate=1e-3, batch_size=256
+).create()
 stock.fit(buffer, n_steps=300, n_steps_per_epoch=300, **quiet)
 ours = koffline.algos.KLossDiscreteCQLConfig(gamma=0.98).create()
-ours.fit(buffer, n_steps=300, n_steps_per_epoch=300, **quiet)
+history = ours.fit(buffer, n_steps=300, n_steps_per_epoch=300, **quiet)
 
 # %% [markdown]
 # ## Which one is better?
@@ -52,7 +56,11 @@ ours.fit(buffer, n_steps=300, n_steps_per_epoch=300, **quiet)
 stock.save(str(folder / "stock.d3"))
 ours.save(str(folder / "ours.d3"))
 ranking = koffline.select_policies(
-    log, {"stock": folder / "stock.d3", "ours": ours}, gamma=0.98, steps=300, resampled_replicas=4
+    log,
+    {"stock": folder / "stock.d3", "ours": ours},
+    gamma=0.98,
+    steps=300,
+    resampled_replicas=4,
 )
 print(ranking)
 
@@ -65,9 +73,19 @@ print(ranking)
 
 # %%
 half = log.n_episodes // 2
-first, second = log.select_episodes(range(half)), log.select_episodes(range(half, log.n_episodes))
-fqe = d3rlpy.ope.DiscreteFQE(algo=ours, config=d3rlpy.ope.FQEConfig(gamma=0.98, learning_rate=1e-3))
-fqe.fit(koffline.ColumnarReplayBuffer(first), n_steps=200, n_steps_per_epoch=200, **quiet)
+first, second = (
+    log.select_episodes(range(half)),
+    log.select_episodes(range(half, log.n_episodes)),
+)
+fqe = d3rlpy.ope.DiscreteFQE(
+    algo=ours, config=d3rlpy.ope.FQEConfig(gamma=0.98, learning_rate=1e-3)
+)
+fqe.fit(
+    koffline.ColumnarReplayBuffer(first),
+    n_steps=200,
+    n_steps_per_epoch=200,
+    **quiet,
+)
 print(koffline.diagnose(fqe, second, ours, 0.98, trained_on=first))
 
 # %% [markdown]
@@ -81,7 +99,10 @@ print(koffline.diagnose(fqe, second, ours, 0.98, trained_on=first))
 # %%
 again = koffline.load(folder / "stock.d3")
 print(
-    type(again).__name__, (again.predict(log.observations[:5]) == stock.predict(log.observations[:5])).all()
+    type(again).__name__,
+    (
+        again.predict(log.observations[:5]) == stock.predict(log.observations[:5])
+    ).all(),
 )
 
 # %% [markdown]

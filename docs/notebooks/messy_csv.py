@@ -20,7 +20,11 @@ ACTIONS = np.array(["nothing", "mail", "voucher"])
 
 def next_week(warmth, action, random):
     """A week of n customers: warmth, profit, and whether they left."""
-    warmth = 0.8 * warmth + np.array([0.0, 0.12, 0.3])[action] + 0.05 * random.normal(size=len(warmth))
+    warmth = (
+        0.8 * warmth
+        + np.array([0.0, 0.12, 0.3])[action]
+        + 0.05 * random.normal(size=len(warmth))
+    )
     warmth = np.clip(warmth, 0.0, 1.0)
     profit = 10.0 * warmth - np.array([0.0, 0.4, 4.0])[action]
     return warmth, profit, random.random(len(warmth)) < 0.15 * (1.0 - warmth)
@@ -33,7 +37,15 @@ def play(rule, customers, weeks, random):
         chances = rule(warmth[:, None])
         action = (random.random((len(who), 1)) > chances.cumsum(axis=1)).sum(axis=1)
         later, profit, left = next_week(warmth, action, random)
-        yield week, who, warmth, action, chances[np.arange(len(who)), action], profit, left
+        yield (
+            week,
+            who,
+            warmth,
+            action,
+            chances[np.arange(len(who)), action],
+            profit,
+            left,
+        )
         who, warmth = who[~left], later[~left]
 
 
@@ -48,7 +60,8 @@ weeks = [
         {
             "customer": [f"c{number:04d}" for number in who],
             "time": [
-                f"2024-{1 + week // 4:02d}-{1 + 7 * (week % 4):02d}T10:00:00+0{1 + n % 2}:00" for n in who
+                f"2024-{1 + week // 4:02d}-{1 + 7 * (week % 4):02d}T10:00:00+0{1 + n % 2}:00"
+                for n in who
             ],
             "warmth": warmth,
             "visits": random.poisson(3, len(who)).astype(float),
@@ -58,13 +71,20 @@ weeks = [
             "left": left,
         }
     )
-    for week, who, warmth, action, chance, profit, left in play(today, 400, 12, random)
+    for week, who, warmth, action, chance, profit, left in play(
+        today, 400, 12, random
+    )
 ]
 table = pl.concat(weeks)
 table = table.with_columns(
-    pl.when(pl.col("visits") == 6).then(None).otherwise(pl.col("visits")).alias("visits")
+    pl.when(pl.col("visits") == 6)
+    .then(None)
+    .otherwise(pl.col("visits"))
+    .alias("visits")
 )
-table = pl.concat([table, table.head(50)]).sample(fraction=1.0, shuffle=True, seed=1)
+table = pl.concat([table, table.head(50)]).sample(
+    fraction=1.0, shuffle=True, seed=1
+)
 table.write_csv(folder / "customers.csv")
 table.head(5)
 
@@ -106,7 +126,9 @@ except DataError as error:
 # Rows that stand in the file twice are a mistake of the export, and go.
 
 # %%
-pl.read_csv(folder / "customers.csv").unique(maintain_order=True).write_csv(folder / "clean.csv")
+pl.read_csv(folder / "customers.csv").unique(maintain_order=True).write_csv(
+    folder / "clean.csv"
+)
 log = koffline.open_transitions(folder / "clean.csv", mapping=columns)
 print(log)
 for note in log.metadata.notes:
@@ -129,7 +151,11 @@ def proposal(observations):
 
 
 ranking = koffline.select_policies(
-    log, {"proposal": proposal, "today": today}, gamma=0.9, steps=500, resampled_replicas=5
+    log,
+    {"proposal": proposal, "today": today},
+    gamma=0.9,
+    steps=500,
+    resampled_replicas=5,
 )
 print(ranking)
 
@@ -142,7 +168,12 @@ print(ranking)
 
 # %%
 estimates = koffline.estimate_all(
-    log, proposal, 0.9, names=["kloss", "drl", "wpdis", "wdr"], steps=500, resampled_replicas=5
+    log,
+    proposal,
+    0.9,
+    names=["kloss", "drl", "wpdis", "wdr"],
+    steps=500,
+    resampled_replicas=5,
 )
 print(estimates)
 for name in ("kloss", "wdr"):
@@ -162,7 +193,9 @@ for name in ("kloss", "wdr"):
 def truth(rule):
     """Mean discounted profit of a rule."""
     total = 0.0
-    for week, _, _, _, _, profit, _ in play(rule, 20_000, 100, np.random.default_rng(7)):
+    for week, _, _, _, _, profit, _ in play(
+        rule, 20_000, 100, np.random.default_rng(7)
+    ):
         total += 0.9**week * profit.sum()
     return total / 20_000
 

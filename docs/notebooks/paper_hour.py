@@ -17,10 +17,15 @@ from koffline.kernels import Gaussian
 
 generator = torch.Generator().manual_seed(0)
 states = torch.rand(2000, 1, generator=generator, dtype=torch.float64)
-rewards = torch.sin(6 * states[:, 0]) + torch.randn(2000, generator=generator, dtype=torch.float64)
+rewards = torch.sin(6 * states[:, 0]) + torch.randn(
+    2000, generator=generator, dtype=torch.float64
+)
 true_values = torch.sin(6 * states[:, 0])  # γ = 0: the value is the mean reward
 gram = Gaussian(0.2).gram(states)
-for name, values in {"true values": true_values, "a constant": torch.zeros(2000)}.items():
+for name, values in {
+    "true values": true_values,
+    "a constant": torch.zeros(2000),
+}.items():
     residual = rewards - values
     print(
         f"{name}: kernel loss {u_statistic(residual, gram):.4f}, squared residual {residual.square().mean():.3f}"
@@ -40,7 +45,12 @@ from koffline.experiments.cells import Run, Scale
 from koffline.experiments.reproduce import reproduce
 
 folder = Path(tempfile.mkdtemp())
-run = Run("figure-toy", folder, Scale(quick=True), command="koffline reproduce figure-toy --quick")
+run = Run(
+    "figure-toy",
+    folder,
+    Scale(quick=True),
+    command="koffline reproduce figure-toy --quick",
+)
 reproduce(run)
 print((folder / "figure-toy.md").read_text())
 
@@ -55,7 +65,9 @@ print((folder / "figure-toy.md").read_text())
 states = torch.arange(20).repeat(100)
 one_hot, reward = torch.eye(20, dtype=torch.float64), (states == 0).double()
 gram = Gaussian(0.05).gram(
-    torch.stack([torch.sin(states / 3.1831), torch.cos(states / 3.1831)], dim=1).double()
+    torch.stack(
+        [torch.sin(states / 3.1831), torch.cos(states / 3.1831)], dim=1
+    ).double()
 )
 for name in ("certain", "by chance"):
     left = (
@@ -65,11 +77,15 @@ for name in ("certain", "by chance"):
     )
     following = (states + 1 - 2 * left) % 20
     change = one_hot[states] - 0.9 * one_hot[following]
-    moves = torch.stack([one_hot[following[states == state]].mean(dim=0) for state in range(20)])
+    moves = torch.stack(
+        [one_hot[following[states == state]].mean(dim=0) for state in range(20)]
+    )
     true_values = torch.linalg.solve(one_hot - 0.9 * moves, one_hot[0])
     fits = {
         "RG": torch.linalg.lstsq(change, reward[:, None]).solution[:, 0],
-        "K-loss": torch.linalg.solve(change.T @ gram @ change, change.T @ gram @ reward),
+        "K-loss": torch.linalg.solve(
+            change.T @ gram @ change, change.T @ gram @ reward
+        ),
     }
     for method, values in fits.items():
         error = (values - true_values).square().mean() / true_values.var()
@@ -86,7 +102,9 @@ for name in ("certain", "by chance"):
 import koffline
 from koffline.solvers import solve
 
-log = koffline.open_transitions("datasets/uniform/mountain_car.hdf5").select(range(1000))
+log = koffline.open_transitions("datasets/uniform/mountain_car.hdf5").select(
+    range(1000)
+)
 value = solve(log, gamma=0.98, feature_count=200)
 print(
     value.values(log.observations[:3]),
