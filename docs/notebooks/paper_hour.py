@@ -20,16 +20,15 @@ states = torch.rand(2000, 1, generator=generator, dtype=torch.float64)
 rewards = torch.sin(6 * states[:, 0]) + torch.randn(
     2000, generator=generator, dtype=torch.float64
 )
-true_values = torch.sin(6 * states[:, 0])  # γ = 0: the value is the mean reward
+true_values = torch.sin(6 * states[:, 0])  # γ = 0: mean rewards
 gram = Gaussian(0.2).gram(states)
 for name, values in {
     "true values": true_values,
     "a constant": torch.zeros(2000),
 }.items():
     residual = rewards - values
-    print(
-        f"{name}: kernel loss {u_statistic(residual, gram):.4f}, squared residual {residual.square().mean():.3f}"
-    )
+    loss, square = u_statistic(residual, gram), residual.square().mean()
+    print(f"{name}: kernel loss {loss:.4f}, squared residual {square:.3f}")
 
 # %% [markdown]
 # ## 2. TD diverges, the loss does not
@@ -55,6 +54,10 @@ reproduce(run)
 print((folder / "figure-toy.md").read_text())
 
 # %% [markdown]
+# The full run, with ten seeds:
+#
+# ![Errors of six methods on the chain](../reproduce/figure-toy.png)
+#
 # ## 3. Noise is what hurts the residual gradient
 #
 # RG minimises the squared residual, noise included. Walk on a ring of 20 states that pays 1 in state 0, with a weight for
@@ -112,4 +115,4 @@ print(
 )
 
 # %% [markdown]
-# Which of the paper's sentences hold, and which do not, with intervals: [the claims](../reproduce/claims.md).
+# Which of the paper's sentences hold, and which do not, with intervals: [the claims](../reproduce/claims.html).
