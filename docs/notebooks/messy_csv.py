@@ -91,7 +91,7 @@ table.head(5)
 # %% [markdown]
 # ## Read it
 #
-# koffline asks what each column is, and refuses what it would have to guess. Every refusal is one line that says what to do.
+# koffline asks what each column is, and refuses what it would have to guess. A refusal says all that is wrong, and what to do.
 
 # %%
 import koffline
@@ -113,23 +113,13 @@ except DataError as error:
     print(str(error).replace(f"{folder}/", ""))
 
 # %% [markdown]
-# Missing visits may be replaced by their mean. That is a decision, so it has to be said: `impute`.
+# Missing visits may be replaced by their mean, and rows that stand in the file twice, a mistake of the export, may go. Both are
+# decisions, so they have to be said. (`koffline data inspect customers.csv --out columns.yaml` writes a first mapping, with
+# a guess and its reason for each column.)
 
 # %%
-columns["impute"] = {"visits": "mean"}
-try:
-    koffline.open_transitions(folder / "customers.csv", mapping=columns)
-except DataError as error:
-    print(str(error).replace(f"{folder}/", ""))
-
-# %% [markdown]
-# Rows that stand in the file twice are a mistake of the export, and go.
-
-# %%
-pl.read_csv(folder / "customers.csv").unique(maintain_order=True).write_csv(
-    folder / "clean.csv"
-)
-log = koffline.open_transitions(folder / "clean.csv", mapping=columns)
+columns |= {"impute": {"visits": "mean"}, "drop_duplicates": "exact"}
+log = koffline.open_transitions(folder / "customers.csv", mapping=columns)
 print(log)
 for note in log.metadata.notes:
     print("note:", note)
@@ -214,5 +204,5 @@ for place in ranking.policies:
 # every row agree. Write the mail, keep the vouchers. The command line does the same, with an HTML report:
 #
 # ```sh
-# koffline select clean.csv --mapping columns.yaml --policies rules:proposal rules:today --gamma 0.9 --out runs/decision
+# koffline select customers.csv --mapping columns.yaml --policies rules:proposal rules:today --gamma 0.9 --out runs/decision
 # ```
