@@ -7,7 +7,7 @@ DATA := datasets/cartpole.hdf5
 POLICY := datasets/cartpole_policy.npz
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench clean
+.PHONY: help demo test test-slow check format bench docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,6 +41,15 @@ format: $(VENV)/.dev  ## reformat the code
 
 bench: $(VENV)/.dev  ## speed, as ratios measured side by side
 	@$(BIN)/python scripts/bench/replay.py && $(BIN)/python scripts/bench/replicas.py && $(BIN)/python scripts/bench/blockwise.py && $(BIN)/python scripts/bench/online.py
+
+$(VENV)/.docs: $(VENV)/.base
+	@echo "installing the tools of the site"
+	@$(INSTALL) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## the manual as a site, out/site/index.html
+	@PYTHONWARNINGS=ignore NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open out/site/index.html"
 
 clean:  ## remove the environment and everything made
 	rm -rf $(VENV) build dist out *.egg-info

@@ -1,4 +1,4 @@
-"""Imports go downward only (the architecture in the README), and heavy ones stay where they belong."""
+"""Imports go downward only (docs/architecture.md), and heavy ones stay where they belong."""
 
 import ast
 import subprocess
@@ -40,7 +40,7 @@ def test_imports_go_strictly_downward() -> None:
     wrong = []
     for path in FILES:
         here = room(path)
-        assert here in FLOORS, f"{here} has no floor; add it to FLOORS and to the README"
+        assert here in FLOORS, f"{here} has no floor; add it to FLOORS and to docs/architecture.md"
         for module in imported_modules(path):
             there = module.split(".")[1:2]
             if module.split(".")[0] != "koffline" or not there or there[0] in (here, "__version__"):

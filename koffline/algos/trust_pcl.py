@@ -179,8 +179,9 @@ class TrustPCLConfig(KernelCriticConfig):
 
     critic: kloss (gradient through V of both ends, no target network), fvi (bootstrap from a slow copy),
         td0 (from the network itself, detached) or rg (mean squared residual, gradient through both ends).
-    path_length: steps of a path; shorter where an episode ends. entropy_coef, kl_coef: see the equation of
-        TrustPCLImpl; their sum must be positive. clip_adv: the residual is clipped to ± this in the policy's
+    path_length: steps of a path; shorter where an episode ends. entropy_coef: λ of the equation of
+        TrustPCLImpl, the weight of entropy. kl_coef: its τ, the weight of the divergence from a slow copy
+        of the policy; λ + τ must be positive. clip_adv: the residual is clipped to ± this in the policy's
         step only, 0 never. target_decay: of the slow copies, per step.
     squash: the mean of a continuous policy goes through tanh; false is the policy of online training, whose
         mean is the network's output, cut to the box only where an action is taken.

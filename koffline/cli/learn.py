@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from koffline.cli.completion import FILE
 from koffline.cli.options import Option, set_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, printable
@@ -69,7 +70,7 @@ Examples:
 
 
 @click.command(help=_TRAIN, no_args_is_help=True)
-@click.argument("config")
+@click.argument("config", type=FILE)
 @set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
@@ -113,7 +114,7 @@ def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
 
 
 @click.command(help=_SWEEP, no_args_is_help=True)
-@click.argument("config")
+@click.argument("config", type=FILE)
 @click.option(
     "--grid",
     multiple=True,
@@ -166,7 +167,7 @@ def sweep(
 
 
 @click.command(help=_ONLINE, no_args_is_help=True)
-@click.argument("config", required=False)
+@click.argument("config", required=False, type=FILE)
 @set_option("One setting, e.g. critic=fvi; wins over the file.")
 @whole("--seed-count", help="How many seeds; default 6.")
 @whole("--seed", 0, help="The first one; default 0.")

@@ -28,16 +28,27 @@ Scale = Annotated[float, Field(ge=1e-12, le=1e12)]
 class OnlineConfig(Section):
     """One run's settings. Raises ConfigError for a value out of range.
 
-    steps: environment steps of a run. n_environments: copies a run plays in. path_length: longest sub-episode
-    of the replay, in steps; a window of ``window_length`` (the paper's d) lies within one. windows_per_path:
-    drawn uniformly from each sampled path; 0 takes all. capacity: sub-episodes, None grows without bound.
-    recency: sub-episodes are drawn with probability ∝ exp(−recency · age in insertions). learning_starts: in
-    sub-episodes. reward_scale: multiplies what is learned from, never what is reported. clip_adv: of the
-    residual in the policy's gradient, 0 never. diag_weight: of the kernel loss, None for 1/m.
-    bandwidth_scale: times the mini-batch's median distance. entropy_coef: at the start; entropy_decay: the
-    factor per 2500 iterations, None keeps it. evaluation_interval, checkpoint_interval: in environment steps
-    of a run. evaluation_limit: steps after which an episode of an evaluation is cut, for environments without
-    a time limit.
+    environment: its Gymnasium name, the one setting that is needed. environment_options: what
+    ``gymnasium.make`` gets besides the name. n_environments: copies a run plays in. steps: environment
+    steps of a run. critic: kloss, fvi, td0 or rg. gamma: the discount factor. window_length: the paper's
+    d, steps of the window whose residual is learned from; it lies within one path. path_length: longest
+    sub-episode of the replay, in steps. steps_per_iteration: environment steps between two gradient
+    steps. batch_size: paths of a mini-batch. windows_per_path: drawn uniformly from each sampled path; 0
+    takes all. capacity: sub-episodes that are kept, null keeps all. recency: sub-episodes are drawn with
+    probability ∝ exp(−recency · age in insertions). learning_starts: sub-episodes before the first
+    gradient step. learning_rate: Adam's. adam_epsilon: Adam's. max_grad_norm: gradients longer than this
+    are shortened to it. target_decay: of the slow copies of policy and value, per gradient step.
+    entropy_coef: the paper's λ at the start. entropy_decay: the factor of entropy_coef per 2500
+    iterations; unset keeps it. max_divergence: the trust region, divergence per step between old and new
+    policy. kl_coef_initial: the paper's τ until enough episodes have ended. kl_coef_min: τ is never
+    smaller. clip_adv: the residual is cut to ± this in the policy's gradient; 0 never. diag_weight: of
+    the kernel loss, unset is 1/m. bandwidth_scale: times the mini-batch's median distance. kernel_inputs:
+    state or state_action. standardise: inputs by each run's running mean and deviation. reward_scale:
+    multiplies what is learned from, never what is reported. hidden: units of the hidden layers.
+    evaluation_interval: environment steps between two evaluations. evaluation_episodes: episodes of the
+    mean action in each. evaluation_seed: of their starts. evaluation_limit: steps after which an episode
+    of an evaluation is cut, for environments without a time limit. checkpoint_interval: environment steps
+    between two checkpoints. keep_checkpoints: how many are kept.
     """
 
     environment: str = Field(min_length=1)

@@ -50,7 +50,12 @@ _ALIKE = 1e-6  # candidates closer than this, relative to their size, do not pla
 
 
 class SolverSettings(Section):
-    """Options of `solve`; lengths are in units of the box."""
+    """Options of `solve`; lengths are in units of the box, and what is unset is chosen on held-out rows.
+
+    bandwidth: of the Gaussian kernel. ridge: relative to the mean curvature. feature_width: of the random
+    features. feature_count: how many. kernel_features: random features in place of the exact kernel. folds:
+    parts of the rows in the choice. seed: of features and folds.
+    """
 
     bandwidth: float | None = Field(default=None, gt=0.0)
     ridge: float | None = Field(default=None, ge=0.0)

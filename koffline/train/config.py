@@ -18,16 +18,23 @@ Part = Literal["train", "held_out"]
 
 
 class SplitSettings(Section):
-    """Which episodes are kept from training; rows where the log has no episodes."""
+    """Which episodes are kept from training; rows where the log has no episodes.
+
+    held_out: their share. seed: of the draw.
+    """
 
     held_out: float = Field(0.0, ge=0.0, lt=1.0)
     seed: int = Field(0, ge=0, lt=2**31)
 
 
 class DataSettings(Section):
-    """The log: a file, a folder or minari:<id>; `discrete` or `continuous` declare its actions.
+    """The log that is learned from.
 
-    `lazy` leaves its rows on disk (unset: where a folder of shards would not fit `memory`, 2GB if unset).
+    source: a file, a folder or minari:<id>; in a file relative to that file's folder. split: episodes that
+    are kept from training. discrete: declares so many discrete actions. continuous: declares continuous
+    actions within these two bounds. lazy: leaves the rows on disk and draws from shuffled blocks; unset,
+    it does so for a folder of shards that would take more than the memory below. memory: what the rows
+    that are held may take, 2GB where it is unset.
     """
 
     source: str = Field(min_length=1)
@@ -39,7 +46,11 @@ class DataSettings(Section):
 
 
 class AlgoSettings(Section):
-    """d3rlpy's type and all of its params; `policy` is the file that fqe and kloss_fqe evaluate."""
+    """The algorithm, in d3rlpy's own form.
+
+    type: its name, d3rlpy's or koffline's. params: what differs from the defaults of that type; a factory
+    inside is {type, params} too, or its type alone. policy: the .d3 file that fqe and kloss_fqe evaluate.
+    """
 
     type: Any = None
     params: dict[str, Any] = Field(default_factory=dict)
@@ -47,7 +58,12 @@ class AlgoSettings(Section):
 
 
 class TrainSettings(Section):
-    """How long and how: `save_interval` in epochs, `seed` of networks and mini-batches."""
+    """How long to train.
+
+    n_steps: gradient steps; a last epoch that is not full is trained as well. n_steps_per_epoch: steps
+    between two evaluations. seed: of networks and mini-batches. save_interval: epochs between two model
+    files; the last model is always saved. threads: of this process.
+    """
 
     n_steps: int = Field(10_000, ge=1)
     n_steps_per_epoch: int = Field(1_000, ge=1)
@@ -57,7 +73,11 @@ class TrainSettings(Section):
 
 
 class LogEvaluatorSettings(Section):
-    """An average over logged rows; `part` is held_out where there is such a part, unless it is given."""
+    """An average over logged rows.
+
+    type: td_error, discounted_sum_of_advantage, average_value, initial_value, continuous_action_diff or
+    discrete_action_match. part: train or held_out; held_out where there is such a part.
+    """
 
     type: Literal[
         "td_error",
@@ -71,7 +91,11 @@ class LogEvaluatorSettings(Section):
 
 
 class SoftOPCSettings(Section):
-    """Q(s, a) in episodes with a return of at least `return_threshold`, minus that in all."""
+    """Q(s, a) in episodes of a high return, minus that in all.
+
+    type: soft_opc. part: train or held_out; held_out where there is such a part. return_threshold: the least
+    return that is high.
+    """
 
     type: Literal["soft_opc"]
     part: Part
@@ -79,7 +103,11 @@ class SoftOPCSettings(Section):
 
 
 class CompareSettings(Section):
-    """How far actions are from those of another model, the .d3 file `base`."""
+    """How far actions are from those of another model.
+
+    type: compare_continuous_action_diff or compare_discrete_action_match. part: train or held_out; held_out
+    where there is such a part. base: the .d3 file of the other model.
+    """
 
     type: Literal["compare_continuous_action_diff", "compare_discrete_action_match"]
     part: Part
@@ -87,7 +115,11 @@ class CompareSettings(Section):
 
 
 class EnvironmentSettings(Section):
-    """Mean return of `episodes` played in the Gymnasium environment `env`, the same starts every time."""
+    """Mean return of episodes played in a Gymnasium environment, from the same starts every time.
+
+    type: environment. env: its Gymnasium name. episodes: how many. seed: of the starts. epsilon: share of
+    uniform actions.
+    """
 
     type: Literal["environment"]
     env: str
@@ -105,7 +137,11 @@ _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
 
 
 class LoggerSettings(Section):
-    """Files are always written; `gradients` adds their extent per epoch, as d3rlpy does."""
+    """Where metrics go besides d3rlpy's CSV files.
+
+    gradients: also write the size of gradients, as d3rlpy does. tensorboard: also there (extra tensorboard).
+    wandb: also to Weights & Biases (extra wandb). wandb_project: the project there.
+    """
 
     gradients: bool = True
     tensorboard: bool = False

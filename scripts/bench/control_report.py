@@ -200,7 +200,10 @@ def page(results: dict[str, Any], figure: str) -> str:
             "Settings that differ from the defaults: " + ", ".join(f"`{text}`" for text in settings["set"]),
             "",
         ]
-    lines += ["Made by `scripts/bench/control.py`; all numbers and curves are in `results/control.json`.", ""]
+    lines += [
+        "Made by `scripts/bench/control.py`; numbers and curves are in `docs/results/control.json`.",
+        "",
+    ]
     return "\n".join(lines)
 
 

@@ -84,7 +84,7 @@ def render_page(content: dict[str, Any]) -> str:
         _by_problem(cells, unit, _covered, estimates=False),
         "\n## Problems\n",
         _problems(cells),
-        "\nMethods that do not apply say why in `results/leaderboard.json`.\n",
+        "\nMethods that do not apply say why in `docs/results/leaderboard.json`.\n",
     ]
     return "\n".join(parts)
 

@@ -33,7 +33,8 @@ _ULPS = 4.0  # a residual within as many roundings of its terms is zero
 class BellmanSettings(Section):
     """Options of `koffline.bellman_test`.
 
-    level: the test rejects where p ≤ level. draws: of random signs.
+    gamma: the discount factor. seed: of everything random. level: the test rejects where p ≤ level. draws:
+    how many times signs are drawn.
     alternative: the departure whose power is reported: values off everywhere by this multiple of the root
     mean square return.
     bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.

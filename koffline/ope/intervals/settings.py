@@ -21,10 +21,11 @@ _MOST_DRAWS = 200_000
 class KernelIntervalSettings(Section):
     """Options of the intervals on a feature system.
 
-    norm_bound: ρ, the largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice
-    that of the fit, which is a guess about the class and not a theorem. value_bounds: known bounds of every
-    Q^π(s, a), by default those that rewards and γ imply. reward_bounds: known bounds of every
-    reward, by default the logged ones. draws: of a bootstrap, at least those that the level needs.
+    level: the share of logs whose interval should hold the value. seed: of the draws. norm_bound: ρ, the
+    largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice that of the fit,
+    which is a guess about the class and not a theorem. value_bounds: known bounds of every Q^π(s, a), by
+    default those that rewards and γ imply. reward_bounds: known bounds of every reward, by default the
+    logged ones. draws: of a bootstrap, at least those that the level needs.
     """
 
     level: float = Field(default=0.95, gt=0.0, lt=1.0)

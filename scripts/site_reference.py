@@ -1,0 +1,154 @@
+"""Reference pages of the site, made when it is built: commands from click, settings from their records.
+
+MkDocs runs this through mkdocs-gen-files (mkdocs.yml); nothing it makes is committed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
+import click
+from pydantic import BaseModel
+
+from koffline.cli import cli
+
+# Records of settings, and what a reader calls them.
+SETTINGS = (
+    ("koffline evaluate and select: `--set` and `--config`", "koffline.config:EvaluationSettings"),
+    ("koffline diagnose and `koffline.bellman_test`", "koffline.ope.bellman_test.case:BellmanSettings"),
+    ("Intervals made on features", "koffline.ope.intervals.settings:KernelIntervalSettings"),
+    ("Passes over a log on disk", "koffline.ope.stream_settings:StreamSettings"),
+    ("The mapping of a table", "koffline.data.table.mapping:TableMapping"),
+    ("koffline train: `data`", "koffline.train.config:DataSettings"),
+    ("koffline train: `data.split`", "koffline.train.config:SplitSettings"),
+    ("koffline train: `algo`", "koffline.train.config:AlgoSettings"),
+    ("koffline train: `train`", "koffline.train.config:TrainSettings"),
+    ("koffline train: `evaluators`, over logged rows", "koffline.train.config:LogEvaluatorSettings"),
+    ("koffline train: `evaluators`, `soft_opc`", "koffline.train.config:SoftOPCSettings"),
+    ("koffline train: `evaluators`, against another model", "koffline.train.config:CompareSettings"),
+    ("koffline train: `evaluators`, in an environment", "koffline.train.config:EnvironmentSettings"),
+    ("koffline train: `logger`", "koffline.train.config:LoggerSettings"),
+    ("Kernel-loss critics: `algo.params`", "koffline.algos.options:KernelCriticConfig"),
+    ("Trust-PCL on logs: `algo.params`", "koffline.algos.trust_pcl:TrustPCLConfig"),
+    ("koffline online", "koffline.online.config:OnlineConfig"),
+    ("koffline build rollouts", "koffline.builders.rollouts:RolloutSettings"),
+    ("`koffline.solvers.solve`", "koffline.solvers:SolverSettings"),
+)
+# `name: meaning` or `name, other: meaning` inside a docstring, up to the next such name.
+_MEANING = re.compile(r"(?:^|(?<=[.)\n]\s)|(?<=[.)]))((?:[a-z_]+, )*[a-z_]+): ")
+
+
+def meanings(record: type) -> dict[str, str]:
+    """What the docstrings of a record and of those it extends say of each field."""
+    found: dict[str, str] = {}
+    for owner in reversed(record.__mro__[:-1]):
+        text = " ".join((owner.__dict__.get("__doc__") or "").split())
+        _, *parts = _MEANING.split(text)
+        for names, meaning in zip(parts[::2], parts[1::2], strict=True):
+            if not meaning.startswith("as in `"):  # what is extended says it
+                found.update(dict.fromkeys(names.split(", "), meaning.strip().rstrip(".")))
+    return found
+
+
+def fields(record: type) -> Iterator[tuple[str, str, str]]:
+    """Name, default and meaning of each field that a user may set."""
+    told = meanings(record)
+    if issubclass(record, BaseModel):
+        for name, field in record.model_fields.items():
+            value = (
+                dataclasses.MISSING if field.is_required() else field.get_default(call_default_factory=True)
+            )
+            yield name, _shown(value), told.get(name) or field.description or ""
+        return
+    own = [field for field in dataclasses.fields(record) if field.name in told]
+    for field in own:
+        yield field.name, _shown(field.default), told[field.name]
+
+
+def _shown(value: Any) -> str:
+    if value is dataclasses.MISSING:
+        return "needed"
+    if isinstance(value, BaseModel) or value in ({}, ()):
+        return "none"
+    if value is None or isinstance(value, bool):
+        return {None: "unset", True: "yes", False: "no"}[value]
+    return f"`{list(value) if isinstance(value, tuple) else value}`"
+
+
+def first_sentence(record: type) -> str:
+    """What a record is, without its fields."""
+    text = inspect.getdoc(record) or ""
+    return " ".join(text.split("\n\n")[0].split())
+
+
+def settings_page() -> str:
+    """Every setting with its default and its meaning."""
+    lines = ["# Settings", "", "Every setting, its default and its meaning, as the program reads them.", ""]
+    for title, place in SETTINGS:
+        module, _, name = place.partition(":")
+        record = getattr(import_module(module), name)
+        lines += [f"## {title}", "", first_sentence(record), "", *_head("setting", "default", "meaning")]
+        lines += [f"| `{name}` | {default} | {_cell(meaning)} |" for name, default, meaning in fields(record)]
+        lines += [""]
+    return "\n".join(lines)
+
+
+def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
+    """Every command with its full name, groups before what they hold."""
+
+    def below(name: str, command: click.Command, parent: click.Context | None) -> Iterator[Any]:
+        context = click.Context(command, info_name=name.split()[-1], parent=parent)
+        yield name, command, context
+        for child in command.list_commands(context) if isinstance(command, click.Group) else ():
+            found = command.get_command(context, child)
+            assert found is not None
+            yield from below(f"{name} {child}", found, context)
+
+    return below("koffline", cli, None)
+
+
+def commands_page() -> str:
+    """Every command as its own --help tells it."""
+    lines = ["# Commands", "", "What `koffline COMMAND --help` says, on one page.", ""]
+    for name, command, context in commands():
+        usage = " ".join([name, *command.collect_usage_pieces(context)])
+        lines += [f"## {name}", "", "```text", usage, "```", "", *_prose(command.help or "")]
+        options = [
+            option for option in command.params if isinstance(option, click.Option) and not option.hidden
+        ]
+        lines += _head("option", "what it does") if options else []
+        for option in options:
+            flags, text = option.get_help_record(context) or ("", "")
+            lines.append(f"| `{flags}` | {_cell(text)} |")
+        lines += [""]
+    return "\n".join(lines)
+
+
+def _prose(text: str) -> Iterator[str]:
+    """Paragraphs of a help text; what it keeps unwrapped becomes a block of code."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b"):
+            yield from ("```text", inspect.cleandoc(paragraph.lstrip("\b\n")), "```", "")
+        else:
+            yield from (" ".join(paragraph.split()).replace("<", "&lt;"), "")
+
+
+def _head(*names: str) -> list[str]:
+    return [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "<run_path>":  # mkdocs-gen-files runs scripts under this name
+    import mkdocs_gen_files
+
+    for page, make in (("commands", commands_page), ("settings", settings_page)):
+        with mkdocs_gen_files.open(f"reference/{page}.md", "w") as file:
+            file.write(make())

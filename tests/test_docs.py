@@ -1,0 +1,162 @@
+"""The manual: its notebooks run, its reference is whole, its tables say what results say, and it builds."""
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+
+import koffline
+from koffline.cli import cli
+from scripts import site_reference
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAPER = (DOCS / "paper_to_code.md").read_text(encoding="utf-8")
+TABLE = re.findall(r"^\| .* \| `([a-z]+:\w+)` \| `(koffline[\w.]+)` \|$", PAPER, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["messy_csv", "d3rlpy_day", "paper_hour"])
+def test_notebooks_run_as_programs(name: str, tmp_path: Path) -> None:
+    (tmp_path / "datasets").symlink_to(ROOT / "datasets")
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, str(DOCS / "notebooks" / f"{name}.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    said = {
+        "messy_csv": "proposal: estimate",
+        "d3rlpy_day": "DiscreteCQL True",
+        "paper_hour": "by chance, RG",
+    }
+    assert said[name] in done.stdout
+
+
+def test_every_setting_has_a_meaning() -> None:
+    for _, place in site_reference.SETTINGS:
+        module, _, name = place.partition(":")
+        rows = list(site_reference.fields(getattr(import_module(module), name)))
+        assert rows, place
+        assert [row for row in rows if not all(row)] == [], place
+
+
+def test_every_command_and_option_is_on_the_page() -> None:
+    page = site_reference.commands_page()
+    for name, command, _ in site_reference.commands():
+        assert f"## {name}\n" in page
+        options = [
+            option for option in command.params if isinstance(option, click.Option) and not option.hidden
+        ]
+        assert all(option.opts[0] in page for option in options)
+    assert set(cli.list_commands(click.Context(cli))) <= set(
+        re.findall(r"^## koffline ([\w-]+)$", page, re.M)
+    )
+
+
+def test_every_public_name_is_on_the_page_of_python() -> None:
+    page = (DOCS / "api.md").read_text(encoding="utf-8")
+    shown = [line.removeprefix("::: ").strip() for line in page.splitlines() if line.startswith(":::")]
+    assert set(koffline.__all__) <= {name.rpartition(".")[2] for name in shown}
+    for name in shown:
+        module, _, last = name.rpartition(".")
+        assert hasattr(import_module(module), last), name
+
+
+@pytest.mark.parametrize(("label", "symbol"), TABLE)
+def test_symbols_of_the_paper_carry_the_label(label: str, symbol: str) -> None:
+    module, _, name = symbol.rpartition(".")
+    found = getattr(importlib.import_module(module), name)
+    assert f"(Feng et al. 2019, {label})" in (found.__doc__ or "")
+
+
+def test_the_table_of_the_paper_is_there() -> None:
+    assert len(TABLE) >= 15
+
+
+def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
+    """Who writes the leaderboard anew reads this page again."""
+    page = (DOCS / "trust.md").read_text(encoding="utf-8")
+    board = (DOCS / "leaderboard.md").read_text(encoding="utf-8")
+    whole = board[board.index("## All questions") : board.index("## Questions that")]
+    rows = [line.strip("| ").split(" | ") for line in whole.splitlines() if line.startswith("| `")]
+    errors = {row[0].strip("`"): float(row[3]) for row in rows if row[2].startswith("70")}
+    first, second = sorted(errors, key=errors.__getitem__)[:2]
+    assert (first, second) == ("drl", "kloss")
+    covered = {row[0].strip("`"): row[7] for row in rows}
+    assert f"truth in {covered['kloss']} questions" in page
+    assert f"held the truth in {covered['drl']} |" in page
+    assert f"of {len(rows)} methods" in page
+
+
+def test_files_in_the_layout_exist() -> None:
+    page = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    for name in re.findall(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)*(?:\.py|/))(?=[\s,`])", page):
+        assert (ROOT / "koffline" / name).exists() or (ROOT / name).exists(), name
+
+
+def test_pictures_and_pages_of_results_exist() -> None:
+    for page in DOCS.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
+            made = target.startswith("reference/")
+            assert made or (DOCS / target).is_file(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["evaluate", "log", "--estimator", "wp"], {"wpdis"}),
+        (["evaluate", "log", "--estimator", "is,d"], {"is,dualdice", "is,dr", "is,drl"}),
+        (["evaluate", "log", "--interval", "kernel-c"], {"kernel-calibrated", "kernel-certified"}),
+        (["evaluate", "log", "--policy", "uni"], {"uniform"}),
+        (["build", "policy", "--env", "koffline/Pu"], {"koffline/PuddleWorld-v0"}),
+        (["ev"], {"evaluate"}),
+    ],
+)
+def test_the_shell_completes_names(typed: list[str], offered: set[str]) -> None:
+    *before, incomplete = typed
+    found = BashComplete(cli, {}, "koffline", "_KOFFLINE_COMPLETE").get_completions(before, incomplete)
+    assert {item.value for item in found} == offered
+
+
+def test_the_shell_completes_files_and_imports_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys; from click.shell_completion import BashComplete; from koffline.cli import cli\n"
+        "shell = BashComplete(cli, {}, 'koffline', '_KOFFLINE_COMPLETE')\n"
+        "print([item.type for item in shell.get_completions(['evaluate'], 'da')], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['file'] False"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) -> None:
+    for package in ("mkdocs", "material", "mkdocstrings", "mkdocs_gen_files", "mkdocs_jupyter"):
+        pytest.importorskip(package)
+    variables = {
+        **os.environ,
+        "NO_MKDOCS_2_WARNING": "1",
+        "DISABLE_MKDOCS_2_WARNING": "true",
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = [page for page in (tmp_path / "site").rglob("*.html") if page.name != "404.html"]
+    assert len(pages) > 30
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        loaded = re.findall(
+            r"<(?:script|img|iframe)[^>]*\ssrc=\"(https?:[^\"]*)|<link[^>]*href=\"(https?:[^\"]*)", text
+        )
+        assert loaded == [], page
+        links = re.findall(r"(?:href|src)=\"(?!https?:|data:|mailto:|#|javascript:)([^\"#?]+)", text)
+        assert [link for link in links if not (page.parent / link).exists()] == [], page
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
+    assert any("target_rate" in entry["text"] for entry in index["docs"])
