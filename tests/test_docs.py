@@ -112,6 +112,7 @@ def test_pictures_and_pages_of_results_exist() -> None:
     ("typed", "offered"),
     [
         (["evaluate", "log", "--estimator", "wp"], {"wpdis"}),
+        (["evaluate", "log", "--estimator", "au"], {"auto"}),
         (["evaluate", "log", "--estimator", "is,d"], {"is,dualdice", "is,dr", "is,drl"}),
         (["evaluate", "log", "--interval", "kernel-c"], {"kernel-calibrated", "kernel-certified"}),
         (["evaluate", "log", "--policy", "uni"], {"uniform"}),

@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from koffline.ope.names import ESTIMATORS, KINDS
+from koffline.ope.names import AUTO, ESTIMATORS, KINDS
 
 
 class Named(click.ParamType):
@@ -38,4 +38,4 @@ def _environments() -> list[str]:
 
 FILE, POLICY = Named(), Named(lambda: ("uniform", "epsilon:"))
 ENVIRONMENT = Named(_environments)
-ESTIMATOR, INTERVAL = Named(lambda: (*ESTIMATORS, "all")), Named(lambda: KINDS)
+ESTIMATOR, INTERVAL = Named(lambda: (*ESTIMATORS, AUTO, "all")), Named(lambda: KINDS)
