@@ -122,7 +122,7 @@ _SHAKY = LinearGaussian(((-0.3, -0.4),), deviation=0.6)
 _LOOSE = LinearGaussian(((-0.3, 0.0), (0.0, -0.3)), deviation=0.5)
 _TIGHT = LinearGaussian(((-0.6, -0.2), (0.0, -0.6)), deviation=0.2)
 
-_CASES: list[FiniteCase | LinearCase] = [
+CASES: list[FiniteCase | LinearCase] = [
     FiniteCase("chain_on", _line(), _RIGHT, _RIGHT, 0.95),
     FiniteCase("chain_off", _line(), _FAIR, _RIGHT, 0.95),
     FiniteCase("chain_off_limited", _line(), _FAIR, _RIGHT, 0.95, time_limit=5),
@@ -136,4 +136,4 @@ _CASES: list[FiniteCase | LinearCase] = [
     LinearCase("linear_off_plane", _PLANE, _LOOSE, _TIGHT, 0.9),
     LinearCase("linear_tuples", _CART, _SHAKY, _STEADY, 0.9, time_limit=None),
 ]
-EXACT_PROBLEMS: dict[str, Callable[..., ExactProblem]] = {case.name: case for case in _CASES}
+EXACT_PROBLEMS: dict[str, Callable[..., ExactProblem]] = {case.name: case for case in CASES}

@@ -182,7 +182,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
                 ("--estimator klos", "there is no estimator 'klos'; did you mean 'kloss'"),
                 ("--estimator all,kloss", "'all' by itself"),
                 ("--estimator ,", "give names separated by commas"),
-                ("--interval hoeffding", "kloss has no interval of kind 'hoeffding'"),
+                ("--interval hoeffding", "auto has no interval of kind 'hoeffding'"),
                 ("--polcy uniform", "'--policy'"),
             )
         ),

@@ -104,7 +104,7 @@ def test_pairs_against_their_truths_by_hand():
     noise = np.hstack([np.zeros((3, 2)), 0.3 * np.random.default_rng(0).normal(size=(3, 6))])
     ranking = SimpleNamespace(
         policies=[
-            RankedPolicy(1, name, value, Interval(value - 1.0, value + 1.0, 0.95, "bootstrap"), truth)
+            RankedPolicy(1, name, value, Interval(value - 1.0, value + 1.0, 0.95, "bootstrap"), truth=truth)
             for name, value, truth in zip("abc", values, truths, strict=True)
         ],
         comparisons=compare_replicas("abc", np.array(values)[:, None] + noise, full=2),

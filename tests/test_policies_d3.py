@@ -162,7 +162,7 @@ def test_a_truncated_model_is_refused(load, dqn_file, tmp_path, keep):
         ({}, ["3 discrete actions", "the log 4 discrete actions"]),
         ({"type": "fqe"}, ["FQE evaluator", "save the algorithm it evaluates"]),
         ({"type": "decision_transformer"}, ["history and a target return", "function of the observation"]),
-        ({"type": "my_algorithm"}, ["'my_algorithm' is unknown", "dqn", "import the package"]),
+        ({"type": "my_algorithm"}, ["'my_algorithm' is unknown", "known are awac", "import the package"]),
         ({"observation_shape": [[4], [3]]}, ["one observation array", "join the parts"]),
         ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save it again"]),
     ],

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 from koffline.ope.names import AUTO, ESTIMATORS, KINDS
 
 
-class Named(click.ParamType):
+class Named(click.types.StringParamType):  # what `targets.named_beside` takes for a possible file
     """Text that the shell completes: some names, else files."""
 
     name = "text"

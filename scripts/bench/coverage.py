@@ -25,7 +25,7 @@ from scipy import stats
 from koffline.config import parse_assignments
 from koffline.ope.evaluation import estimate_all
 from scripts.bench.efficiency import efficiency_bound
-from tests.exact_problems import EXACT_PROBLEMS
+from tests.exact_problems import CASES, EXACT_PROBLEMS
 
 NAMES = "kloss,fqe,lstd,mql,lstdq,mwl,dualdice,drl"
 
@@ -86,9 +86,8 @@ def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str
     }
 
 
-def efficiency(case: Any, runs: list[dict[str, Any]], estimator: str) -> float | None:
+def efficiency(bound: float, runs: list[dict[str, Any]], estimator: str) -> float | None:
     """MSE · n / bound; None where there is no bound."""
-    bound = efficiency_bound(case)
     errors = np.array([run["answers"][estimator]["value"] - run["truth"] for run in runs])
     off = np.abs(errors - np.median(errors))
     kept = errors[off <= 5.0 * 1.4826 * np.median(off)]
@@ -120,10 +119,11 @@ def main() -> None:
             with arguments.runs.open("a") as file:
                 file.write(json.dumps(runs[-1]) + "\n")
     rows = []
+    bounds = {case.name: efficiency_bound(case) for case in CASES if case.name in names}
     for estimator in estimators:
         for name in names:
             own = [run for run in runs if run["problem"] == name]
-            share = efficiency(EXACT_PROBLEMS[name], own, estimator)
+            share = efficiency(bounds[name], own, estimator)
             rows.append(summarise(name, estimator, own) | {"efficiency": share})
         rows.append(summarise("all", estimator, runs))
     for answer in sorted({run["verdict"] for run in runs}):

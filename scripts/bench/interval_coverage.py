@@ -45,7 +45,7 @@ from koffline.ope.names import (
 )
 from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
 from scripts.bench.coverage import clopper_pearson
-from tests.exact_problems import _CASES, _FORWARD, _RIGHT, ExactProblem, FiniteCase, LinearCase, _line, _rooms
+from tests.exact_problems import _FORWARD, _RIGHT, CASES, ExactProblem, FiniteCase, LinearCase, _line, _rooms
 from tests.ope.intervals.systems import OneHotStates, prepared
 
 _BEGIN, _END = "<!-- coverage table -->", "<!-- end of coverage table -->"
@@ -71,7 +71,7 @@ class Study:
 
 _ON_TUPLES = FiniteCase("chain_on_tuples", _line(), _RIGHT, _RIGHT, 0.95, time_limit=None)
 _GRID_ON_TUPLES = FiniteCase("grid_on_tuples", _rooms(True), _FORWARD, _FORWARD, 0.95, time_limit=None)
-_BY_NAME = {case.name: case for case in (*_CASES, _ON_TUPLES, _GRID_ON_TUPLES)}
+_BY_NAME = {case.name: case for case in (*CASES, _ON_TUPLES, _GRID_ON_TUPLES)}
 _ALL = {
     KERNEL_CALIBRATED: 100_000,
     BOOTSTRAP_PIVOT: 1000,

@@ -7,9 +7,9 @@ import pytest
 
 from koffline.ope.bellman_test.witness import make_profile
 from koffline.ope.diagnosis import diagnose
-from tests.exact_problems import _CASES, FiniteCase
+from tests.exact_problems import CASES, FiniteCase
 
-CASE = next(case for case in _CASES if case.name == "grid_off_limited")
+CASE = next(case for case in CASES if case.name == "grid_off_limited")
 assert isinstance(CASE, FiniteCase)
 VALUES = CASE.world.mdp.action_values(CASE.target, CASE.gamma)
 

@@ -123,8 +123,8 @@ def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (("stats", "nothing.csv"), "nothing.csv not found"),
-        (("plot", "--nonsense"), "No such option"),
-        (("prance",), "No such command"),
+        (("plot", "--nonsense"), "there is no option '--nonsense'"),
+        (("prance",), "there is no command 'prance'"),
         (("play", "nothing.d3", "--env-id", WORLD), "no such file"),
     ],
 )

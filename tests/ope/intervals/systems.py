@@ -12,9 +12,9 @@ from koffline.kernels import FourierFeatures
 from koffline.ope.features import FeatureSystem, make_feature_system
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from scripts.bench.embedded import EmbeddedMDP
-from tests.exact_problems import _CASES, ExactProblem, FiniteCase
+from tests.exact_problems import CASES, ExactProblem, FiniteCase
 
-_FINITE = {case.name: case for case in _CASES if isinstance(case, FiniteCase)}
+_FINITE = {case.name: case for case in CASES if isinstance(case, FiniteCase)}
 
 
 @dataclass(frozen=True, eq=False)
