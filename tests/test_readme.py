@@ -142,8 +142,8 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     assert f"worst {100 * max(errors):.1f} %" in text
     covered = found["mean \\|error\\|"][-1].strip("* |")
     assert f"truth in {covered} logs" in text
-    counts = [[int(number) for number in re.findall(r"\d+", found["all"][column])[:2]] for column in (1, 4)]
-    held, draws = map(sum, zip(*counts, strict=True))
+    held, draws = (int(number) for number in re.findall(r"\d+", found["all"][1])[:2])
+    assert f"the squared error was {float(found['all'][4]):.1f} times the least possible" in text
     assert f"held it in {held} of {draws} draws, {held / draws:.0%}".replace("%", " %") in text
     board, shared = (
         table_rows(PAGES["leaderboard"], part) for part in ("## All questions", "## Questions that")
