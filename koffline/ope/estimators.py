@@ -59,7 +59,7 @@ def choose_estimator(workspace: Workspace) -> str:
     one_step = log.has_episodes and facts.longest == 1 and facts.terminated == facts.rows
     known = log.behavior_log_probabilities is not None and settings.behavior != ESTIMATED
     if one_step and known and settings.interval == DEFAULT:
-        found = estimate_by_importance(workspace, "dr")
+        found = estimate_by_importance(workspace, "wis")  # the same weights, and no network
         if isinstance(found, PointEstimate) and (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
             return "dr"
     return "kloss"
