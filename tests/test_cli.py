@@ -183,6 +183,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
                 ("--estimator all,kloss", "'all' by itself"),
                 ("--estimator ,", "give names separated by commas"),
                 ("--interval hoeffding", "auto has no interval of kind 'hoeffding'"),
+                ("--estimator auto,mql", "auto stands by itself"),
                 ("--polcy uniform", "'--policy'"),
             )
         ),

@@ -134,13 +134,17 @@ def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | Non
 
 def _names(text: str) -> tuple[str, ...]:
     """The estimators of a list, each once. Raises ConfigError for a name that is none."""
-    from koffline.ope.names import ESTIMATORS, check_estimator
+    from koffline.ope.names import AUTO, ESTIMATORS, check_estimator
 
     if text == _ALL:
         return tuple(ESTIMATORS)
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names or any(name.lower() == _ALL for name in names):
         raise ConfigError(f"estimator is '{text}'; give names separated by commas, or '{_ALL}' by itself")
+    if AUTO in names:
+        raise ConfigError(
+            f"estimator is '{text}': auto stands by itself; name those that you want, or '{_ALL}'"
+        )
     for name in names:
         check_estimator(name)
     return names

@@ -79,7 +79,7 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Iterator
         yield f"support: {coverage.reasons[0]}"
     elif found.interval is None:
         told = [text.removeprefix(NO_INTERVAL) for text in found.warnings if text.startswith(NO_INTERVAL)]
-        yield f"interval: there is none{': ' if told else ''}{'; '.join(told).strip(' .')}"
+        yield f"interval: there is no interval{': ' if told else ''}{'; '.join(told).strip(' .')}"
     elif 0.5 * found.interval.width > _TOO_WIDE * scale:
         yield "size: the interval is wider than returns themselves; log more episodes"
 
