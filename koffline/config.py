@@ -86,9 +86,11 @@ class EvaluationSettings(Section):
     ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
 
     feature_source: Literal["learned", "random"] = Field(
-        "learned", description="features of the closed forms: a trained network's (learned) or random"
+        "learned", description="features of kernel intervals: a trained network's (learned) or random"
     )
-    features: int = Field(100, ge=2, le=10_000, multiple_of=2, description="random features of closed forms")
+    features: int = Field(
+        100, ge=2, le=10_000, multiple_of=2, description="random features of kernel intervals"
+    )
     feature_width: float = Field(
         1.0, gt=0.0, description="width of the random features, a multiple of the median"
     )

@@ -119,5 +119,5 @@ def uplift_of(fitted: FittedValues, behavior: np.ndarray | None, values: np.ndar
     """How much more the policy is worth, from J of every network; None where that is not known."""
     if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
         return None
-    worth, more = fitted.summarise(behavior)[0], fitted.summarise(values - behavior)[0]
+    worth, more = fitted.summarise(behavior).value, fitted.summarise(values - behavior).value
     return Uplift(more, fitted.interval(values - behavior), worth, fitted.interval(behavior))

@@ -1,4 +1,4 @@
-"""A problem seen through features: the columns that every closed-form estimator and kernel interval reads.
+"""A problem seen through features: the columns that every kernel interval reads.
 
 A value function linear in p features, Q(s, a) = φ(s, a)ᵀθ, has the residual r − Zθ with
 Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_{s0, a~π} φ(s0, a).

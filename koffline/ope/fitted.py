@@ -57,6 +57,20 @@ _ASSUMPTIONS = (
 )
 
 
+@dataclass(frozen=True)
+class ReplicaMean:
+    """J by replicas: ``full`` of the whole log and ``resampled`` ones that gave a number.
+
+    ``value``: the mean over all, each from the log's own start states. ``deviation``: of the resampled ones,
+    each from start states as its sample weighs them.
+    """
+
+    value: float
+    deviation: float
+    full: int
+    resampled: int
+
+
 @dataclass(frozen=True, eq=False)
 class FittedValues:
     """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
@@ -114,21 +128,17 @@ class FittedValues:
             sums = self.fold(partial(starts_of_part, self.heads, self.ensemble.resampling))
         return dict(zip(self.heads, sums.means, strict=True))
 
-    def summarise(self, values: Float[np.ndarray, "replica 2"]) -> tuple[float, float, int]:
-        """J and its standard deviation, from J of each replica; and how many of the whole log count.
-
-        J is the mean over all replicas, each from the log's own start states; the deviation is that of the
-        resampled ones, each from start states as its sample weighs them. Raises KofflineError when too few
-        give a number.
-        """
+    def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
+        """From J of each replica. Raises KofflineError when too few give a number."""
         full, kept = self.ensemble.full, self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
             raise KofflineError(
                 f"{np.count_nonzero(~kept)} of {len(kept)} networks give no number; lower learning_rate or "
                 "look for outliers"
             )
-        spread = float(values[full:, 0][kept[full:]].std(ddof=1))
-        return float(values[kept, 1].mean()), spread, int(kept[:full].sum())
+        resampled = values[full:, 0][kept[full:]]
+        spread = float(resampled.std(ddof=1))
+        return ReplicaMean(float(values[kept, 1].mean()), spread, int(kept[:full].sum()), len(resampled))
 
     def interval(self, values: Float[np.ndarray, "replica 2"]) -> Interval:
         """Student-t interval around J with the spread of the resampled replicas.
@@ -138,14 +148,13 @@ class FittedValues:
         """
         from scipy import stats
 
-        value, spread, full = self.summarise(values)
-        resampled = len(self.alive) - self.ensemble.full
+        found = self.summarise(values)
         level, parts = self.settings.level, max(2.0, self.units)
-        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(resampled, parts) - 1))
-        half_width = quantile * spread * math.sqrt((1.0 + 1.0 / full) * parts / (parts - 1.0))
+        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(found.resampled, parts) - 1))
+        half_width = quantile * found.deviation * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
         units = "episodes" if len(self.problem.episode_starts) < self.problem.n_rows else "rows"
         assumptions = _ASSUMPTIONS.format(units=units)
-        return Interval(value - half_width, value + half_width, level, BOOTSTRAP, assumptions)
+        return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self) -> dict[str, float]:
         """Mean of J over the replicas that did not diverge; no head that is no number."""

@@ -69,10 +69,9 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     zero (Feng et al. 2019, equ:vstat). ``lstdq``: critics are the features themselves (cor:same_as_td).
     ``mwl``: the mean of ω r, ω in the RKHS that balances Z against c: the dual of ``mql``, and like it in all
     but the ridge, which is the networks' own (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function
-    Learning). ``dualdice``: ω = ζ of min_ν max_ζ E ζ(x)(ν(x) −
-    discount ν(x')) − ζ(x)²/2 − E ν(x0), both ridged: the inner maximum regresses ν(x) − discount ν(x') on x
-    before it is squared (Nachum et al. 2019), which is `mql` in units in which the critics' second moment is
-    the identity.
+    Learning). ``dualdice``: ω = ζ of min_ν max_ζ E ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2 − E ν(x0), both
+    ridged: the inner maximum regresses ν(x) − discount ν(x') on x before it is squared (Nachum et al. 2019),
+    which is ``mql`` in units in which the critics' second moment is the identity.
     """
     systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
     matrix, vector = systems.kernel_matrix, systems.kernel_vector
@@ -119,7 +118,7 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
     """A head or a closed form: mean over the networks, interval from the spread of the resampled ones."""
     fitted = workspace.fitted
     values = fitted.replica_values[name] if name in FITTED else closed_form(name, fitted)
-    value, spread, _ = fitted.summarise(values)
+    found = fitted.summarise(values)
     diagnostics: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
     size = None
@@ -132,8 +131,8 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
         size = diagnostics["effective_units"]
     return PointEstimate(
         name=name,
-        value=value,
-        standard_error=spread,
+        value=found.value,
+        standard_error=found.deviation,
         interval=interval,
         uplift=uplift_of(fitted, workspace.behavior_values, values),
         effective_sample_size=size,
@@ -153,7 +152,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "effective_bandwidth": fitted.bandwidth,
         "estimates_by_head": heads,
         "head_disagreement": max(agreeing) - min(agreeing),
-        "replica_standard_deviation": fitted.summarise(fitted.replica_values[fitted.head])[1],
+        "replica_standard_deviation": fitted.summarise(fitted.replica_values[fitted.head]).deviation,
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
         "training_steps": fitted.record.steps,
@@ -164,7 +163,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
 def spread_of_networks(workspace: Workspace) -> float:
     """Standard deviation of the kernel-loss values of the resampled networks."""
     fitted = workspace.fitted
-    return fitted.summarise(fitted.replica_values["kloss"])[1]
+    return fitted.summarise(fitted.replica_values["kloss"]).deviation
 
 
 def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:

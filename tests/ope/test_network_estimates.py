@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from koffline.config import EvaluationSettings
 from koffline.ope import network_estimates
 from koffline.ope.estimators import run_estimator
 from koffline.ope.evaluation import open_workspace
+from koffline.ope.fitted import ReplicaMean
 from koffline.ope.names import CLOSED_FORMS
 from tests import reference_closed_form as reference
 from tests.ope.problems import NOISY, SOFT, uneven_log
@@ -83,6 +85,10 @@ def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspa
 
 def test_a_network_that_gives_no_number_is_left_out_and_too_few_are_refused(workspace):
     fitted, values = workspace.fitted, np.array([1.0, np.nan, 2.0, 3.0])
-    assert fitted.summarise(np.stack([values, values], axis=1)) == (2.0, 0.5**0.5, 1)
+    both = np.stack([values, values], axis=1)
+    assert fitted.summarise(both) == ReplicaMean(2.0, 0.5**0.5, full=1, resampled=2)
+    units = fitted.units  # Student's t of the two that are left
+    half = stats.t.ppf(0.975, df=1) * 0.5**0.5 * np.sqrt(2.0 * units / (units - 1.0))
+    assert fitted.interval(both).high == pytest.approx(2.0 + half)
     with pytest.raises(Exception, match="lower learning_rate"):
         fitted.summarise(np.array([1.0, np.nan, np.nan, 3.0])[:, None].repeat(2, axis=1))

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import koffline
+from koffline.config import EvaluationSettings
 from koffline.data.disk.writer import ShardWriter
 from koffline.errors import ConfigError, DataError, KofflineError
 from koffline.ope import working_log
-from koffline.ope.evaluation import estimate_all
+from koffline.ope.evaluation import estimate_all, open_workspace
+from koffline.ope.problem import prepare_problem
+from koffline.ope.residuals import RowReader
 from koffline.ope.stream_settings import StreamSettings, remove_saved
 from koffline.ope.working_log import hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -123,15 +126,22 @@ def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None
 
 
 def test_weights_of_another_mean_outside_the_sample(stored) -> None:
-    """Weights of rows of a sampled log are those of all rows, in whatever units its weights are."""
+    """The doubly robust sums of a sampled log are those of all its rows, in the units of the sample."""
     memory, _ = stored["discrete"]
     held = hold(memory, 150, seed=0).sample.units
-    weights = np.where(np.isin(memory.episode_ids, held), 0.1, 3.0)
-    log = memory.replace(weights=weights)
-    options = {"names": ("mwl", "drl"), "bounds": False, "sample_rows": 150}
-    found = estimate_all(log, TILTED, 0.9, **options, **QUICK)
-    for row in found.rows:
-        assert row.estimate.diagnostics["mass"] == pytest.approx(1.0, abs=0.5)  # of wrong units: 0.05 or 20
+    log = memory.replace(weights=np.where(np.isin(memory.episode_ids, held), 0.1, 3.0))
+    settings = EvaluationSettings(gamma=0.9, sample_rows=150, **QUICK)
+    with open_workspace(log, TILTED, settings) as workspace:
+        found, fitted = workspace.row_sums, workspace.fitted
+        generator = np.random.default_rng(0)  # nothing is drawn for discrete actions
+        rows = prepare_problem(log, workspace.policy, 0.9, 1, generator, like=workspace.problem)
+        values = RowReader.of(fitted, "kloss")(rows, np.arange(log.n_episodes)).values
+    mass = values.weights * (1.0 - rows.discounts)
+    assert found.diagnostics()["mass"] == pytest.approx(np.average(mass, weights=log.weights), rel=1e-9)
+    direct = np.average(values.starts, weights=log.weights[log.episode_starts])
+    delta = log.rewards + rows.discounts * values.later - values.now
+    expected = direct + np.average(values.weights * delta, weights=log.weights)
+    assert found.value == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_policy_that_fails_is_no_bad_shard(stored) -> None:
