@@ -125,8 +125,9 @@ def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None
         )
 
 
-def test_weights_of_another_mean_outside_the_sample(stored) -> None:
+def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None:
     """The doubly robust sums of a sampled log are those of all its rows, in the units of the sample."""
+    monkeypatch.setattr(working_log, "_MOST_ROWS", 60)  # several parts, of other mean weights
     memory, _ = stored["discrete"]
     held = hold(memory, 150, seed=0).sample.units
     log = memory.replace(weights=np.where(np.isin(memory.episode_ids, held), 0.1, 3.0))
