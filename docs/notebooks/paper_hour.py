@@ -97,22 +97,21 @@ for name in ("certain", "by chance"):
 # %% [markdown]
 # ## 4. The last layer has a closed form
 #
-# The loss is quadratic in weights that enter linearly, so Adam is not needed for them. `solve` minimises it exactly and
-# chooses bandwidth, ridge and features on rows it has not seen. This is what `koffline evaluate` does with the last layers
-# of its networks.
+# The loss is quadratic in weights that enter linearly, so Adam is not needed for them. The estimator `mql` minimises it
+# exactly over Q linear in random features. `koffline evaluate` does the same with the last layers of its networks.
 
 # %%
 import koffline
-from koffline.solvers import solve
 
-log = koffline.open_transitions("datasets/uniform/mountain_car.hdf5").select(
-    range(1000)
+log = koffline.open_transitions("datasets/cartpole.hdf5")
+estimate = koffline.evaluate(
+    log,
+    "datasets/cartpole_policy.npz",
+    gamma=0.98,
+    estimator="mql",
+    feature_source="random",
 )
-value = solve(log, gamma=0.98, feature_count=200)
-print(
-    value.values(log.observations[:3]),
-    f"ridge {value.ridge:g}, {value.degrees_of_freedom:.0f} weights decided",
-)
+print(estimate)
 
 # %% [markdown]
 # Which of the paper's sentences hold, and which do not, with intervals: [the claims](../reproduce/claims.html).

@@ -15,9 +15,9 @@ from d3rlpy.models.torch import (
     build_gaussian_distribution,
     build_squashed_gaussian_distribution,
 )
-from d3rlpy.torch_utility import TorchMiniBatch, hard_sync, soft_sync
+from d3rlpy.torch_utility import TorchMiniBatch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
@@ -49,8 +49,16 @@ class KLossSACImpl(KernelImpl):
         """Kernel loss and conservative loss from one pass through each critic."""
         both = torch.cat((batch.observations, batch.next_observations))
         actions, entropy = self._drawn(both)
-        values = self.q_values(torch.cat((batch.observations, both)), torch.cat((batch.actions, actions)))
-        value, drawn_value, next_value = values.chunk(3, dim=1)
+        slow = self._modules.slow_q_funcs
+        if slow is None:
+            values = self.q_values(torch.cat((batch.observations, both)), torch.cat((batch.actions, actions)))
+            value, drawn_value, next_value = values.chunk(3, dim=1)
+        else:
+            here, there = actions.chunk(2)
+            twice = torch.cat((batch.observations, batch.observations))
+            value, drawn_value = self.q_values(twice, torch.cat((batch.actions, here))).chunk(2, dim=1)
+            with torch.no_grad():
+                next_value = self.q_values(batch.next_observations, there, slow)
         residual = self.residual(batch, value, self.backed_up(next_value) - entropy.chunk(2)[1])
         return self.kernel_losses(batch, residual, weight * (drawn_value - value).mean(dim=1).sum())
 
@@ -98,7 +106,7 @@ class KLossSACImpl(KernelImpl):
 
 @dataclasses.dataclass()
 class KLossSACConfig(EntropyConfig):
-    """Config of KLossSAC; fields as in d3rlpy's SACConfig without the target network's `tau`.
+    """Config of KLossSAC; fields as in d3rlpy's SACConfig.
 
     conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
     can make its equation true by believing in whatever the actor does where the log has no such action; this
@@ -157,7 +165,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
 
 @dataclasses.dataclass()
 class KLossTD3PlusBCConfig(ActorCriticConfig):
-    """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig without the target network's `tau`."""
+    """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig."""
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
     target_smoothing_sigma: float = 0.2
@@ -176,10 +184,9 @@ class KLossTD3PlusBC(KernelCriticAlgo):
 
 @dataclasses.dataclass(frozen=True)
 class KLossIQLModules(ActorModules):
-    """With the state value, which one optimiser trains together with the critics, and their slow copy."""
+    """With the state value, which one optimiser trains together with the critics."""
 
     value_func: ValueFunction
-    slow_q_funcs: nn.ModuleList
 
 
 class KLossIQLImpl(KernelImpl):
@@ -218,12 +225,6 @@ class KLossIQLImpl(KernelImpl):
         """The actor's Gaussian."""
         return build_gaussian_distribution(self._modules.policy(x))
 
-    def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
-        """Critic and value, actor, then the slow copy."""
-        metrics = super().inner_update(batch, grad_step)
-        soft_sync(self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau)
-        return metrics
-
     def _slow_values(self, batch: TorchMiniBatch) -> Float[Tensor, " row"]:
         """min over critics of the slow copy's Q(s, a), without gradient."""
         with torch.no_grad():
@@ -257,8 +258,6 @@ class KLossIQL(KernelCriticAlgo):
         bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
         actor = self.actor_parts(create_normal_policy, shape, size, **bounds)
         value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
-        q_funcs, slow_q_funcs = (self.make_q_funcs(shape, size) for _ in range(2))
-        hard_sync(slow_q_funcs, q_funcs)
-        optim, kernel = self.make_optimizer("critic_", q_funcs, value_func), self.make_kernel(shape, size)
-        values = {"value_func": value_func, "slow_q_funcs": slow_q_funcs}
-        return KLossIQLModules(**actor, q_funcs=q_funcs, critic_optim=optim, kernel=kernel, **values)
+        critic = self.critic_parts(shape, size)
+        critic["critic_optim"] = self.make_optimizer("critic_", critic["q_funcs"], value_func)
+        return KLossIQLModules(**actor, **critic, value_func=value_func)

@@ -68,7 +68,7 @@ class KLossDQNImpl(KernelImpl):
 
 @dataclasses.dataclass()
 class KLossDQNConfig(CriticConfig):
-    """Config of KLossDQN: discrete control without a target network.
+    """Config of KLossDQN: discrete control.
 
     temperature: 0 is the maximum, Bellman's own equation; above, the soft (entropy-regularised) one with that
         coefficient of the entropy, in units of reward as the critic sees it. With a hard maximum the gradient
@@ -135,7 +135,7 @@ class KLossDiscreteSACImpl(KernelImpl):
 
 @dataclasses.dataclass()
 class KLossDiscreteSACConfig(EntropyConfig):
-    """Config of KLossDiscreteSAC; fields as in d3rlpy's DiscreteSACConfig without the target network's."""
+    """Config of KLossDiscreteSAC; fields as in d3rlpy's DiscreteSACConfig."""
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
 

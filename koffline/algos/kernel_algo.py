@@ -14,7 +14,7 @@ from d3rlpy.constants import ActionSpace
 from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
 from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function, create_parameter
 from d3rlpy.optimizers import OptimizerWrapper
-from d3rlpy.torch_utility import convert_to_torch
+from d3rlpy.torch_utility import convert_to_torch, hard_sync
 from torch import nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
@@ -135,10 +135,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
-        """Q networks, their optimiser and the kernel. prefix: of the options' names."""
-        q_funcs = self.make_q_funcs(shape, size, prefix)
+        """Q networks, their slow copy, optimiser and the kernel. prefix: of the options' names."""
+        q_funcs, slow = self.make_q_funcs(shape, size, prefix), None
+        if self._config.tau > 0.0:
+            slow = self.make_q_funcs(shape, size, prefix)
+            hard_sync(slow, q_funcs)
         optim, kernel = self.make_optimizer(prefix, q_funcs), self.make_kernel(shape, size)
-        return {"q_funcs": q_funcs, "critic_optim": optim, "kernel": kernel}
+        return {"q_funcs": q_funcs, "slow_q_funcs": slow, "critic_optim": optim, "kernel": kernel}
 
     def actor_parts(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> dict[str, Any]:
         """A policy out of d3rlpy's function that creates it, and its optimiser."""

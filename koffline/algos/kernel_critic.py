@@ -14,7 +14,7 @@ import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
 from d3rlpy.models.torch import Parameter, Policy, get_parameter
 from d3rlpy.optimizers import OptimizerWrapper
-from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch
+from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -26,11 +26,12 @@ Losses = dict[str, Tensor]  # scalars by the names in a run's logs; the first on
 
 @dataclasses.dataclass(frozen=True)
 class KernelCriticModules(Modules):
-    """What is saved: Q functions, their optimiser, and the kernel with what it learned from the log."""
+    """What is saved: critics, their slow copy if any, their optimiser, the kernel with what it learned."""
 
     q_funcs: nn.ModuleList
     critic_optim: OptimizerWrapper
     kernel: KernelBellmanLoss
+    slow_q_funcs: Optional[nn.ModuleList] = dataclasses.field(default=None, kw_only=True)  # noqa: UP045
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +81,8 @@ class KernelImpl(QLearningAlgoImplBase):
         self._config = config
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
-        if self.is_captured and config.compile_graph and "cuda" in device:
+        self._before: list[Tensor] = []
+        if self.is_captured and config.compile_graph and not config.memory and "cuda" in device:
             self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
@@ -108,9 +110,25 @@ class KernelImpl(QLearningAlgoImplBase):
 
     def update_critic(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the critics."""
+        if self._config.memory:
+            self._look_back(batch)
         losses = self._critic_grad(batch)
         self._modules.critic_optim.step()
         return {name: float(loss.detach()) for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def _look_back(self, batch: TorchMiniBatch) -> None:
+        """Show the kernel this mini-batch's residuals as they were before the last step; keep what is now."""
+        kernel, slow = self._modules.kernel, self._modules.slow_q_funcs
+        parameters = [*self._modules.q_funcs.parameters(), *(() if slow is None else slow.parameters())]
+        present = [parameter.detach().clone() for parameter in parameters]
+        if kernel.remembers:
+            devices = [self._device] if "cuda" in self._device else []
+            with kernel.looking_back(), torch.random.fork_rng(devices):  # the same actions are drawn again
+                _put(parameters, self._before)
+                self.compute_critic_loss(batch)
+                _put(parameters, present)
+        self._before = present
 
     def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the actor; the critics are in inference mode, as d3rlpy has it."""
@@ -120,8 +138,10 @@ class KernelImpl(QLearningAlgoImplBase):
         return {name: float(loss.detach()) for name, loss in losses.items()}
 
     def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
-        """Critic, then actor, at every `update_actor_interval`-th step where there is such an option."""
+        """Critic and slow copy, then the actor, at every `update_actor_interval`-th step if there is one."""
         metrics = self.update_critic(batch)
+        if self._modules.slow_q_funcs is not None:
+            soft_sync(self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau)
         interval = getattr(self._config, "update_actor_interval", 1)
         if isinstance(self._modules, ActorModules) and grad_step % interval == 0:
             metrics.update(self.update_actor(batch))
@@ -139,7 +159,11 @@ class KernelImpl(QLearningAlgoImplBase):
     def values_of_both(
         self, batch: TorchMiniBatch, next_actions: Tensor | None = None
     ) -> tuple[Float[Tensor, "critic row *action"], Float[Tensor, "critic row *action"]]:
-        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), from one pass through each network over both."""
+        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy where there is one."""
+        if (slow := self._modules.slow_q_funcs) is not None:
+            with torch.no_grad():
+                there = self.q_values(batch.next_observations, next_actions, slow)
+            return self.q_values(batch.observations, None if next_actions is None else batch.actions), there
         both = torch.cat((batch.observations, batch.next_observations))
         acted = None if next_actions is None else torch.cat((batch.actions, next_actions))
         here, there = self.q_values(both, acted).chunk(2, dim=1)
@@ -178,7 +202,7 @@ class KernelImpl(QLearningAlgoImplBase):
     def start_at(self, value: float) -> None:
         """Add a constant to the outputs of all value functions and of their copies."""
         for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
-            functions = getattr(self._modules, name, nn.ModuleList())
+            functions = getattr(self._modules, name, None) or nn.ModuleList()
             made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
             for function in made:
                 function._fc.bias.data.add_(value)
@@ -216,6 +240,11 @@ class KernelImpl(QLearningAlgoImplBase):
     def policy(self) -> Any:
         """The actor."""
         return self._modules.policy
+
+
+def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
 
 
 def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:

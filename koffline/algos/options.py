@@ -24,13 +24,17 @@ _Algo = TypeVar("_Algo", bound=type)
 
 @dataclasses.dataclass()
 class KernelCriticConfig(LearnableConfig):
-    """Options of a critic that minimises the kernel Bellman loss; there is no target network.
+    """Options of a critic that minimises the kernel Bellman loss.
 
     kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a).
     bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
         rows (the sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed
         before the first gradient step and saved with the model.
-    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic.
+    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
+        0.003 with a memory.
+    memory: 0, or the share that a step keeps of what earlier mini-batches say of E ψδ (0.97: of some thirty);
+        U is then a product of that and the mini-batch (`koffline.memory_loss.MemoryLoss`). For a gaussian or
+        laplacian kernel; one pass more through the critics. A loaded model remembers anew.
     action_kernel: joint (actions are columns of the row, one-hot where discrete), indicator (rows with
         different discrete actions do not meet), or none (a kernel of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
@@ -39,6 +43,8 @@ class KernelCriticConfig(LearnableConfig):
         over the mean of 1 − discount, about what the log's own policy is worth. Shifts of all values are what
         gradient descent on residuals learns last (their curvature is (1 − gamma)²), and a critic that starts
         far above its rewards flatters its actor meanwhile.
+    tau: 0, the paper's: s' is valued by the critics themselves, with gradient. Above, by a slow copy that
+        follows them by this share per step, without: the kernel loss of fitted Q iteration.
     backup: what an ensemble backs up: the minimum over critics, their mean, or each critic its own value.
     """
 
@@ -48,10 +54,12 @@ class KernelCriticConfig(LearnableConfig):
     kernel: str = "laplacian"
     bandwidth: Any = "0.5 median"
     diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
+    memory: float = 0.0
     action_kernel: str = "joint"
     standardise: bool = True
     normalise: bool = True
     initial_value: Any = "mean"
+    tau: float = 0.0
     backup: str = "own"
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
@@ -151,6 +159,7 @@ _RULES: dict[str, Any] = {
     "bandwidth": Annotated[Any, AfterValidator(_bandwidth)],
     "initial_value": Annotated[Any, AfterValidator(_start)],
     "diag_weight": _SHARE | None,
+    "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
     "critic": Literal["kloss", "fvi", "td0", "rg"],
@@ -191,6 +200,14 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
         "MeanQFunctionFactory (type 'mean')": q_function != "mean",
         "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
             config.action_kernel == "indicator" and not is_discrete
+        ),
+        f"memory is {config.memory:g} and kernel '{config.kernel}', which has no random features; use "
+        "gaussian or laplacian": config.memory > 0.0 and config.kernel not in ("gaussian", "laplacian"),
+        "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
+            config.tau > 0.0 and hasattr(config, "target_decay")
+        ),
+        "tau is 0, but the state value and the actor look at the slow copy that it moves; raise it": (
+            config.tau == 0.0 and hasattr(config, "expectile")
         ),
         "action_scaler is set, but the actions are discrete; leave it out": (
             is_discrete and config.action_scaler is not None

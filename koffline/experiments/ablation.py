@@ -4,10 +4,14 @@ Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient),
 output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
 and the pole's reward. Three seeds, two learning rates, half the epochs of the figures. The figure has a panel
 per group and world, with errors as shares of the variance of V.
+
+The experiment `memory` compares the remembered kernel loss with that of mini-batches, at the usual and at
+four times the noise of transitions.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +29,7 @@ from koffline.experiments.evaluation import rows_of
 from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
+from koffline.memory_loss import MemoryLoss
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
@@ -35,7 +40,7 @@ _KERNELS: dict[str, Kernel] = {
 }
 MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
 NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
-_RATES, _SEEDS = (0.003, 0.001), 3
+_RATES, _SEEDS, _MEMORY_SEEDS = (0.003, 0.001), 3, 10
 _TITLES = {
     "statistic": "weight of the diagonal",
     "offset": "output offset",
@@ -57,7 +62,7 @@ class Variant:
 
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
-    variants = ablation_variants(run.scale)
+    variants = list(memory_variants(run.scale)) if run.name == "memory" else ablation_variants(run.scale)
     finished = run.train([variant.cell for variant in variants])
     rows = (
         row
@@ -126,6 +131,29 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
             yield "reward", f"{reward} fvi", Cell(paid, "fvi", objectives.FittedIteration(), training)
 
 
+def memory_variants(scale: Scale) -> Iterator[Variant]:
+    """All cells of the experiment `memory`: a group for each noise."""
+    kernel = Laplacian(BASE_BANDWIDTH)
+    compared: dict[str, tuple[str, objectives.Objective | DualObjective]] = {
+        "mini-batch": ("kloss", objectives.KernelLoss(kernel)),
+        "memory 0.9": ("kloss", MemoryLoss(kernel, 0.9)),
+        "memory 0.97": ("kloss", MemoryLoss(kernel, 0.97)),
+        "memory 0.97, no diagonal": ("kloss", MemoryLoss(kernel, 0.97, 0.0)),
+        "fvi": ("fvi", objectives.FittedIteration()),
+        "rg": ("rg", objectives.ResidualGradient()),
+    }
+    for world, factor in itertools.product(WORLDS, (1.0, 4.0)):
+        whole, problem = (
+            scale.training(world),
+            replace(scale.problem(world), truth_repeats=20 if scale.quick else 50),
+        )
+        seeds = whole.seeds if scale.quick else _MEMORY_SEEDS
+        training = replace(whole, learning_rates=_RATES, seeds=seeds, epochs=max(1, whole.epochs // 2))
+        noisy = problem if factor == 1.0 else replace(problem, noise=factor * make_world(world).noise)
+        for name, (method, objective) in compared.items():
+            yield Variant(f"noise {factor:g}x", f"{name} {method}", Cell(noisy, method, objective, training))
+
+
 def draw_ablation(results: Results, curves: Curves) -> Figure:
     """Small multiples: groups down, worlds across; against Monte Carlo at the best learning rate."""
     rows = results.select(truth="monte_carlo", best_by_truth=True)
@@ -177,14 +205,17 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
 
 def ablation_tables(results: Results) -> Iterator[str]:
     """Variants down, worlds across: error as a share of the variance of V, best learning rate of each."""
-    yield (
-        "Half the epochs of the figures, two learning rates, three seeds: compare within a table. "
-        "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
+    seeds, is_memory = max(row.seeds for row in results.rows), results.name == "memory"
+    yield f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare within a table. " + (
+        "Without a diagonal: w is 0, else 0.003 (`koffline.memory_loss.MemoryLoss`); a mini-batch has 1/150."
+        if is_memory
+        else "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
         "the figures keep the paper's kernel."
     )
     for group, rows in grouped(results.rows, "group").items():
         best = [row for row in rows if row.truth == "monte_carlo" and row.best_by_truth]
-        worlds, several = list(grouped(rows, "world")), len(grouped(rows, "method")) > 1
+        worlds, names = list(grouped(rows, "world")), grouped(rows, "variant_name")
+        several = len(grouped(rows, "variant_name", "method")) > len(names)
         found, lines = grouped(best, "variant_name", "method", "world"), []
         for name, method in grouped(best, "variant_name", "method"):
             line = [f"{name}, {style.LABELS[method]}" if several else name]

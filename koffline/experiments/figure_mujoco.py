@@ -1,4 +1,4 @@
-"""figure-mujoco: run what is missing of it, and show Trust-PCL with four critics in six environments.
+"""figure-mujoco: run what is missing of it, and show Trust-PCL with five critics in six environments.
 
 First page: the mean action's returns against environment steps; second: the sampled policy's; third: the
 paper's own grid and learner. Claims are judged by 95 % intervals. (Feng et al. 2019, fig:mujoco_bench,
@@ -7,6 +7,7 @@ fig:more_bench)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from koffline.experiments import mujoco_plan as plan
 from koffline.experiments import style
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_table
-from koffline.experiments.mujoco_cells import Group, Learned, MujocoResult, joined, row_of
+from koffline.experiments.mujoco_cells import Group, Learned, Place, joined, row_of
 from koffline.experiments.results import (
     FAILS,
     HOLDS,
@@ -37,11 +38,12 @@ _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum":
 _WHERE = "Section 5.3, fig:mujoco_bench"
 _DOUBLE_SAMPLING = "Sections 2 and 3 (double sampling), inside Trust-PCL"
 _SENTENCES = {
-    "final": "K-loss learns a better policy than",
-    "area": "K-loss learns with fewer data than",
+    "final": "learns a better policy than",
+    "area": "learns with fewer data than",
 }
 _GRIDS = {"final": "equal settings or grid for all", "paper": "the paper's grid and learner"}
-_RIVALS = tuple(critic for critic in plan.CRITICS if critic != "kloss")
+_OURS = ("kloss", "memory")
+_RIVALS = ("td0", "fvi", "rg")
 _PARTS = {
     "final": "Each critic at its best setting of the same grid",
     "paper": "The paper's learner, each critic at its best setting of the paper's grid",
@@ -78,16 +80,16 @@ def finished_parts(request: plan.MujocoRequest, folder: Any) -> tuple[dict[str, 
     searched, missing = plan.whole_parts(request, folder, plan.SEARCHED, {})
     choices, searches = plan.choose_settings(searched)
     finished, also_missing = plan.whole_parts(request, folder, plan.SEARCHES, choices)
-    found: dict[Group, list[tuple[MujocoResult, int]]] = {}
+    found: dict[Group, list[Place]] = {}
     for cell, result in finished:
-        for place, critic in enumerate(result.critics):
-            group = Group(cell.part, cell.environment, cell.noise, critic)
-            found.setdefault(group, []).append((result, place))
+        for row, run in enumerate(cell.runs):
+            group = Group(cell.part, cell.environment, cell.noise, run.config.critic)
+            found.setdefault(group, []).append((run, result, row))
     learned = {group: joined(runs) for group, runs in found.items()}
-    results = [result for _, result in (*finished, *searched)]
+    played = [(len(cell.runs), int(result.steps[-1])) for cell, result in (*finished, *searched)]
     extra = {
-        "environment_steps": sum(int(result.steps[-1]) * len(result.seeds) for result in results),
-        "runs": sum(len(result.seeds) for result in results),
+        "environment_steps": sum(runs * steps for runs, steps in played),
+        "runs": sum(runs for runs, _ in played),
         "not_run": [*missing, *also_missing],
     }
     rows = (row_of(g, learned[g], plan.BUDGETS[g.environment].threshold) for g in sorted(learned, key=_place))
@@ -118,28 +120,29 @@ def _place(group: Group) -> tuple[str, int, float, int]:
 
 def mujoco_claims(learned: Runs) -> Iterator[Claim]:
     """Everything that the finished runs can say, rival by rival."""
-    ours = [group for group in sorted(learned, key=_place) if group.critic == "kloss"]
-    for part in _GRIDS:
+    for critic, part in itertools.product(_OURS, _GRIDS):
+        ours = [
+            group for group in sorted(learned, key=_place) if (group.critic, group.part) == (critic, part)
+        ]
         found = [
             claim
             for group in ours
-            if group.part == part
             for rival in _RIVALS
             for score in _SENTENCES
             for claim in _compared(learned, group, rival, score)
         ]
         if found:
-            yield _consistently(found, _GRIDS[part])
+            yield _consistently(found, style.LABELS[critic], _GRIDS[part])
             yield from found
     # Double sampling biases the residual gradient where transitions are random, and not the K-loss.
-    for group in ours:
-        if group.part == "noise":
+    for group in sorted(learned, key=_place):
+        if group.part == "noise" and group.critic in _OURS:
             for rival in _RIVALS:
                 yield from _compared(learned, group, rival, "final")
 
 
 def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[Claim]:
-    """K-loss beside a rival by one score; nothing where the rival has not been run."""
+    """A kernel loss beside a rival by one score; nothing where the rival has not been run."""
     ours, theirs = learned[group], learned.get(group._replace(critic=rival))
     if theirs is None:
         return
@@ -147,23 +150,24 @@ def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[C
         difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
         for curve in ("returns", "sampled")
     )
-    sentence, where = f"{_SENTENCES[score]} {style.LABELS[rival]}", _WHERE
+    own, other = style.LABELS[group.critic], style.LABELS[rival]
+    sentence, where = f"{own} {_SENTENCES[score]} {other}", _WHERE
     world, grid = group.environment, f" ({_GRIDS.get(group.part)})"
     if group.part == "noise":
         sentence, where = f"{sentence} where transitions are random", _DOUBLE_SAMPLING
         world, grid = f"{world}, noise {group.noise:g}", ""
     words = "final return" if score == "final" else "area under the curve"
-    measured = f"{words}, K-loss − {style.LABELS[rival]}, IQM of {len(ours.returns)} seeds{grid}"
+    measured = f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}"
     reason = f"by the sampled policy: {sampled} ({sampled.verdict(0.0)})"
     yield Claim(sentence, where, world, measured, *greedy, greedy.verdict(0.0), reason)
 
 
-def _consistently(found: Sequence[Claim], grid: str) -> Claim:
+def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
     """One that goes the other way refutes it, one that is undecided leaves it open."""
     holds, fails = (sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS))
     environments = len({claim.world for claim in found})
     return Claim(
-        "K-loss consistently outperforms all the other methods, learning better policy with fewer data",
+        f"{name} consistently outperforms all the other methods, learning better policy with fewer data",
         _WHERE, "MuJoCo", f"comparisons of {len(found)} that hold ({environments} environments, {grid})",
         float(holds), None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
         f"{fails} go the other way",

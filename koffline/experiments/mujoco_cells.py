@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.checkpoints import Saved, newest, save
-from koffline.experiments.results import ReturnRow, reading_result, write_arrays
+from koffline.experiments.results import ReturnRow, is_archive, reading_result, write_arrays
 from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
 from koffline.jobs import Job
@@ -33,11 +32,10 @@ from koffline.untrusted.arrays import read_arrays
 FORMAT = 1  # of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
 _RETURNS = {"returns": "mean_return", "lengths": "length", "sampled": "sampled_return"}
-_TEXTS = ("critics", "configs")
 # They change how a run is written down, not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
-_SHORT = {"window_length": "d", "learning_rate": "lr", "max_divergence": "ε"}
-_NOT_SETTINGS = ("environment", "environment_options", "critic", "steps", "reward_scale")
+_SHORT = {"window_length": "d", "learning_rate": "lr", "kl_coef": "τ"}
+_NOT_SETTINGS = ("env", "env_options", "critic", "steps", "reward_scale")
 
 
 @dataclass(frozen=True)
@@ -51,15 +49,8 @@ class MujocoCell:
 
     @property
     def name(self) -> str:
-        """Short and unique: part, environment and a digest of all settings that are not the default.
-
-        So a new setting of the learner does not change the names of finished cells.
-        """
-        usual = _default()
-        stated = [
-            (sorted((k, v) for k, v in _learned_by(run.config).items() if v != usual[k]), run.seed)
-            for run in self.runs
-        ]
+        """Short and unique: part, environment and a digest of all settings."""
+        stated = [(_learned_by(run.config), run.seed) for run in self.runs]
         digest = hashlib.sha256(repr((FORMAT, self.part, self.noise, stated)).encode()).hexdigest()[:12]
         return f"mujoco-{self.part}-{self.environment}-{digest}"
 
@@ -76,7 +67,7 @@ class MujocoCell:
 
     def job(self, folder: Path) -> Job:
         """What learns it."""
-        return Job(self.label, write_mujoco, (self,), self.path(folder), partial(is_result, self))
+        return Job(self.label, write_mujoco, (self,), self.path(folder), is_archive)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +83,7 @@ class MujocoResult:
     returns: Float[np.ndarray, "run time"]
     lengths: Float[np.ndarray, "run time"]
     sampled: Float[np.ndarray, "run time"]
-    critics: Sequence[str]
-    seeds: Int[np.ndarray, " run"]
     diverged_at: Int[np.ndarray, " run"]
-    configs: Sequence[Mapping[str, Any]]
 
 
 def _learned_by(config: OnlineConfig) -> dict[str, Any]:
@@ -104,46 +92,24 @@ def _learned_by(config: OnlineConfig) -> dict[str, Any]:
 
 @cache
 def _default() -> dict[str, Any]:
-    return _learned_by(OnlineConfig(environment="default"))  # the environment itself is always stated
-
-
-def is_result(cell: MujocoCell, path: Path) -> bool:
-    """Whether a whole result of the cell lies there; one of other defaults, or another's, is computed again.
-
-    Settings that the learner did not have yet when the file was written, or has no more, do not count.
-    """
-    try:
-        arrays = read_arrays(path, ("name", "configs"))
-        name, configs = str(arrays["name"]), json.loads(str(arrays["configs"]))
-    except Exception:  # numpy and zipfile raise many kinds; all mean that the file is not ours
-        return False
-    today = [_learned_by(run.config) for run in cell.runs]
-    return name == cell.name and all(
-        all(now.get(key) == value for key, value in then.items() if key in now)
-        for then, now in zip(configs, today, strict=True)
-    )
+    return _learned_by(OnlineConfig(env="default"))  # the environment itself is always stated
 
 
 def save_mujoco(path: Path, name: str, result: MujocoResult) -> None:
     """Write a result under the name of its cell."""
-    texts = {key: json.dumps(getattr(result, key), sort_keys=True) for key in _TEXTS}
-    write_arrays(path, {"name": name, **vars(result), **texts})
+    write_arrays(path, {"name": name, **vars(result)})
 
 
 def read_mujoco(path: Path) -> MujocoResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
     with reading_result(path):
-        arrays: Any = read_arrays(path)
-        arrays |= {key: json.loads(str(arrays[key])) for key in _TEXTS}
-        return MujocoResult(**{part.name: arrays[part.name] for part in fields(MujocoResult)})
+        return MujocoResult(**read_arrays(path, [part.name for part in fields(MujocoResult)]))
 
 
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
     """Learn all runs of a cell and write the result."""
     from koffline.online.lockstep import LockStep  # environments are needed only here
 
-    if path.exists():  # of other defaults than today's: hours of work are not thrown away
-        path.replace(path.with_suffix(".replaced.npz"))
     with threads(1), contextlib.closing(LockStep(cell.runs)) as stack:
         result = _learn(cell, stack, path)
     save_mujoco(path, cell.name, result)
@@ -181,10 +147,7 @@ def _learn(cell: MujocoCell, stack: Any, path: Path) -> MujocoResult:
     return MujocoResult(
         steps=np.asarray(steps),
         **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in _RETURNS},
-        critics=[run.config.critic for run in cell.runs],
-        seeds=np.asarray([run.seed for run in cell.runs]),
         diverged_at=np.asarray([diverged.get(place, -1) for place in range(len(cell.runs))]),
-        configs=[_learned_by(run.config) for run in cell.runs],
     )
 
 
@@ -213,18 +176,21 @@ class Learned:
         return scores_of(self.steps, getattr(self, curve), threshold)
 
 
-def joined(runs: Sequence[tuple[MujocoResult, int]]) -> Learned:
-    """Runs, as rows of results, together."""
-    first, place = runs[0]
+Place = tuple[OnlineRun, MujocoResult, int]  # a run, and its row in a result
+
+
+def joined(runs: Sequence[Place]) -> Learned:
+    """Runs together."""
+    run, first, _ = runs[0]
     returns, sampled, lengths = (
-        np.stack([getattr(result, name)[row] for result, row in runs])
+        np.stack([getattr(result, name)[row] for _, result, row in runs])
         for name in ("returns", "sampled", "lengths")
     )
     for curve in sampled:  # NaN where no training episode had ended yet becomes the run's first number
         good = np.flatnonzero(np.isfinite(curve))
         curve[~np.isfinite(curve)] = curve[good[0]] if len(good) else 0.0
-    diverged = sum(int(result.diverged_at[row] >= 0) for result, row in runs)
-    return Learned(setting_words(first.configs[place]), first.steps, returns, sampled, lengths, diverged)
+    diverged = sum(int(result.diverged_at[row] >= 0) for _, result, row in runs)
+    return Learned(setting_words(_learned_by(run.config)), first.steps, returns, sampled, lengths, diverged)
 
 
 def setting_words(config: Mapping[str, Any]) -> str:

@@ -44,6 +44,7 @@ EXPERIMENTS = {
     "figure-puddle": Experiment(collect_evaluation, draw_puddle, evaluation_tables),
     "figure-bench": Experiment(collect_evaluation, draw_bench, evaluation_tables),
     "ablation": Experiment(collect_ablation, draw_ablation, ablation_tables),
+    "memory": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "figure-mujoco": Experiment(
         collect_mujoco,
         draw_mujoco,

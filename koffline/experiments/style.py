@@ -23,12 +23,13 @@ from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
-LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 METHODS = tuple(LABELS)  # the order in which they stand
+LABELS["memory"] = "K-loss with memory"
+LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
-_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00")
-COLOURS = dict(zip(METHODS, _PALETTE, strict=True))
-MARKERS = dict(zip(METHODS, "v^sDPo", strict=True))
+_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F")
+COLOURS = dict(zip(LABELS, _PALETTE, strict=True))
+MARKERS = dict(zip(LABELS, "v^sDPo*", strict=True))
 WORLD_NAMES = {"puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"}
 LONG_NAMES = {
     "chain": "Chain of Tsitsiklis and Van Roy",

@@ -6,10 +6,9 @@ The coefficient of divergence is the one that the last episodes' returns call fo
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous
 from koffline.envs.make import Copies
-from koffline.online.config import OnlineConfig
+from koffline.online.config import WINDOW, OnlineConfig
 from koffline.online.networks import Shape
 from koffline.online.paths import Paths
 
@@ -28,7 +27,6 @@ LARGEST = 1000.0
 _AT_ONCE = (5, 5, 4)  # 14 halvings, by looks at 31, 31 and 15 points
 FEWEST_EPISODES = 8
 BEFORE = 500.0  # up to so many episodes
-WINDOW = 20  # episodes looked at
 SMOOTHING = 0.99
 
 
@@ -48,6 +46,15 @@ class Collected:
     paths: Paths
     observations: np.ndarray
 
+    def by_run(self, count: int) -> Paths:
+        """(K, B, …), B the most paths of a run; others are filled up with paths of no steps."""
+        counts = np.bincount(self.runs, minlength=count)
+        place = np.arange(counts.max())
+        order, first = np.argsort(self.runs, kind="stable"), np.cumsum(counts) - counts
+        index = order[np.minimum(first[:, None] + place, (first + counts - 1)[:, None])]
+        found = self.paths.flat_rows(index, leading=1)
+        return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
+
 
 class Collector:
     """K · E copies, run by run; seeds of episodes and noise come from each run's own generators.
@@ -63,12 +70,11 @@ class Collector:
         config: OnlineConfig,
     ) -> None:
         self._copies, self._shape, self._generators = copies, shape, generators
-        self._each, self._path_length = config.n_environments, config.path_length
+        self._each, self._path_length = config.num_envs, config.path_length
         self._steps = config.steps_per_iteration // self._each
         n = self._n = self._each * len(generators)
         self.recent: list[deque[Finished]] = [deque(maxlen=WINDOW) for _ in generators]
         self.since: list[list[Finished]] = [[] for _ in generators]  # since the last evaluation
-        self.seconds = {"environment": 0.0, "acting": 0.0}
         self._seeds, self._pending = self._draw_seeds(), self._draw_seeds()
         self._observations = vectors(copies.reset(self._seeds))
         self._totals, self._lengths, self._episodes = np.zeros(n), np.zeros(n, int), np.zeros(n, int)
@@ -83,15 +89,11 @@ class Collector:
         noise = self._noise()
         rows = []
         for step in range(self._steps):
-            started = time.perf_counter()
             drawn = act(self._observations.reshape(-1, self._each, d), noise[:, step])
             actions = drawn.reshape(n, *drawn.shape[2:])
             executed = clip_actions(actions, self._shape.action_space)
-            between = time.perf_counter()
             before = self._observations, actions, self._episodes.copy(), self._lengths.copy()
             rows.append((*before, *self._play(executed)))
-            self.seconds["acting"] += between - started
-            self.seconds["environment"] += time.perf_counter() - between
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def take_changed(self) -> np.ndarray:
@@ -242,8 +244,7 @@ def solve_coefficients(
 ) -> Float[np.ndarray, " run"]:
     """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
 
-    returns: of each run's last episodes; allowed: max_divergence times their mean length. Up to 8 episodes
-    say too little: 500.
+    returns: of each run's last episodes; allowed: nats. Up to 8 episodes say too little: 500.
     """
     if returns.shape[1] <= FEWEST_EPISODES:
         return np.full(len(returns), BEFORE)
@@ -258,24 +259,34 @@ def solve_coefficients(
 
 
 class TrustRegion:
-    """Each run's coefficient of divergence, which moves slowly to what its last episodes call for."""
+    """Each run's coefficient of divergence, which moves slowly to what its last episodes call for.
+
+    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): whether more divergence is allowed than
+    weighted episodes can have, the log of their number; the coefficient then falls to kl_coef.
+    """
 
     def __init__(self, configs: Sequence[OnlineConfig]) -> None:
-        self.kl_coef = np.array([c.kl_coef_initial for c in configs])
-        self.wanted = np.full(len(configs), BEFORE)
+        self._is_on = np.array([c.max_divergence is not None for c in configs])
+        self._least = np.array([c.kl_coef for c in configs])
+        self.kl_coef = np.where(self._is_on, [c.kl_coef_initial for c in configs], self._least)
+        self.wanted = np.where(self._is_on, BEFORE, self._least)
+        self.is_inert = np.zeros(len(configs), dtype=bool)
         self._reward_scale = np.array([c.reward_scale for c in configs])
-        self._max_divergence = np.array([c.max_divergence for c in configs])
-        self._least = np.array([c.kl_coef_min for c in configs])
+        self._max_divergence = np.array([c.max_divergence or 0.0 for c in configs])
+        self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
 
     def update(self, recent: Sequence[Sequence[Finished]], changed: np.ndarray) -> None:
         """One iteration. recent: each run's last episodes; changed: the runs (K,) that finished one in it."""
         by_count: dict[int, list[int]] = {}
-        for run in np.flatnonzero(changed).tolist():
+        for run in np.flatnonzero(changed & self._is_on).tolist():
             by_count.setdefault(len(recent[run]), []).append(run)
         for runs in by_count.values():
             episodes = [recent[run] for run in runs]
             returns = np.array([[episode.total for episode in each] for each in episodes], dtype=float)
             lengths = np.array([[episode.length for episode in each] for each in episodes], dtype=float)
-            allowed = self._max_divergence[runs] * lengths.mean(axis=1)
+            length = np.where(self._is_per_step[runs], lengths.mean(axis=1), 1.0)
+            allowed = self._max_divergence[runs] * length
+            self.is_inert[runs] = allowed >= np.log(returns.shape[1])
             self.wanted[runs] = solve_coefficients(returns * self._reward_scale[runs][:, None], allowed)
-        self.kl_coef = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)
+        moved = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)
+        self.kl_coef = np.where(self._is_on, moved, self._least)

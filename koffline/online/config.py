@@ -1,6 +1,6 @@
 """Every setting of online Trust-PCL, with its default, in one flat record, read from YAML and ``key=value``.
 
-Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (set by the trust region from
+Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (which a trust region sets from
 ``max_divergence``), ``diag_weight`` the mixture of U and V, ``target_decay`` the smoothing of the copies.
 """
 
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from koffline.config import Section, describe_error, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError
 
-Critic = Literal["kloss", "fvi", "td0", "rg"]
+Critic = Literal["kloss", "fvi", "td0", "rg", "memory"]
 CRITICS: tuple[Critic, ...] = get_args(Critic)
+WINDOW = 20  # episodes that the trust region looks at
 Count = Annotated[int, Field(ge=1)]
 Size = Annotated[int, Field(ge=1, le=100_000)]  # a slip of the hand must not ask for all the memory there is
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -28,32 +30,38 @@ Scale = Annotated[float, Field(ge=1e-12, le=1e12)]
 class OnlineConfig(Section):
     """One run's settings. Raises ConfigError for a value out of range.
 
-    environment: its Gymnasium name, the one setting that is needed. environment_options: what
-    ``gymnasium.make`` gets besides the name. n_environments: copies a run plays in. steps: environment
-    steps of a run. critic: kloss, fvi, td0 or rg. gamma: the discount factor. window_length: the paper's
-    d, steps of the window whose residual is learned from; it lies within one path. path_length: longest
+    env: its Gymnasium name, the one setting that is needed. env_options: what ``gymnasium.make`` gets
+    besides the name. num_envs: copies a run plays in. steps: environment steps of a run. critic: kloss,
+    fvi, td0, rg, or memory, the kernel loss whose first factor is remembered from earlier mini-batches.
+    memory: the share of it that a step keeps. gamma: the discount factor. window_length: the paper's d,
+    steps of the window whose residual is learned from; it lies within one path. path_length: longest
     sub-episode of the replay, in steps. steps_per_iteration: environment steps between two gradient
     steps. batch_size: paths of a mini-batch. windows_per_path: drawn uniformly from each sampled path; 0
-    takes all. capacity: sub-episodes that are kept, null keeps all. recency: sub-episodes are drawn with
-    probability ∝ exp(−recency · age in insertions). learning_starts: sub-episodes before the first
-    gradient step. learning_rate: Adam's. adam_epsilon: Adam's. max_grad_norm: gradients longer than this
-    are shortened to it. target_decay: of the slow copies of policy and value, per gradient step.
-    entropy_coef: the paper's λ at the start. entropy_decay: the factor of entropy_coef per 2500
-    iterations; unset keeps it. max_divergence: the trust region, divergence per step between old and new
-    policy. kl_coef_initial: the paper's τ until enough episodes have ended. kl_coef_min: τ is never
-    smaller. clip_adv: the residual is cut to ± this in the policy's gradient; 0 never. diag_weight: of
-    the kernel loss, unset is 1/m. bandwidth_scale: times the mini-batch's median distance. kernel_inputs:
-    state or state_action. standardise: inputs by each run's running mean and deviation. reward_scale:
-    multiplies what is learned from, never what is reported. hidden: units of the hidden layers.
-    evaluation_interval: environment steps between two evaluations. evaluation_episodes: episodes of the
-    mean action in each. evaluation_seed: of their starts. evaluation_limit: steps after which an episode
-    of an evaluation is cut, for environments without a time limit. checkpoint_interval: environment steps
-    between two checkpoints. keep_checkpoints: how many are kept.
+    takes all. streaming: each gradient step learns from the steps just played, nothing is kept;
+    batch_size, windows_per_path (all are), capacity, recency and learning_starts then say nothing.
+    capacity: sub-episodes that are kept. recency: sub-episodes are drawn with probability ∝ exp(−recency
+    · age in insertions). learning_starts: sub-episodes before the first gradient step. learning_rate:
+    Adam's. adam_epsilon: Adam's. max_grad_norm: gradients longer than this are shortened to it.
+    target_decay: of the slow copies of policy and value, per gradient step. entropy_coef: the paper's λ
+    at the start. entropy_decay: the factor of entropy_coef per 2500 iterations; unset keeps it. kl_coef:
+    the paper's τ. max_divergence: a trust region, by which τ is never less than kl_coef and so large that
+    the last 20 episodes, weighted by exp(return / τ), diverge from equal weights by this many nats;
+    unset, τ stays as it is. divergence_per: whether that is for an episode or, times the mean length of
+    the episodes, for a step, as in the released Trust-PCL. kl_coef_initial: τ of a trust region until
+    enough episodes have ended. clip_adv: the residual is cut to ± this in the policy's gradient; 0 never.
+    diag_weight: of the kernel loss, unset is 1/m. bandwidth_scale: times the mini-batch's median
+    distance; with the critic memory, times the root mean squared distance. kernel_inputs: state or
+    state_action. standardise: inputs by each run's running mean and deviation. reward_scale: multiplies
+    what is learned from, never what is reported. hidden: units of the hidden layers. evaluation_interval:
+    environment steps between two evaluations. evaluation_episodes: episodes of the mean action in each.
+    evaluation_seed: of their starts. evaluation_limit: steps after which an episode of an evaluation is
+    cut, for environments without a time limit. checkpoint_interval: environment steps between two
+    checkpoints. keep_checkpoints: how many are kept.
     """
 
-    environment: str = Field(min_length=1)
-    environment_options: dict[str, Any] = Field(default_factory=dict)
-    n_environments: Annotated[int, Field(ge=1, le=10_000)] = 1
+    env: str = Field(min_length=1)
+    env_options: dict[str, Any] = Field(default_factory=dict)
+    num_envs: Annotated[int, Field(ge=1, le=10_000)] = 1
     steps: Count = 200_000
     critic: Critic = "kloss"
     gamma: Share = 0.995
@@ -62,7 +70,8 @@ class OnlineConfig(Section):
     steps_per_iteration: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     batch_size: Size = 64
     windows_per_path: Annotated[int, Field(ge=0)] = 1
-    capacity: Annotated[int, Field(ge=1, le=10**9)] | None = 5000
+    streaming: bool = False
+    capacity: Annotated[int, Field(ge=1, le=10**9)] = 5000
     recency: Share = 0.001
     learning_starts: Count = 64
     learning_rate: Share = 3e-3
@@ -71,12 +80,14 @@ class OnlineConfig(Section):
     target_decay: Share = 0.99
     entropy_coef: Amount = 0.0
     entropy_decay: Share | None = None
-    max_divergence: Scale = 0.05
+    kl_coef: Amount = 1.0
+    max_divergence: Scale | None = None
+    divergence_per: Literal["episode", "step"] = "episode"
     kl_coef_initial: Amount = 500.0
-    kl_coef_min: Amount = 1.0
     clip_adv: Amount = 1.0
     diag_weight: Share | None = None
-    bandwidth_scale: Scale = 0.5
+    memory: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.97
+    bandwidth_scale: Scale = 1.0
     kernel_inputs: Literal["state", "state_action"] = "state"
     standardise: bool = True
     reward_scale: Scale = 1.0
@@ -88,21 +99,30 @@ class OnlineConfig(Section):
     checkpoint_interval: Count = 50_000
     keep_checkpoints: Count = 2
 
-    def __init__(self, environment: str | None = None, **settings: Any) -> None:
-        named = {} if environment is None else {"environment": environment}
+    def __init__(self, env: str | None = None, **settings: Any) -> None:
+        named = {} if env is None else {"env": env}
         try:
             super().__init__(**named, **settings)
         except ValidationError as error:
             raise describe_error(OnlineConfig, error) from None
-        if self.steps_per_iteration % self.n_environments:
+        if self.steps_per_iteration % self.num_envs:
             raise ConfigError(
-                f"steps_per_iteration {self.steps_per_iteration} is no multiple of n_environments "
-                f"{self.n_environments}; each environment takes the same number of steps"
+                f"steps_per_iteration {self.steps_per_iteration} is no multiple of num_envs "
+                f"{self.num_envs}; each environment takes the same number of steps"
             )
-        if self.critic == "kloss" and self.batch_size < 2:
-            raise ConfigError("batch_size is 1; the kernel loss compares pairs: give at least 2")
+        rows = "steps_per_iteration" if self.streaming else "batch_size"
+        if self.critic == "kloss" and getattr(self, rows) < 2:
+            raise ConfigError(f"{rows} is 1; the kernel loss compares pairs: give at least 2")
+        allowed = self.max_divergence
+        if allowed is not None and self.divergence_per == "episode" and allowed >= np.log(WINDOW):
+            raise ConfigError(
+                f"max_divergence is {allowed:g}; weights of {WINDOW} episodes diverge by less "
+                f"than {np.log(WINDOW):.2f} nats: give less, or divergence_per: step"
+            )
+        if self.critic == "memory" and not self.standardise:
+            raise ConfigError("critic is memory, standardise is false; its kernel needs standardised inputs")
         least = max(self.learning_starts, self.batch_size)
-        if self.capacity is not None and self.capacity < least:
+        if self.capacity < least:
             raise ConfigError(f"capacity is {self.capacity}; give at least {least}, from which it learns")
 
     def with_changes(self, **changes: Any) -> OnlineConfig:
@@ -121,7 +141,7 @@ class OnlineRun:
 def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str] = ()) -> OnlineConfig:
     """The config of a YAML file (or of a mapping), with ``gamma=0.98`` laid over it.
 
-    One option of the environment is ``environment_options.NAME=VALUE``. Raises ConfigError in one line; for
+    One option of the environment is ``env_options.NAME=VALUE``. Raises ConfigError in one line; for
     an unknown key it names the nearest.
     """
     return read_section(OnlineConfig, read_layers(path, parse_assignments(assignments), []))
@@ -143,7 +163,8 @@ def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
 
 # What the runs of a stack share.
 _EQUAL = (
-    "environment", "environment_options", "n_environments", "path_length", "steps_per_iteration",
-    "batch_size", "windows_per_path", "capacity", "learning_starts", "hidden", "evaluation_episodes",
+    "env", "env_options", "num_envs", "path_length", "steps_per_iteration",
+    "batch_size", "windows_per_path", "streaming",
+    "capacity", "learning_starts", "hidden", "evaluation_episodes",
     "evaluation_seed", "evaluation_limit",
 )  # fmt: skip

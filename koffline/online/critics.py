@@ -1,112 +1,30 @@
-"""Windows of d steps on sampled paths, V at both ends of each, and four critics in closed form."""
+"""Residuals of windows, and five critics in closed form: V at both ends of each window carries the gradient.
+
+R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
+      + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
+(Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from koffline.online.config import OnlineConfig
-from koffline.online.networks import AgentStack, InputMoments
-from koffline.online.paths import Paths
+from koffline.kernels import FourierFeatures, Gaussian
+from koffline.memory_loss import Memory
+from koffline.online.networks import AgentStack, Density
+from koffline.online.windows import Minibatch, Rows
 
-Rows = slice | Tensor
+Coefficients = tuple[Tensor, Tensor]  # λ and τ, (K, 1) each
 _SMALLEST_BANDWIDTH = 1e-6
-
-
-@dataclass(frozen=True, eq=False)
-class Minibatch:
-    """B paths of K runs with W windows on each; a window that would start past its path's end is not valid.
-
-    inputs (K, B, T + 1, d) standardised; actions; rewards (K, B, T) scaled. starts, ends (K, B, W): steps;
-    valid (K, B, W). weights (K, B, W, T): γ^(t − start) within the window, else 0. discounts (K, B, W):
-    γ^length of what follows, 0 after a terminal step. rows (K, R): the steps b · T + t that some window
-    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, which repeats step 0.
-    """
-
-    inputs: Tensor
-    actions: Tensor
-    rewards: Tensor
-    starts: Tensor
-    ends: Tensor
-    valid: Tensor
-    weights: Tensor
-    discounts: Tensor
-    rows: Tensor
-    covered: Tensor
-
-
-class WindowCutter:
-    """Cuts windows of min(d, what is left of the path) steps; a time limit is no terminal state."""
-
-    def __init__(self, configs: Sequence[OnlineConfig], dtype: torch.dtype) -> None:
-        self._dtype, self._count, self._length = dtype, configs[0].windows_per_path, configs[0].path_length
-        gamma, self._window_length, scale = (
-            np.array([getattr(config, name) for config in configs])[:, None, None]
-            for name in ("gamma", "window_length", "reward_scale")
-        )
-        self._powers = gamma[:, 0] ** np.arange(self._length + 1)  # (K, T + 1)
-        self._reward_scale = self._tensor(scale)
-
-    def sample(
-        self, paths: Paths, generators: Sequence[np.random.Generator], moments: InputMoments
-    ) -> Minibatch:
-        """Windows drawn uniformly within each path, each run's from its own generator; or all."""
-        lengths = paths.lengths
-        if not self._count:
-            every = np.broadcast_to(np.arange(self._length), (*lengths.shape, self._length))
-            return self.cut(paths, every, moments)
-        uniform = np.stack([generator.random((lengths.shape[1], self._count)) for generator in generators])
-        return self.cut(paths, (uniform * lengths[..., None]).astype(np.int64), moments)
-
-    def cut(
-        self, paths: Paths, starts: Int[np.ndarray, "run path window"], moments: InputMoments
-    ) -> Minibatch:
-        """Windows from the given starts on sampled paths (K, B, …)."""
-        lengths = paths.lengths[..., None]  # (K, B, 1)
-        size = np.clip(np.minimum(self._window_length, lengths - starts), 0, None)
-        ends = starts + size
-        offsets = np.arange(self._length) - starts[..., None]  # (K, B, W, T)
-        inside = (offsets >= 0) & (offsets < size[..., None])
-        run = np.arange(len(starts))[:, None, None]
-        weights = np.where(inside, self._powers[run[..., None], np.clip(offsets, 0, None)], 0.0)
-        valid, is_final = size > 0, (ends == lengths) & paths.terminated[..., None]
-        discounts = np.where(is_final, 0.0, self._powers[run, size]) * valid
-        rows, covered = _pack_steps(weights)
-        mean, inverse = (self._tensor(part)[:, None, None] for part in (moments.mean, 1.0 / moments.std))
-        actions = torch.from_numpy(paths.actions)
-        return Minibatch(
-            inputs=(self._tensor(paths.observations) - mean) * inverse,
-            actions=actions if actions.dtype == torch.int64 else actions.to(self._dtype),
-            rewards=self._tensor(paths.rewards) * self._reward_scale,
-            starts=torch.from_numpy(np.array(starts)),
-            ends=torch.from_numpy(ends),
-            valid=self._tensor(valid),
-            weights=self._tensor(weights),
-            discounts=self._tensor(discounts),
-            rows=torch.from_numpy(rows),
-            covered=self._tensor(covered),
-        )
-
-    def _tensor(self, array: Any) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._dtype)
-
-
-def _pack_steps(weights: Float[np.ndarray, "run path window step"]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps outside every window need no policy: with one window of ten a path, nearly half of all."""
-    inside = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
-    run, step = np.nonzero(inside)
-    counts = np.bincount(run, minlength=len(inside))
-    place = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.zeros((len(inside), int(counts.max(initial=1))), dtype=np.int64)
-    index[run, place] = step
-    return index, np.arange(index.shape[1]) < counts[:, None]
+_FEATURES = 200  # of a remembered kernel loss
 
 
 class ValueEnds:
@@ -147,9 +65,44 @@ class ValueEnds:
         return self._pull_value(inside.unsqueeze(2))
 
 
+def wide(index: Tensor, like: Tensor) -> Tensor:
+    """(K, R) as (K, R, c), for gather."""
+    return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
+
+
 def rows_at(steps: Tensor, index: Tensor) -> Tensor:
     """Rows of (R, B, T, c) at steps (R, B, W, 1): (R, B, W, c)."""
     return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
+
+
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """R of every window (K, M), and what its gradients are pulled back through."""
+
+    windows: Tensor
+    density: Density
+    pull_policy: Callable[[Tensor], Tensor]
+    values: ValueEnds
+
+
+def compute_residual(
+    online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch, coefficients: Coefficients
+) -> Residual:
+    """slow: the runs that bootstrap from the slow copy of V; none of the others does."""
+    runs, paths, steps = batch.rewards.shape
+    inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
+    actions = batch.actions.flatten(1, 2)
+    actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
+    outputs, pull_policy = online.policy.forward_with_pullback(inputs)
+    density = Density(outputs, online.log_std, actions)
+    slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
+    entropy_coef, kl_coef = coefficients
+    divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow_density
+    reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
+    gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
+    values = ValueEnds(online, target, slow, batch)
+    windows = gained.flatten(1) + values.discount * values.end - values.start
+    return Residual(windows, density, pull_policy, values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,3 +211,66 @@ def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:
 def _upper(rows: int) -> np.ndarray:
     """Where the entries above the diagonal lie in a flattened matrix."""
     return np.flatnonzero(np.triu(np.ones((rows, rows), dtype=bool), 1))
+
+
+class RememberedLoss:
+    """(1 − w) ‖E ψR‖² + w E R² of M runs; of the former, one factor is an average over earlier mini-batches.
+
+    share (M, 1): what of it a step keeps; diag_weight (M, 1): w, NaN for 1/m; bandwidth (M, 1): of a Gaussian
+    over the rows, whose features ψ are.
+    (Feng et al. 2019, thm:eigen; `koffline.memory_loss`)
+    """
+
+    def __init__(
+        self, share: Tensor, diag_weight: Tensor, bandwidth: Tensor, columns: int, before: AgentStack
+    ) -> None:
+        self._weight, self._bandwidth = diag_weight, bandwidth
+        generator = torch.Generator().manual_seed(0)
+        self._features = FourierFeatures(Gaussian(1.0).draw_frequencies(columns, _FEATURES // 2, generator))
+        self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
+        self._online, self._target = (AgentStack(before.shape, before.flat.clone()) for _ in range(2))
+        self._coefficients: Coefficients = (torch.zeros_like(share), torch.zeros_like(share))
+
+    def gradients(
+        self,
+        residual: Tensor,
+        batch: Minibatch,
+        inputs: Tensor,
+        now: tuple[AgentStack, AgentStack, Coefficients],
+    ) -> CriticGradients:
+        """residual (M, W) and rows (M, W, ·) of a mini-batch; now: networks, slow copies, λ and τ."""
+        valid, discount = batch.valid.flatten(1), batch.discounts.flatten(1)
+        count = valid.sum(dim=1, keepdim=True)
+        psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
+        old = None
+        if self._memory.count:
+            before = compute_residual(self._online, self._target, None, batch, self._coefficients)
+            old = _project(before.windows, psi)
+        remembered = self._memory.take(_project(residual, psi), old)
+        online, target, self._coefficients = now
+        self._online.flat.copy_(online.flat)
+        self._target.flat.copy_(target.flat)
+        weight = torch.where(self._weight.isnan(), 1.0 / count, self._weight)
+        slope = (1.0 - weight) * torch.bmm(psi, remembered.unsqueeze(2)).squeeze(2)
+        slope = slope + weight * residual * valid / count
+        return CriticGradients((slope * residual).sum(dim=1), -2.0 * slope, 2.0 * slope * discount)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything `load_state_dict` needs."""
+        before = {
+            "online": self._online.flat.clone(),
+            "target": self._target.flat.clone(),
+            "coefficients": self._coefficients,
+        }
+        return {**self._memory.state_dict(), **before}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        self._memory.load_state_dict(state)
+        self._online.flat.copy_(state["online"])
+        self._target.flat.copy_(state["target"])
+        self._coefficients = state["coefficients"]
+
+
+def _project(residual: Tensor, psi: Tensor) -> Tensor:
+    return torch.bmm(residual.unsqueeze(1), psi).squeeze(1)

@@ -116,7 +116,7 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = la
         training.save()
         result = {"steps": stack.steps, "seconds": training.seconds, "diverged": training.diverged}
         for place, seed in enumerate(task.seeds):
-            if seed not in training.diverged:
+            if seed not in training.diverged and not config.streaming:
                 _save_replay(stack, place, task)
     write_text(path, json.dumps(result, indent=2) + "\n")
 
@@ -138,9 +138,9 @@ class _Training:
             _LOG.warning(
                 "the running episodes of %s could not be played again and begin anew; from here on the "
                 "run is as good as, but not equal to, one that was never stopped",
-                task.config.environment,
+                task.config.env,
             )
-        self.diverged = dict(saved.diverged)
+        self.diverged, self._has_warned = dict(saved.diverged), False
         self._started = time.perf_counter() - saved.seconds  # with those of the processes before this one
         self._saved_at = saved.steps if saved.state else -1
 
@@ -153,6 +153,14 @@ class _Training:
         """A row per seed; one whose networks are not finite gets no more rows."""
         stack, step = self._stack, self._stack.steps
         evaluations, metrics = stack.evaluate(), stack.take_metrics()
+        if stack.trust_region.is_inert.all() and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "max_divergence is %g a step: over episodes of this length that is more than weights can "
+                "diverge by, so that kl_coef is at its least (%g); a smaller one binds",
+                self._task.config.max_divergence,
+                self._task.config.kl_coef,
+            )
         for place, (seed, folder) in enumerate(zip(self._task.seeds, self._task.folders, strict=True)):
             broken = bool(stack.diverged[place]) or not is_finite(stack.agent(place))
             if seed not in self.diverged and broken:

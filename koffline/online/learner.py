@@ -1,8 +1,4 @@
-"""One gradient step of K Trust-PCL runs at once: residuals of windows, policy and critic in closed form.
-
-R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
-      + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
-(Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
+"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form.
 
 No autograd: with few outputs the networks' hand-written pullback does all the work.
 """
@@ -19,8 +15,9 @@ from torch import Tensor
 
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import CriticGradients, Minibatch, Rows, ValueEnds, WindowCutter
-from koffline.online.networks import AgentStack, Density
+from koffline.online.critics import Coefficients, CriticGradients, RememberedLoss
+from koffline.online.networks import AgentStack
+from koffline.online.windows import Minibatch, Rows, WindowCutter
 from koffline.steps import StackedAdam
 
 
@@ -54,6 +51,7 @@ class Learner:
         self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
         self._rows_of = _rows_by_critic([c.critic for c in configs])
         self._through_end = self._column([c.critic == "rg" for c in configs])
+        self._remembered = self._remember(configs)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
@@ -86,25 +84,16 @@ class Learner:
 
     def compute_step(self, batch: Minibatch, entropy_coef: Tensor, kl_coef: Tensor) -> Step:
         """Gradients of both networks in one row per run; nothing moves. Coefficients are (K, 1)."""
-        runs, paths, steps = batch.rewards.shape
-        inputs = batch.inputs.flatten(1, 2).gather(1, _wide(batch.rows + batch.rows // steps, batch.inputs))
-        actions = batch.actions.flatten(1, 2)
-        actions = actions.gather(1, _wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
-        outputs, pull_policy = self.online.policy.forward_with_pullback(inputs)
-        density = Density(outputs, self.online.log_std, actions)
-        slow = Density(self.target.policy.forward(inputs), self.target.log_std, actions).log_probability
-        divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow
-        reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
-        # (K, B, W, T) over T
-        gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)
-        values = ValueEnds(self.online, self.target, self._rows_of.get("fvi"), batch)
-        residual = gained.flatten(1) + values.discount * values.end - values.start
-
+        coefficients = entropy_coef, kl_coef
+        slow = self._rows_of.get("fvi")
+        found = critics.compute_residual(self.online, self.target, slow, batch, coefficients)
+        residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
-        share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2) / paths
+        share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
+        share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # of paths that have a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
-        policy_gradient, deviation_gradient = density.gradients(slope, pull_policy)
-        critic, diagnostics = self._critic(residual, values, batch)
+        policy_gradient, deviation_gradient = density.gradients(slope, found.pull_policy)
+        critic, diagnostics = self._critic(residual, values, batch, coefficients)
         gradient, parts = self._gradient, (policy_gradient, deviation_gradient, values.pull(critic))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             gradient[:, place] = part
@@ -130,6 +119,7 @@ class Learner:
                 k: v.clone() if isinstance(v, Tensor) else v for k, v in self._adam.state_dict().items()
             },
             "diverged": torch.from_numpy(self.diverged.copy()),
+            "remembered": self._remembered and self._remembered.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -137,6 +127,8 @@ class Learner:
         self.online.flat.copy_(state["online"])
         self.target.flat.copy_(state["target"])
         self._adam.load_state_dict(state["adam"])
+        if self._remembered is not None:
+            self._remembered.load_state_dict(state["remembered"])
         self._stop(state["diverged"].unsqueeze(1))
 
     def _stop(self, broken: Tensor) -> None:
@@ -144,25 +136,45 @@ class Learner:
         self.diverged |= broken.squeeze(1).numpy()
         self._rates.masked_fill_(broken, 0.0)
 
+    def _remember(self, configs: Sequence[OnlineConfig]) -> RememberedLoss | None:
+        """Of rows standardised one by one, the root mean squared distance is √(2 · columns)."""
+        rows = self._rows_of.get("memory")
+        if rows is None:
+            return None
+        shape = self.online.shape
+        columns = shape.observation_dim + shape.outputs * self._actions_in_kernel[rows]
+        bandwidth = self._bandwidth_scale[rows] * (2.0 * columns).sqrt()
+        share = self._column([c.memory for c in configs])[rows]
+        before = AgentStack(shape, self.online.flat[rows])
+        width = int(columns.max())
+        return RememberedLoss(share, self._diag_weight[rows], bandwidth, width, before)
+
     def _critic(
-        self, residual: Tensor, values: ValueEnds, batch: Minibatch
+        self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Coefficients
     ) -> tuple[CriticGradients, dict[str, Tensor]]:
         """Each run's gradients by its own critic."""
         ends = residual, values.discount, values.valid
         nothing = torch.full_like(residual[:, 0], torch.nan)
         diagnostics = {"off_diagonal_kernel": nothing, "median_distance": nothing.clone()}
-        rows = self._rows_of.get("kloss")
-        if rows is None:
-            return critics.squared_error_gradients(*ends, self._through_end), diagnostics
-        own = [part[rows] for part in ends]
-        gram = critics.gaussian_gram(self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows])
-        kernel = critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, self._diag_weight[rows])
-        diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
-        diagnostics["median_distance"][rows] = gram.median
-        if len(kernel.loss) == len(residual):
-            return kernel, diagnostics
+        parts: list[tuple[Rows, CriticGradients]] = []
+        if (rows := self._rows_of.get("kloss")) is not None:
+            own = [part[rows] for part in ends]
+            inputs = self._kernel_inputs(batch, rows)
+            gram = critics.gaussian_gram(inputs, own[2], self._bandwidth_scale[rows])
+            weight = self._diag_weight[rows]
+            parts.append((rows, critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, weight)))
+            diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
+            diagnostics["median_distance"][rows] = gram.median
+        if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
+            now = [AgentStack(stack.shape, stack.flat[rows]) for stack in (self.online, self.target)]
+            inputs = self._kernel_inputs(batch, rows)
+            here = now[0], now[1], (coefficients[0][rows], coefficients[1][rows])
+            parts.append((rows, self._remembered.gradients(residual[rows], batch.of(rows), inputs, here)))
+        if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
+            return parts[0][1], diagnostics
         whole = critics.squared_error_gradients(*ends, self._through_end)
-        whole.loss[rows], whole.start[rows], whole.end[rows] = kernel.loss, kernel.start, kernel.end
+        for rows, part in parts:
+            whole.loss[rows], whole.start[rows], whole.end[rows] = part.loss, part.start, part.end
         return whole, diagnostics
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
@@ -183,11 +195,6 @@ class Learner:
 
     def _column(self, numbers: Any) -> Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=float), dtype=self._dtype).reshape(-1, 1)
-
-
-def _wide(index: Tensor, like: Tensor) -> Tensor:
-    """(K, R) as (K, R, c), for gather."""
-    return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
 
 
 def _rows_by_critic(critics: Sequence[str]) -> dict[str, Rows]:

@@ -15,7 +15,6 @@ matrices are small; for more cores run more stacks.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from koffline.online.collector import Collector, TrustRegion, clip_actions, vect
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape, streams_of
-from koffline.online.paths import PathReplay
+from koffline.online.paths import PathReplay, Paths
 
 _DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 _LOG = logging.getLogger(__name__)
@@ -77,7 +76,7 @@ class LockStep:
         self._configs = [run.config for run in runs]
         self._common = common = check_equal(self._configs)
         self._dtype = np.float64 if dtype == torch.float64 else np.float32
-        self._copies = Copies(common.environment, **common.environment_options)
+        self._copies = Copies(common.env, **common.env_options)
         space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
         seeds, *self._generators = zip(*(streams_of(run.seed) for run in runs), strict=True)
@@ -86,12 +85,11 @@ class LockStep:
         self._actor = Actor(online)
         self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
         sizes = dimension, shape.outputs if shape.continuous else None
-        self.replay = PathReplay(len(runs), common.capacity, common.path_length, *sizes, self._dtype)
+        capacity = 1 if common.streaming else common.capacity
+        self.replay = PathReplay(len(runs), capacity, common.path_length, *sizes, self._dtype)
         self._collector = Collector(self._copies, shape, self._generators[1], common)
-        self.seconds = {**self._collector.seconds, "learning": 0.0, "evaluation": 0.0}  # of each part
-        self._collector.seconds = self.seconds
         self.iterations = self.steps = 0
-        self._trust_region = TrustRegion(self._configs)
+        self.trust_region = TrustRegion(self._configs)
         self._sums: dict[str, np.ndarray] = {}
         self._summed = 0
         self._evaluators: Copies | None = None
@@ -104,7 +102,7 @@ class LockStep:
     @property
     def kl_coef(self) -> np.ndarray:
         """(K,), the trust region's."""
-        return self._trust_region.kl_coef
+        return self.trust_region.kl_coef
 
     @property
     def entropy_coef(self) -> np.ndarray:
@@ -114,27 +112,26 @@ class LockStep:
         return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
 
     def iterate(self) -> None:
-        """Collect ``steps_per_iteration`` steps per run, then take one gradient step."""
-        started = time.perf_counter()
+        """Collect ``steps_per_iteration`` steps per run, then one gradient step, on them if streaming."""
         self.learner.move_targets()
-        moved = time.perf_counter()
         collected = self._collector.collect(self._act)
-        after = time.perf_counter()
         self.moments.update(collected.observations)
-        self.replay.append(collected.runs, collected.paths)
+        if not self._common.streaming:
+            self.replay.append(collected.runs, collected.paths)
         self.iterations += 1
         self.steps += self._common.steps_per_iteration
-        self._trust_region.update(self._collector.recent, self._collector.take_changed())
-        if self._may_learn():
-            self._learn()
-        self.seconds["learning"] += time.perf_counter() - after + moved - started
+        self.trust_region.update(self._collector.recent, self._collector.take_changed())
+        if self._common.streaming:
+            self._learn(collected.by_run(len(self.runs)))
+        elif self._may_learn():
+            recency = [c.recency for c in self._configs]
+            self._learn(self.replay.sample(self._generators[0], self._common.batch_size, recency))
 
     def evaluate(self) -> list[Evaluation]:
         """Full episodes of the mean action in separate environments with fixed seeds; one record per run."""
-        started = time.perf_counter()
         common, found = self._common, []
         if self._evaluators is None:
-            self._evaluators = Copies(common.environment, **common.environment_options)
+            self._evaluators = Copies(common.env, **common.env_options)
         seeds = range(common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes)
         played = [
             _play_episodes(self._evaluators, len(self.runs), self.act, seed, common.evaluation_limit)
@@ -146,7 +143,6 @@ class LockStep:
             sampled = float(np.mean([episode.total for episode in finished])) if finished else float("nan")
             self._collector.since[run] = []
             found.append(Evaluation(self.steps, returns[run], lengths[run], sampled))
-        self.seconds["evaluation"] += time.perf_counter() - started
         return found
 
     def take_metrics(self) -> list[dict[str, float]]:
@@ -173,7 +169,7 @@ class LockStep:
             "iterations": self.iterations,
             "steps": self.steps,
             "kl_coef": self.kl_coef.copy(),
-            "wanted_kl_coef": self._trust_region.wanted.copy(),
+            "wanted_kl_coef": self.trust_region.wanted.copy(),
             "learner": self.learner.state_dict(),
             "moments": self.moments.state_dict(),
             "replay": self.replay.state_dict(),
@@ -183,14 +179,13 @@ class LockStep:
             ],
             "sums": {name: part.copy() for name, part in self._sums.items()},
             "summed": self._summed,
-            "seconds": dict(self.seconds),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Go on from ``state_dict``. False where running episodes could not be taken up and began anew."""
         self.iterations, self.steps = state["iterations"], state["steps"]
-        self._trust_region.kl_coef = state["kl_coef"].copy()
-        self._trust_region.wanted = state["wanted_kl_coef"].copy()
+        self.trust_region.kl_coef = state["kl_coef"].copy()
+        self.trust_region.wanted = state["wanted_kl_coef"].copy()
         self.learner.load_state_dict(state["learner"])
         self.moments.load_state_dict(state["moments"])
         self.replay.load_state_dict(state["replay"])
@@ -199,7 +194,6 @@ class LockStep:
         for kind, states in zip(self._generators, state["generators"], strict=True):
             for generator, saved in zip(kind, states, strict=True):
                 generator.bit_generator.state = saved
-        self.seconds.update(state["seconds"])
         return self._collector.load_state_dict(state["collector"])
 
     def close(self) -> None:
@@ -214,16 +208,15 @@ class LockStep:
 
     def _may_learn(self) -> bool:
         # Every iteration gives each copy a path: counting those keeps runs in step whatever episodes do.
-        counted = self.iterations * self._common.n_environments
+        counted = self.iterations * self._common.num_envs
         batch = self._common.batch_size
         return counted >= max(self._common.learning_starts, batch) and int(self.replay.sizes.min()) >= batch
 
-    def _learn(self) -> None:
-        generators, recency = self._generators[0], [c.recency for c in self._configs]
-        paths = self.replay.sample(generators, self._common.batch_size, recency)
-        batch = self.learner.windows.sample(paths, generators, self.moments)
+    def _learn(self, paths: Paths) -> None:
+        batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
         coefficients = {"kl_coef": self.kl_coef, "entropy_coef": self.entropy_coef}
         found = self.learner.update(batch, **coefficients)
-        for name, part in {**found, **coefficients}.items():
+        told = {**found, **coefficients, "wanted_kl_coef": self.trust_region.wanted}
+        for name, part in told.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1

@@ -15,8 +15,6 @@ from jaxtyping import Shaped
 
 from koffline.errors import DataError
 
-_FIRST_CAPACITY = 1024  # of a replay that grows
-
 
 @dataclass(frozen=True, eq=False)
 class Paths:
@@ -49,7 +47,7 @@ class Paths:
 
 
 class PathReplay:
-    """Replays of K runs: bounded (the oldest path is overwritten) or growing (``capacity`` None).
+    """Replays of K runs, each a ring of ``capacity`` paths: the oldest is overwritten.
 
     action_dim: k of continuous actions, None for discrete ones.
     """
@@ -57,7 +55,7 @@ class PathReplay:
     def __init__(
         self,
         runs: int,
-        capacity: int | None,
+        capacity: int,
         path_length: int,
         observation_dim: int,
         action_dim: int | None,
@@ -65,8 +63,7 @@ class PathReplay:
     ) -> None:
         self.runs, self.capacity, self.path_length = runs, capacity, path_length
         self._inserted = np.zeros(runs, dtype=np.int64)
-        size, steps = capacity or _FIRST_CAPACITY, path_length
-        row_shape = () if action_dim is None else (action_dim,)
+        steps, row_shape = path_length, () if action_dim is None else (action_dim,)
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
             "observations": ((steps + 1, observation_dim), dtype),
             "actions": ((steps, *row_shape), np.int64 if action_dim is None else dtype),
@@ -74,28 +71,22 @@ class PathReplay:
             **dict.fromkeys(("terminated", "truncated"), ((), bool)),
             **dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64)),
         }
-        empty = {name: np.zeros((runs, size, *row), kind) for name, (row, kind) in shapes.items()}
+        empty = {name: np.zeros((runs, capacity, *row), kind) for name, (row, kind) in shapes.items()}
         self._paths = Paths(**empty)
-
-    @property
-    def inserted(self) -> Shaped[np.ndarray, " run"]:
-        """How many paths each run has ever inserted."""
-        return self._inserted.copy()
 
     @property
     def sizes(self) -> Shaped[np.ndarray, " run"]:
         """How many paths each run holds."""
-        return np.minimum(self._inserted, self._room)
+        return np.minimum(self._inserted, self.capacity)
 
     def append(self, runs: Shaped[np.ndarray, " path"], paths: Paths) -> None:
         """Insert paths (S, …), each into the run named beside it, in their order within a run."""
         if not len(runs):
             return
         counts = np.bincount(runs, minlength=self.runs)
-        self._grow_to(int((self._inserted + counts).max()))
         order = np.argsort(runs, kind="stable")
         rank = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
-        slots = (self._inserted[runs[order]] + rank) % self._room
+        slots = (self._inserted[runs[order]] + rank) % self.capacity
         # Of paths that overwrite each other within one call the last must stay: numpy keeps the last.
         for name, array in paths.columns().items():
             getattr(self._paths, name)[runs[order], slots] = array[order]
@@ -113,14 +104,14 @@ class PathReplay:
                 f"a run's replay holds {self.sizes.min()} paths; {batch_size} are drawn: collect more first"
             )
         ages = draw_ages(generators, self.sizes, batch_size, recency)
-        slots = (self._inserted[:, None] - 1 - ages) % self._room
-        return self._paths.flat_rows(np.arange(self.runs)[:, None] * self._room + slots, leading=2)
+        slots = (self._inserted[:, None] - 1 - ages) % self.capacity
+        return self._paths.flat_rows(np.arange(self.runs)[:, None] * self.capacity + slots, leading=2)
 
     def held(self, run: int) -> Paths:
         """All paths of a run, oldest first."""
-        first = max(self._inserted[run] - self._room, 0)
-        slots = np.arange(first, self._inserted[run]) % self._room
-        return self._paths.flat_rows(run * self._room + slots, leading=2)
+        first = max(self._inserted[run] - self.capacity, 0)
+        slots = np.arange(first, self._inserted[run]) % self.capacity
+        return self._paths.flat_rows(run * self.capacity + slots, leading=2)
 
     def state_dict(self) -> dict[str, Any]:
         """What ``load_state_dict`` needs: filled slots only."""
@@ -132,25 +123,8 @@ class PathReplay:
         """Go on from what ``state_dict`` gave."""
         self._inserted[:] = state["inserted"]
         filled = state["columns"]["lengths"].shape[1]
-        self._grow_to(filled)
         for name, array in state["columns"].items():
             getattr(self._paths, name)[:, :filled] = array
-
-    @property
-    def _room(self) -> int:
-        return int(self._paths.lengths.shape[1])
-
-    def _grow_to(self, needed: int) -> None:
-        if self.capacity is not None or needed <= self._room:
-            return
-        size = self._room
-        while size < needed:
-            size *= 2
-        grown = {}
-        for name, array in self._paths.columns().items():
-            grown[name] = np.zeros((self.runs, size, *array.shape[2:]), dtype=array.dtype)
-            grown[name][:, : self._room] = array
-        self._paths = Paths(**grown)
 
 
 def draw_ages(
@@ -165,43 +139,17 @@ def draw_ages(
     the same law; elsewhere the B largest of log p + Gumbel noise.
     """
     ages = np.empty((len(sizes), count), dtype=np.int64)
-    rates = np.asarray(recency, dtype=float)
-    spread = np.where(rates > 0.0, -np.expm1(-rates * sizes) / np.maximum(rates, 1e-300), sizes)
-    by_inversion = np.flatnonzero(spread >= 3.0 * count)
-    if len(by_inversion):
-        chosen = [generators[int(run)] for run in by_inversion]
-        ages[by_inversion] = _invert(chosen, sizes[by_inversion], count, rates[by_inversion])
-    for run in map(int, np.flatnonzero(spread < 3.0 * count)):
-        keys = generators[run].gumbel(size=sizes[run]) - rates[run] * np.arange(sizes[run])
-        ages[run] = np.argsort(-keys, kind="stable")[:count]
+    for run, (generator, size, rate) in enumerate(zip(generators, sizes.tolist(), recency, strict=True)):
+        weight = -np.expm1(-rate * size) / rate if rate > 0.0 else size  # of all ages, where the first has 1
+        if weight < 3.0 * count:
+            keys = generator.gumbel(size=size) - rate * np.arange(size)
+            ages[run] = np.argsort(-keys, kind="stable")[:count]
+            continue
+        found = np.zeros(0, dtype=np.int64)
+        while len(found) < count:
+            uniform = generator.random(2 * count)
+            drawn = np.log1p(-uniform * rate * weight) / -rate if rate > 0.0 else uniform * size
+            found = np.append(found, np.minimum(drawn.astype(np.int64), size - 1))
+            found = found[np.sort(np.unique(found, return_index=True)[1])]
+        ages[run] = found[:count]
     return ages
-
-
-def _invert(
-    generators: Sequence[np.random.Generator], sizes: np.ndarray, count: int, rates: np.ndarray
-) -> np.ndarray:
-    uniform = np.stack([generator.random(2 * count) for generator in generators])
-    while True:
-        drawn = _inverse(uniform, sizes, rates)
-        order = np.argsort(drawn, axis=1, kind="stable")
-        ordered = np.take_along_axis(drawn, order, axis=1)
-        new = np.ones_like(drawn, dtype=bool)
-        np.put_along_axis(new, order[:, 1:], ordered[:, 1:] != ordered[:, :-1], axis=1)
-        rank = np.cumsum(new, axis=1)
-        if rank[:, -1].min() >= count:
-            return drawn[new & (rank <= count)].reshape(len(sizes), count)
-        # A run that needs more draws takes them from its own generator; the others must not.
-        more = np.tile(uniform[:, :1], (1, count))  # repeats change nothing
-        for row in map(int, np.flatnonzero(rank[:, -1] < count)):
-            more[row] = generators[row].random(count)
-        uniform = np.concatenate((uniform, more), axis=1)
-
-
-def _inverse(uniform: np.ndarray, sizes: np.ndarray, rates: np.ndarray) -> np.ndarray:
-    """Ages of uniforms by the inverse distribution function of the cut geometric law."""
-    whole, rate = sizes[:, None], rates[:, None]
-    cut = -np.expm1(-rate * whole)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        geometric = np.log1p(-uniform * cut) / -rate
-    ages = np.where(rate > 0.0, geometric, uniform * whole).astype(np.int64)
-    return np.minimum(ages, whole - 1)

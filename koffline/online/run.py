@@ -70,7 +70,7 @@ def train(
             f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were asked for; "
             "leave them out, or begin another run"
         )
-    Copies(config.environment, **config.environment_options).close()  # says what is wrong with it
+    Copies(config.env, **config.env_options).close()  # says what is wrong with it
     record = {
         "format": 1,
         "kind": _KIND,
@@ -106,7 +106,7 @@ def train(
 
 def default_folder(config: OnlineConfig) -> Path:
     """runs/InvertedPendulum-v5-kloss."""
-    return Path("runs") / f"{config.environment.replace('/', '-').replace(':', '-')}-{config.critic}"
+    return Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{config.critic}"
 
 
 def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[list[int]]:
@@ -137,12 +137,14 @@ def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool)
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
             if not is_result(task.result):
-                title = f"{task.config.environment}, {task.config.critic}, {len(task.seeds)} seeds"
+                title = f"{task.config.env}, {task.config.critic}, {len(task.seeds)} seeds"
                 with progress_bar(title, task.config.steps, show_progress) as show:
                     train_group(task.result, task, show)
         return
     jobs = [Job(task.result.parent.name, train_group, (task,), task.result, is_result) for task in tasks]
-    failures = run_jobs(jobs, workers, progress=show_progress, keep_going=True).failures
+    with progress_bar(f"{tasks[0].config.env}: groups of seeds", len(jobs), show_progress) as show:
+        done = run_jobs(jobs, workers, progress=lambda status: show(status.done), keep_going=True)
+    failures = done.failures
     if failures:
         first = failures[0]
         others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""

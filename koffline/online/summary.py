@@ -47,7 +47,7 @@ class OnlineSummary:
     steps_per_second: of all seeds together.
     """
 
-    environment: str
+    env: str
     critic: str
     seeds: tuple[int, ...]
     steps: int
@@ -80,7 +80,7 @@ def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> Onl
     seconds = max(result.seconds for result in results)
     taken = sum(len(task.seeds) * result.steps for task, result in zip(tasks, results, strict=True))
     return OnlineSummary(
-        environment=tasks[0].config.environment,
+        env=tasks[0].config.env,
         critic=tasks[0].config.critic,
         seeds=tuple(folders),
         steps=max(result.steps for result in results),
@@ -99,7 +99,7 @@ def write_summary(summary: OnlineSummary, out: Path) -> None:
     final, sampled, length = summary.last
     curves = zip(summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True)
     content = {
-        "environment": summary.environment,
+        "env": summary.env,
         "critic": summary.critic,
         "seeds": seeds,
         "steps": summary.steps,
@@ -164,7 +164,7 @@ def _draw_curves(summary: OnlineSummary, path: Path) -> None:
     _draw(left, summary, "return", "mean action")
     _draw(right, summary, "sampled_return", "sampled actions")
     left.set_ylabel("return of an episode")
-    title = f"{summary.environment}, {summary.critic}: {len(summary.seeds)} seeds"
+    title = f"{summary.env}, {summary.critic}: {len(summary.seeds)} seeds"
     if len(summary.seeds) > 1:
         title += f", interquartile mean and {LEVEL:.0%} interval"
     if summary.diverged:

@@ -13,8 +13,8 @@ from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, save_muj
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
-SPEEDS = {"kloss": 4.0, "td0": 3.0, "fvi": 2.0, "rg": 1.0}
-LEVELS = {"td0": 60.0, "fvi": 50.0, "rg": 40.0, "kloss": 90.0}
+SPEEDS = {"memory": 5.0, "kloss": 4.0, "td0": 3.0, "fvi": 2.0, "rg": 1.0}
+LEVELS = {"td0": 60.0, "fvi": 50.0, "rg": 40.0, "kloss": 90.0, "memory": 95.0}
 
 
 def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResult:
@@ -32,10 +32,7 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
         returns=returns,
         lengths=np.abs(returns),
         sampled=sampled,
-        critics=[run.config.critic for run in cell.runs],
-        seeds=np.array([run.seed for run in cell.runs]),
         diverged_at=np.array([5000 if (r.config.critic, r.seed) == ("rg", 1) else -1 for r in cell.runs]),
-        configs=[run.config.resolved() for run in cell.runs],
     )
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from koffline.cli import cli
 from koffline.experiments import ablation
 from koffline.experiments.cells import Scale
-from koffline.experiments.mujoco_plan import NOISE_LEVELS
+from koffline.experiments.mujoco_plan import CRITICS, NOISE_LEVELS, PAPER_CRITICS
 from koffline.experiments.results import read_results
 from tests.experiments.fake_mujoco import FakeLockStep
 from tests.experiments.shrunk import blank_figures, shrink_experiments
@@ -106,7 +106,7 @@ def test_mujoco_leaves_everything_it_promises(
         assert (tmp_path / f"figure-mujoco{suffix}").stat().st_size > 500
     content = json.loads((tmp_path / "figure-mujoco.json").read_text())
     assert content["extra"]["not_run"] == []
-    assert len(content["returns"]) == 4 * (6 + 6 + len(NOISE))  # six environments twice, and noise
+    assert len(content["returns"]) == len(CRITICS) * (6 + len(NOISE)) + len(PAPER_CRITICS) * 6
     assert {row["search"] for row in content["searches"]} == {"search", "paper-search"}
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         assert file["Ant final/kloss/return"].shape == (2, 4)
@@ -138,7 +138,7 @@ def test_mujoco_with_the_real_learner(run: Call, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = read_results(tmp_path / "figure-mujoco.json").returns
     assert {row.noise for row in rows} == {0.0, *NOISE}
-    assert len(rows) == 4 * (1 + len(NOISE))
+    assert len(rows) == len(CRITICS) * (1 + len(NOISE))
     assert all(1.0 <= row.final <= 1000.0 for row in rows)
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         np.testing.assert_array_equal(file["InvertedPendulum final/kloss/steps"], [0, 100, 200])

@@ -9,7 +9,7 @@ from typing import Any
 from tests.train.small_runs import read_model, same
 
 SMALL = {
-    "environment": "CartPole-v1",
+    "env": "CartPole-v1",
     "steps": 400,
     "batch_size": 8,
     "learning_starts": 8,

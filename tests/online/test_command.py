@@ -2,10 +2,9 @@
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from tests.online.small_online import small
+from tests.refusals import run_cli
 
 
 @pytest.fixture
@@ -15,20 +14,16 @@ def config(tmp_path):
     return str(path)
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli, ["online", *map(str, arguments)])
-
-
 def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = call(config, "--seed-count", 2)
+    done = run_cli("online", config, "--seed-count", 2, "--quiet")
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     for words in ("CartPole-v1, kloss: 200 steps per seed", "IQM", "95% interval", "best 1 of 2"):
         assert words in done.stdout
-    again = call(config, "--seed-count", 2)
+    again = run_cli("online", config, "--seed-count", 2)
     assert again.exit_code == 2
     assert "go on with it by --resume runs/CartPole-v1-kloss" in again.stderr
-    resumed = call("--resume", "runs/CartPole-v1-kloss")
+    resumed = run_cli("online", "--resume", "runs/CartPole-v1-kloss")
     assert resumed.exit_code == 0
     assert "IQM" in resumed.stdout
 
@@ -36,15 +31,23 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "environment=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
+        (["--set", "env=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
         (["--seed-count", "0"], "--seed-count is 0; give a whole number of at least 1"),
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, message, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = call(config, *arguments)
+    done = run_cli("online", config, *arguments)
     assert done.exit_code == 2
     assert message in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert not (tmp_path / "runs").exists()
+
+
+def test_streaming_keeps_no_replay(config, tmp_path):
+    done = run_cli("online", config, "--streaming", "--seed-count", 1, "--quiet", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["streaming"] is True
+    assert (tmp_path / "run" / "seed_0" / "model.d3").exists()
+    assert not (tmp_path / "run" / "seed_0" / "replay.hdf5").exists()

@@ -12,7 +12,7 @@ CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_configs_load(path):
-    assert load_config(path).environment.endswith("-v5")
+    assert load_config(path).env.endswith("-v5")
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,30 @@ def test_configs_load(path):
         ("gamma=yes", "gamma is true: a yes or no is no value here"),
         ("hidden=[1000000000]", "less than or equal to 65536"),
         ("capacity=3", "capacity is 3; give at least 64"),
-        ("n_environments=3", "no multiple of n_environments 3"),
+        ("num_envs=3", "no multiple of num_envs 3"),
         ("batch_size=1", "the kernel loss compares pairs"),
+        ("memory=1", "memory is 1: input should be less than 1"),
+        ("max_divergence=3", "weights of 20 episodes diverge by less than 3.00 nats"),
     ],
 )
 def test_what_is_wrong_is_one_line(assignment, message):
     with pytest.raises(ConfigError) as caught:
-        load_config({"environment": "CartPole-v1"}, [assignment])
+        load_config({"env": "CartPole-v1"}, [assignment])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_critics_that_cannot_learn_from_what_they_get_are_refused():
+    with pytest.raises(ConfigError, match="steps_per_iteration is 1; the kernel loss compares pairs"):
+        load_config({"env": "CartPole-v1", "streaming": True, "steps_per_iteration": 1})
+    with pytest.raises(ConfigError, match="its kernel needs standardised inputs"):
+        load_config({"env": "CartPole-v1", "critic": "memory", "standardise": False})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("environment", "env"), ("environment_options", "env_options"), ("n_environments", "num_envs")],
+)
+def test_the_environment_has_the_name_of_the_commands(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match=f"{old} is unknown; did you mean '{new}'"):
+        load_config({"env": "CartPole-v1", old: 1})

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from koffline.kernels import Gaussian
 from koffline.online.critics import gaussian_gram
 from tests.online import reference_trust_pcl as reference
 from tests.online import stacks
 
 SETTINGS = reference.Settings(gamma=0.9, entropy_coef=0.2, kl_coef=0.4, clip_adv=0.8)
 CRITICS = ["kloss", "fvi", "td0", "rg"]
+REMEMBERED = {"critic": "memory", "diag_weight": 0.1, "bandwidth_scale": 0.7}
 LENGTHS = [1, 3, 10, 25]
 
 
@@ -195,3 +197,50 @@ def test_rewards_are_scaled():
     other, _ = stacks.compute(agents, settings, [scaled])
     valid = batch.valid.flatten(1).bool()
     torch.testing.assert_close(step.residual[valid], other.residual[valid], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("inputs", ["state", "state_action"])
+def test_the_remembered_loss_follows_the_networks(inputs):
+    """Three mini-batches: m by loops over windows, at each step's networks, slow copies and coefficients."""
+    settings = replace(SETTINGS, **REMEMBERED, kernel_inputs=inputs)
+    (agent,), per_run = stacks.make_agents(1), stacks.draw(3)
+    learner, _, coefficients = stacks.prepare(
+        [agent], [settings], per_run[:1], memory=0.6, learning_rate=0.01
+    )
+    columns = stacks.STATE + stacks.ACTIONS * (inputs == "state_action")
+    draws = Gaussian(1.0).draw_frequencies(columns, 100, torch.Generator().manual_seed(0))
+    bandwidth = 0.7 * math.sqrt(2.0 * columns)
+    parameters = [*agent.policy_parameters(), *agent.value_parameters()]
+    optimiser, remembered, before = torch.optim.Adam(parameters, lr=0.01), None, None
+    for step, paths in enumerate(per_run):
+        windows = reference.all_windows(paths)
+        own = replace(settings, kl_coef=settings.kl_coef + step)
+        residuals = reference.residuals_of(agent, windows, own)
+        points = torch.tensor(reference.kernel_points(agent, windows, own), dtype=torch.float64)
+        psi = torch.stack([feature(point @ draws / bandwidth) for point in points])
+        now = sum(r * p for r, p in zip(residuals, psi, strict=True)) / len(windows)
+        if before is None:
+            first, m = now.detach(), now.detach()
+        else:
+            residuals_before = reference.residuals_of(before[0], windows, before[1])
+            old = sum(r * p for r, p in zip(residuals_before, psi, strict=True))
+            first = (remembered + now - old / len(windows)).detach()
+            keep = min(0.6, step / (step + 1))
+            m = keep * first + (1.0 - keep) * now.detach()
+        loss = 2.0 * 0.9 * first @ now + 0.1 * (residuals**2).mean()
+        policy = reference.policy_gradient(agent, windows, own, residuals)
+        value = torch.autograd.grad(loss, agent.value_parameters())
+        _, moments = stacks.make_learner([agent], [stacks.make_config(settings)])
+        generators = [np.random.default_rng(0)]
+        batch = learner.windows.sample(stacks.stack_paths([paths]), generators, moments)
+        learner.update(batch, coefficients[0].numpy()[:, 0], np.array([own.kl_coef]))
+        remembered, before = m, (agent.copy(), own)
+        for parameter, gradient in zip(parameters, (*policy, *value), strict=True):
+            parameter.grad = gradient
+        optimiser.step()
+        online = stacks.flat_row(agent.policy_parameters(), agent.value_parameters())
+        torch.testing.assert_close(learner.online.flat[0], online, rtol=1e-9, atol=1e-9)
+
+
+def feature(phases):
+    return torch.cat((phases.cos(), phases.sin())) / 10.0

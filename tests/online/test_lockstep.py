@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from koffline.online.artifacts import replay_transitions
-from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.online.collector import Collected, Finished, TrustRegion
+from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
+from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
     ENVIRONMENTS,
@@ -57,7 +59,7 @@ def test_evaluation_plays_the_best_action(environment):
     with playing(make_runs(environment, evaluation_episodes=2), dtype=torch.float64) as stack:
         iterate(stack, 12)
         found = stack.evaluate()
-        agents = [stack.agent(run) for run in range(4)]
+        agents = [stack.agent(run) for run in range(5)]
     for agent, evaluation in zip(agents, found, strict=True):
         returns = [play_best_action(environment, agent, 10_000 + episode) for episode in range(2)]
         assert evaluation.mean_return == pytest.approx(np.mean(returns), rel=1e-5)
@@ -79,23 +81,35 @@ def play_best_action(environment, agent, seed):
     return total
 
 
-def test_the_trust_region_follows_the_last_episodes():
+@pytest.mark.parametrize(("unit", "allowance"), [("episode", 0.5), ("step", 0.01)])
+def test_the_trust_region_follows_the_last_episodes(unit, allowance):
     """CartPole with rewards of one: the coefficient from its last 20 episodes, smoothed every iteration."""
-    runs = make_runs("CartPole-v1", capacity=None, learning_rate=0.0, kl_coef_min=0.0)
+    own = {"divergence_per": unit, "max_divergence": allowance, "learning_rate": 0.0, "kl_coef": 0.0}
+    runs = make_runs("CartPole-v1", 4, capacity=10_000, **own)
     with playing(runs) as stack:
         smoothed, wanted, episodes = [500.0] * 4, [500.0] * 4, [[] for _ in runs]
         for _ in range(40):
             stack.iterate()
-            for run in range(4):
+            for run in range(len(stack.runs)):
                 fresh = episodes_of(stack.replay.held(run))
                 if len(fresh) > len(episodes[run]):
                     last = fresh[-20:]
-                    allowed = runs[run].config.max_divergence * np.mean(last)
+                    allowed = allowance * (np.mean(last) if unit == "step" else 1.0)
                     wanted[run] = reference.root(last, allowed) if len(last) > 8 else 500.0
                 episodes[run] = fresh
                 smoothed[run] = 0.99 * smoothed[run] + 0.01 * wanted[run]
-                assert stack.agent(run).kl_coef == pytest.approx(smoothed[run], abs=0.05)
+                assert stack.agent(run).kl_coef == pytest.approx(smoothed[run], abs=0.07)
     assert min(len(finished) for finished in episodes) > 9
+
+
+@pytest.mark.parametrize(("length", "inert"), [(20, False), (400, True)])
+def test_a_region_wider_than_episodes_can_diverge_is_known(length, inert):
+    """Twenty weighted episodes diverge by ln 20 = 3 at most; 0.05 a step allows 1 in 20 steps, 20 in 400."""
+    (run,) = make_runs("CartPole-v1", 1, divergence_per="step", max_divergence=0.05)
+    region = TrustRegion([run.config])
+    region.update([[Finished(float(k), length) for k in range(20)]], np.array([True]))
+    assert region.is_inert.tolist() == [inert]
+    assert (region.wanted[0] < 0.1) == inert
 
 
 def episodes_of(paths):
@@ -129,9 +143,57 @@ def test_the_entropy_coefficient_decays_smoothly():
 
 
 def test_a_world_that_does_not_repeat_begins_anew():
-    with playing(make_runs("Pendulum-v1", 2, capacity=None)) as stack:
+    with playing(make_runs("Pendulum-v1", 2, capacity=10_000)) as stack:
         state = iterate(stack, 6).state_dict()
         state["collector"]["observations"] += 1.0
         assert not stack.load_state_dict(state)
         log = replay_transitions(iterate(stack, 25).replay, 0, stack.shape.action_space)
         assert log.episode_lengths.tolist() == [60, 200, 50]
+
+
+def test_streaming_is_a_replay_of_the_last_path():
+    """Pendulum's paths are whole iterations: learning from them is learning from a replay that holds one."""
+    critics = [("td0", 3), ("rg", 10), ("memory", 4), ("fvi", 1)]
+    last = {**SMALL, "capacity": 1, "batch_size": 1, "learning_starts": 1, "windows_per_path": 0}
+    found = []
+    for settings in ({**SMALL, "streaming": True}, last):
+        configs = [OnlineConfig("Pendulum-v1", critic=c, window_length=d, **settings) for c, d in critics]
+        with playing([OnlineRun(config, seed) for seed, config in enumerate(configs)]) as stack:
+            iterate(stack, 30)
+            found.append([agent_arrays(stack.agent(run)) for run in range(4)])
+    for left, right in zip(*found, strict=True):
+        check_same(left, right)
+
+
+def test_streaming_learns_from_every_step_once():
+    """CartPole's iterations hold one path or several; each is learned from when it was played."""
+    runs = make_runs("CartPole-v1", 5, streaming=True, num_envs=2)
+    learned = []
+    with playing(runs) as stack:
+        sample = stack.learner.windows.sample
+        stack.learner.windows.sample = lambda paths, *others: learned.append(paths) or sample(paths, *others)
+        iterate(stack, 40)
+    lengths = np.concatenate([paths.lengths.sum(axis=1, keepdims=True) for paths in learned], axis=1)
+    assert (lengths == 10).all()
+    assert len({paths.lengths.shape for paths in learned}) > 1
+
+
+def test_paths_without_steps_change_no_gradient():
+    """A run that played one path beside one that played two learns what it would alone."""
+    settings = {**SMALL, "streaming": True, "num_envs": 1}
+    runs = [
+        OnlineRun(OnlineConfig("CartPole-v1", critic=c, **settings), seed) for seed, c in enumerate(CRITICS)
+    ]
+    with playing(runs, dtype=torch.float64) as stack:
+        together = everything(iterate(stack, 25))
+    for run, numbers in zip(runs, together, strict=True):
+        with playing([run], dtype=torch.float64) as stack:
+            (alone,) = everything(iterate(stack, 25))
+        check_same(numbers, alone, rtol=1e-9, atol=1e-9)
+
+
+def test_paths_of_a_run_stand_together():
+    one = Paths(*(np.arange(5.0),) * 3, np.array([3, 1, 2, 4, 5]), *(np.zeros(5, bool),) * 5)
+    found = Collected(np.array([1, 0, 1, 1, 2]), one, np.zeros(0)).by_run(3)
+    assert found.lengths.tolist() == [[1, 0, 0], [3, 2, 4], [5, 0, 0]]
+    assert found.rewards[1].tolist() == [0.0, 2.0, 3.0]

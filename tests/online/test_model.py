@@ -12,7 +12,7 @@ import pytest
 import koffline
 from koffline import Continuous, Discrete, load_policy
 from koffline.online.artifacts import trust_pcl_model, write_model
-from koffline.online.config import OnlineConfig
+from koffline.online.config import CRITICS, OnlineConfig
 from koffline.online.networks import AgentArrays, Shape
 from koffline.policy_specs import as_policy
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make_log
@@ -154,3 +154,11 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(model.predict(rows()), mean_action(agent, rows()), rtol=1e-5, atol=2e-5)
     bias = model.impl.modules.q_funcs[0]._fc.bias.item()
     assert bias == pytest.approx(float(agent.value[-1][1][0]))
+
+
+@pytest.mark.parametrize("name", CRITICS)
+def test_every_critic_has_a_model_that_goes_on(name: str, tmp_path: Path) -> None:
+    """A remembered kernel loss is the kernel loss with a memory there."""
+    write_model(make_agent(Continuous(3)), CONFIG.with_changes(critic=name), tmp_path / "model.d3")
+    config = koffline.load(tmp_path / "model.d3").config
+    assert (config.critic, config.memory) == (("kloss", 0.97) if name == "memory" else (name, 0.0))

@@ -23,10 +23,10 @@ def test_what_is_kept_is_what_happened(environment):
 
     Inputs are standardised by the moments of all observations that were acted on.
     """
-    with playing(make_runs(environment, n_environments=2, capacity=None)) as stack:
+    with playing(make_runs(environment, num_envs=2, capacity=10_000)) as stack:
         iterate(stack, 60)
-        kept = [stack.replay.held(run) for run in range(4)]
-        agents = [stack.agent(run) for run in range(4)]
+        kept = [stack.replay.held(run) for run in range(5)]
+        agents = [stack.agent(run) for run in range(5)]
     world = gymnasium.make(environment)
     world.reset(seed=0)
     for paths, agent in zip(kept, agents, strict=True):
@@ -65,7 +65,7 @@ def replayed(world, observation, action):
 
 def test_played_actions_follow_the_policy():
     """At learning rate 0: what the replay holds, seen through the policy, is a standard normal sample."""
-    runs = make_runs("Pendulum-v1", learning_rate=0.0, standardise=False, capacity=None)
+    runs = make_runs("Pendulum-v1", 4, learning_rate=0.0, standardise=False, capacity=10_000)
     with playing(runs) as stack:
         for run, spread in enumerate((0.5, 1.0, 2.0, 1.5)):
             stack.learner.online.log_std[run] = math.log(spread)
@@ -83,11 +83,11 @@ def test_played_actions_follow_the_policy():
 
 def test_discrete_actions_follow_the_softmax():
     """Where the policy of the naive forward pass finds an action likely, and where unlikely."""
-    with playing(make_runs("CartPole-v1", learning_rate=0.0, standardise=False, capacity=None)) as stack:
+    with playing(make_runs("CartPole-v1", 4, learning_rate=0.0, standardise=False, capacity=10_000)) as stack:
         policy = stack.learner.online.policy
         policy.layers(policy.flat)[-1][1][:, 0] += torch.tensor([0.5, -0.5])
         iterate(stack, 100)
-        for run in range(4):
+        for run in range(len(stack.runs)):
             held = stack.replay.held(run)
             inside = np.arange(10) < held.lengths[:, None]
             outputs = forward(stack.agent(run).policy, held.observations[:, :-1][inside])
@@ -98,14 +98,14 @@ def test_discrete_actions_follow_the_softmax():
                 assert abs(surprise) < 4.0 * deviation
 
 
-@pytest.mark.parametrize("capacity", [None, 45])
+@pytest.mark.parametrize("capacity", [10_000, 45])
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
 def test_the_replay_as_a_log(environment, capacity):
     """Against lists of rows; episodes whose beginning was overwritten are left out, and it says so."""
-    with playing(make_runs(environment, n_environments=2, capacity=capacity)) as stack:
+    with playing(make_runs(environment, num_envs=2, capacity=capacity)) as stack:
         iterate(stack, 60)
         losses = []
-        for run in range(4):
+        for run in range(len(stack.runs)):
             log = replay_transitions(stack.replay, run, stack.shape.action_space)
             episodes, lost = episodes_of(stack.replay.held(run), stack.shape.action_space)
             losses.append(lost)
@@ -114,7 +114,7 @@ def test_the_replay_as_a_log(environment, capacity):
             assert log.episode_lengths.tolist() == [len(rows) for rows in episodes]
             for name, column in zip(COLUMNS, zip(*itertools.chain(*episodes), strict=True), strict=True):
                 np.testing.assert_array_equal(getattr(log, name), np.asarray(column), name)
-    assert any(losses) == (capacity is not None)
+    assert any(losses) == (capacity == 45)
 
 
 def episodes_of(paths, space):

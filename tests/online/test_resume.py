@@ -61,11 +61,11 @@ def hit_run(folder, monkeypatch, **changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"environment": "Pendulum-v1", "critic": "td0", "n_environments": 2, "capacity": 300},
+        {"env": "Pendulum-v1", "critic": "td0", "num_envs": 2, "capacity": 300},
         {"critic": "rg"},
-        {"critic": "fvi", "capacity": None, "entropy_coef": 0.1, "entropy_decay": 0.1},
+        {"critic": "fvi", "entropy_coef": 0.1, "entropy_decay": 0.1},
     ],
-    ids=["continuous", "residual", "growing"],
+    ids=["continuous", "residual", "fitted"],
 )
 def test_every_kind_goes_on_to_the_bit(changes, tmp_path, monkeypatch):
     killed = hit_run(tmp_path, monkeypatch, **changes)
@@ -154,7 +154,7 @@ def interrupted(self):
         os.kill(os.getpid(), signal.SIGINT)
     iterate(self)
 LockStep.iterate = interrupted
-sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seed-count", "2"]
+sys.argv = ["koffline", "online", sys.argv[1], "--out", sys.argv[2], "--seed-count", "2", "--quiet"]
 from koffline.cli import main
 main()
 """

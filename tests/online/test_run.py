@@ -49,7 +49,7 @@ def test_what_a_run_leaves(tmp_path):
 
 
 def check_summary(summary, out):
-    assert (summary["environment"], summary["critic"]) == ("CartPole-v1", "kloss")
+    assert (summary["env"], summary["critic"]) == ("CartPole-v1", "kloss")
     assert (summary["seeds"], summary["steps"], summary["diverged"]) == ([3, 4], 400, {})
     last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
     assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
