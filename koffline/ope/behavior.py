@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
+from koffline.last_layers import last_layer
 from koffline.ope.fitted import FittedValues
 from koffline.ope.last_layer import minimise_kernel_loss
 from koffline.ope.learning import Resampling
@@ -26,7 +27,6 @@ from koffline.ope.replica_sums import PartSystems, systems_of_part
 from koffline.ope.results import Uplift
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import last_layer
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,6 +11,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.columns import counted
+from koffline.data.table.counts import GAPS
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.ope.coverage import LOW_COVERAGE
@@ -31,6 +32,7 @@ from koffline.ope.names import (
     EPISODES_T,
     FITTED,
     OVER_EPISODES,
+    READ_OFF,
     SYSTEM_KINDS,
     WITH_MODEL,
     WITHOUT_MODEL,
@@ -123,8 +125,9 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
     """The estimate with the kind of interval that the settings ask for."""
     settings, kind = workspace.settings, workspace.settings.interval
     if kind in CERTIFIED_EPISODE_KINDS:
-        warnings = (*found.warnings, *_guesses(settings, with_norm=False))
-        return dataclasses.replace(found, warnings=warnings)
+        guesses = _guesses(settings, with_norm=False)
+        interval = _marked(found.interval, guesses)
+        return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *guesses))
     if kind not in SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
         return found
     if kind == BOOTSTRAP_PIVOT and name in FITTED:
@@ -145,7 +148,15 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
         seed=settings.seed,
     )
     guesses = _guesses(settings, with_norm=True) if is_certified else ()
-    return dataclasses.replace(result, warnings=(*result.warnings, *guesses))
+    interval = _marked(result.interval, guesses)
+    return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *guesses))
+
+
+def _marked(interval: Interval | None, guesses: tuple[str, ...]) -> Interval | None:
+    """Whose assumptions say that it is no certificate, where there are guesses."""
+    if interval is None or not guesses:
+        return interval
+    return dataclasses.replace(interval, assumptions=READ_OFF + interval.assumptions)
 
 
 def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
@@ -170,7 +181,9 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
     for kind in CERTIFIED_EPISODE_KINDS:
         for name in ("is", "pdis"):
             made = estimates[name].diagnostics["intervals"] if name in estimates else {}
-            rows += [BoundRow(f"{kind} ({name})", Interval(**made[kind]), None)] if kind in made else []
+            if kind in made:
+                interval = _marked(Interval(**made[kind]), _guesses(workspace.settings, with_norm=False))
+                rows.append(BoundRow(f"{kind} ({name})", interval, None))
     return tuple(rows)
 
 
@@ -208,7 +221,9 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     by_networks = found.name not in OVER_EPISODES
     sums = workspace.held_sums if by_networks else None  # all rows would take another pass
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
-    return judge(found, workspace.limits, workspace.coverage, workspace.problem.reward_scale, robust)
+    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(GAPS)]
+    scale = workspace.problem.reward_scale
+    return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
@@ -247,7 +262,7 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
             f"{limits.unseen:.0%} of a constant reward's value lies beyond what any episode shows."
         )
     copies = merged.notes if workspace.log.is_whole else ()
-    return [*found, *copies, *(f"Left out: {reason}" for reason in workspace.log.skipped)]
+    return [*found, *copies]
 
 
 def _logged_action_overlap(

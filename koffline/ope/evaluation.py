@@ -27,11 +27,13 @@ from koffline.ope.estimators import (
     run_estimator,
     verdict_on,
 )
+from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
-from koffline.ope.names import DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
+from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate, Unavailable
 from koffline.ope.stream_settings import StreamSettings
+from koffline.ope.verdict import without_guess, without_guesswork
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import Workspace
 from koffline.policies import DiscretePolicy, Policy
@@ -50,6 +52,7 @@ def evaluate(
     settings: EvaluationSettings | None = None,
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
+    by: By | None = None,
     **options: Any,
 ) -> Estimate:
     """What is the policy worth from the log's initial states? J = E_{s0, a~π} Q(s0, a).
@@ -61,29 +64,38 @@ def evaluate(
     estimator, level and seed. Where the log lies (``open_transitions(path, lazy=True)``)
     changes nothing. Of one with more than ``sample_rows`` rows, networks are trained on whole episodes of
     about so many, and their last layers, start states and importance weights come from passes over all of
-    it; ``stream`` says how it is read.
+    it; ``stream`` says how it is read. by: a feature's name or number, or ``{"segment": labels}`` of the
+    log's episodes: then ``groups`` says what each group of start states is worth, by the same networks.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line. Same arguments, same result on
     the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     check_interval(settings.estimator, settings.interval)
+    if by is not None:
+        settings = settings.model_copy(update={"estimator": FITTED[0]} if settings.estimator == AUTO else {})
+        check_by(by, settings.estimator, settings.interval)
     with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
+        groups = None if by is None else groups_of(workspace, by)
         name = choose_estimator(workspace)
         found = run_estimator(workspace, name)
         if isinstance(found, Unavailable):
             raise DataError(f"{found.name}: {found.reason}")
-        diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
-        warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         is_fitted = name in FITTED
         evidence = _evidence(workspace) if is_fitted else None
         verdict = verdict_on(workspace, found)
+        found = without_guesswork(found, verdict)
+        diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
+        warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
+        by_group = () if groups is None else values_by_group(workspace, groups, found)
     return Estimate(
         verdict=verdict,
         value=found.value,
         interval=found.interval,
         behavior_value=None if found.uplift is None else found.uplift.behavior_value,
         uplift=found.uplift,
+        by=None if groups is None else groups.by,
+        groups=by_group,
         estimator=name,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
@@ -235,6 +247,9 @@ def estimate_all(
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
         verdict = verdict_on(workspace, found.get(choose_estimator(workspace)) or next(iter(found.values())))
         bound_rows = bounds_of(workspace, found) if bounds else ()
+        kept = {name: without_guesswork(estimate, verdict) for name, estimate in found.items()}
+        rows = tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows)
+        bound_rows = tuple(without_guess(bound, verdict) for bound in bound_rows)
         diagnostics = common_diagnostics(workspace)
         warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
     return EstimateTable(

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.last_layers import FeatureMap, RandomFourierFeatures, combine_features, free_parameters
 from koffline.ope.problem import EvaluationProblem
-from koffline.solvers.linear import FeatureMap, RandomFourierFeatures, combine_features, free_parameters
 
 _BLOCK = 8192
 _NOISE_ROWS = 256

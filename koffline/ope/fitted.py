@@ -140,20 +140,23 @@ class FittedValues:
         spread = float(resampled.std(ddof=1))
         return ReplicaMean(float(values[kept, 1].mean()), spread, int(kept[:full].sum()), len(resampled))
 
-    def interval(self, values: Float[np.ndarray, "replica 2"]) -> Interval:
+    def interval(
+        self, values: Float[np.ndarray, "replica 2"], level: float | None = None, units: float | None = None
+    ) -> Interval:
         """Student-t interval around J with the spread of the resampled replicas.
 
         Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1 degrees of freedom.
-        It is as wide as for the mean of the replicas of the whole log alone.
+        It is as wide as for the mean of the replicas of the whole log alone. level, units: where they are not
+        the settings' and the log's.
         """
         from scipy import stats
 
         found = self.summarise(values)
-        level, parts = self.settings.level, max(2.0, self.units)
+        level, parts = level or self.settings.level, max(2.0, units or self.units)
         quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(found.resampled, parts) - 1))
         half_width = quantile * found.deviation * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
-        units = "episodes" if len(self.problem.episode_starts) < self.problem.n_rows else "rows"
-        assumptions = _ASSUMPTIONS.format(units=units)
+        kind = "episodes" if len(self.problem.episode_starts) < self.problem.n_rows else "rows"
+        assumptions = _ASSUMPTIONS.format(units=kind)
         return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self) -> dict[str, float]:

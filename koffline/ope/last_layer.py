@@ -17,10 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.last_layers import kernel_inputs, last_layer, last_layer_features, with_last_layer
 from koffline.ope.learning import row_blocks
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import kernel_inputs, last_layer, last_layer_features, with_last_layer
 
 _LEVEL = 1e-9  # of the ridge: what is left for the level, so that rows without a future leave no gap
 

@@ -17,13 +17,13 @@ from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
 from koffline.data.units import unit_hash
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
+from koffline.last_layers import FeatureMap
 from koffline.objectives import fitted_q
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import FeatureMap
 
 _MOST_ROWS = 4096
-_MOST_NUMBERS = 1 << 23  # in one array of a block: 64 MB in float64
+_MOST_NUMBERS = 1 << 20  # in one array of a block: 8 MB in float64, of which a pass holds several
 _PROBES = 40
 _FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
 _MOST_COPIES = 2_000_000  # rows in such a sample

@@ -33,7 +33,8 @@ class Limits:
     the parts that are independent. ``fixed_starts``: start states were given from outside. ``longest``: steps
     of the longest episode, None where there are none. ``ending_rate``: share of the rows that end an episode
     by themselves. ``copies``: share of the rows that are copies of others and were not merged. ``bounds``: of
-    every discounted sum of rewards like the log's, or within given bounds.
+    every discounted sum of rewards like the log's, or within given bounds. ``is_alike``: rewards and endings
+    are the same in all rows.
     """
 
     units: float
@@ -44,6 +45,7 @@ class Limits:
     gamma: float
     bounds: tuple[float, float]
     copies: float = 0.0
+    is_alike: bool = False
 
     @property
     def unseen(self) -> float:
@@ -70,6 +72,11 @@ class Limits:
             found.append(
                 f"the log has one {kind} that counts (copies and weights near zero do not): that says "
                 "nothing of spread"
+            )
+        if self.is_alike:
+            found.append(
+                "rewards and endings are the same in all rows, so that nothing in the log tells policies "
+                "apart; log what can go otherwise"
             )
         if self.copies > 0.0:
             found.append(
@@ -227,6 +234,12 @@ class LogFacts:
     returns: MeanAndSpread
     beyond: MeanAndSpread
     weights: MeanAndSpread
+
+    def bounds(self, gamma: float, given: tuple[float, float] | None = None) -> tuple[float, float]:
+        """Of every discounted sum of such rewards, or of rewards within the given bounds."""
+        if given is None:
+            return value_bounds(self.going_on, self.final, gamma)
+        return value_bounds(given, None if self.final is None else given, gamma)
 
     def __add__(self, other: LogFacts) -> LogFacts:
         return LogFacts(

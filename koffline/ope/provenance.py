@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt64
 
-from koffline.data.disk.samples import split_log
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete
 from koffline.data.transitions import Transitions
+from koffline.data.units import split_log
 from koffline.errors import ConfigError, KofflineError
 from koffline.untrusted.limits import read_json
 

@@ -10,12 +10,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
+from koffline.last_layers import last_layer_features
 from koffline.ope.last_layer import LinearSystems, accumulate_systems
 from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import last_layer_features
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def start_features(
 
 @dataclass(frozen=True, eq=False)
 class StartSums(Sums):
-    """Σ w (R, 2) and, by head, Σ w v (H, R, 2) of start states' values v.
+    """Σ w (R, 2, G) and, by head, Σ w v (H, R, 2, G) of start states' values v, for each of G groups.
 
     As each replica's sample weighs them, and as the log does.
     """
@@ -75,15 +75,29 @@ class StartSums(Sums):
     values: Tensor
 
     @classmethod
-    def of(cls, heads: dict[str, StackedMLP], problem: EvaluationProblem, weights: Tensor) -> StartSums:
-        """Of weights (R, 2, E)."""
+    def of(
+        cls,
+        heads: dict[str, StackedMLP],
+        problem: EvaluationProblem,
+        weights: Float[Tensor, "replica 2 start"],
+        share: Float[Tensor, "start group"] | None = None,
+    ) -> StartSums:
+        """share: of a start state that belongs to each group; None for one group of all."""
+        share = torch.ones(weights.shape[2], 1) if share is None else share
+        share = share.to(weights)
         each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
-        return cls(weights.sum(dim=2), torch.stack([(weights @ v.unsqueeze(-1)).squeeze(-1) for v in each]))
+        values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
+        return cls(weights @ share, torch.stack(values))
+
+    @property
+    def by_group(self) -> np.ndarray:
+        """Means (H, R, 2, G)."""
+        return (self.values / self.weights).numpy()
 
     @property
     def means(self) -> np.ndarray:
-        """(H, R, 2)."""
-        return (self.values / self.weights).numpy()
+        """(H, R, 2) of all groups together."""
+        return (self.values.sum(dim=-1) / self.weights.sum(dim=-1)).numpy()
 
 
 def starts_of_part(

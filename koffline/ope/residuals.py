@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
+from koffline.last_layers import kernel_inputs
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.last_layer import compute_values
@@ -17,7 +18,6 @@ from koffline.ope.learning import Resampling, make_table, row_blocks, start_valu
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Columns, Sums
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import kernel_inputs
 
 _SAMPLE_ROWS = 20_000
 

@@ -96,7 +96,7 @@ class Interval(Record):
 def check_level(level: float) -> None:
     """ConfigError unless 0 < level < 1."""
     if not 0.0 < level < 1.0:
-        raise ConfigError(f"level is {level}; give a number between 0 and 1, as in 0.95")
+        raise ConfigError(f"level is {level}; give a number strictly between 0 and 1, as in 0.95")
 
 
 def percent(share: float) -> str:
@@ -146,7 +146,7 @@ class PointEstimate(Record):
 @dataclass(frozen=True)
 class Verdict(Record):
     """``answer``: "supported", "with care" or "not answerable from this log", with the ``reasons`` for less
-    than the first; each begins with what is missing (support, size, horizon, interval, contradiction).
+    than the first; each begins with what is missing (gaps, support, size, horizon …).
     ``sentence`` says it with the number.
     """
 
@@ -188,7 +188,8 @@ class Estimate(Record):
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
     can be trusted (None where the estimator has none), ``verdict`` whether the log answers the question,
     ``warnings`` are sentences a person should read before acting on it, ``notes`` what else was done.
-    ``behavior_value``: of the policy that wrote the log, by the same estimator, where it has one.
+    ``behavior_value``: of the policy that wrote the log, by the same estimator, where it has one. ``groups``:
+    `koffline.ope.groups.GroupValue` of each group of start states that ``by`` tells apart.
     """
 
     verdict: Verdict
@@ -196,6 +197,8 @@ class Estimate(Record):
     interval: Interval | None
     behavior_value: float | None = None
     uplift: Uplift | None = None
+    by: str | None = None
+    groups: tuple[Any, ...] = ()
     estimator: str
     gamma: float
     n_transitions: int
@@ -215,13 +218,10 @@ class Estimate(Record):
 
     def __str__(self) -> str:
         about = f"{self.estimator}, γ = {self.gamma:.10g}, {self.n_transitions} transitions"
-        if self.interval is None:
+        if (one := self.interval) is None:
             return f"{self.value:.4g}  (no interval, {about})"
-        interval = self.interval
-        return (
-            f"{self.value:.4g}  [{interval.low:.4g}, {interval.high:.4g}] "
-            f"({percent(interval.level)} {interval.kind}, {about})"
-        )
+        ends, kind = f"[{one.low:.4g}, {one.high:.4g}]", f"{percent(one.level)} {one.kind}"
+        return f"{self.value:.4g}  {ends} ({kind}, {about})"
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,12 +10,12 @@ import torch
 from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.kernels import FourierFeatures
+from koffline.last_layers import kernel_inputs
 from koffline.ope.last_layer import accumulate_systems, compute_residuals, minimise_kernel_loss
 from koffline.ope.learning import Ensemble, row_blocks
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.replica_sums import StartSums
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import kernel_inputs
 
 SHORTEST, MOST_STEPS = 1000, 16_000  # of a round, in all; coverage was tested at two rounds
 _EPOCHS = 40  # how often rows are seen before training may stop

@@ -41,7 +41,7 @@ class StreamSettings(PassSettings):
 
     memory: what a process may hold at most, in bytes or as in "2GB": blocks of rows are made to fit.
     partial: a folder where passes over shards save their sums now and then; the same evaluation goes on from
-    there after it was killed. workers, ray, skip_bad_shards: as in `PassSettings`.
+    there after it was killed. workers, ray: as in `PassSettings`.
     """
 
     memory: int | str = DEFAULT_MEMORY
@@ -104,18 +104,18 @@ class _SumsUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no record of sums")
 
 
-def read_sums(path: Path) -> tuple[int, Any, tuple[str, ...]]:
-    """How many items are summed, their sum, and why some were left out; bytes that are not ours: none."""
+def read_sums(path: Path) -> tuple[int, Any]:
+    """How many items are summed, and their sum; bytes that are not ours: none."""
     try:
         check_regular(path)
         with path.open("rb") as file:
-            done, total, skipped = _SumsUnpickler(file).load()
+            done, total = _SumsUnpickler(file).load()
     except Exception:  # bytes that are no pickle of ours fail in any way
-        return 0, None, ()
-    return done, total, skipped
+        return 0, None
+    return done, total
 
 
-def write_sums(path: Path, sums: tuple[int, Any, tuple[str, ...]]) -> None:
+def write_sums(path: Path, sums: tuple[int, Any]) -> None:
     """Save; a disk that takes nothing more costs the next run its head start alone."""
     content = pickled(sums)
     with contextlib.suppress(OSError):

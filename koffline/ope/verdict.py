@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from koffline.data.columns import counted
 from koffline.ope.coverage import LOW_COVERAGE, Coverage
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
-from koffline.ope.results import Interval, PointEstimate, Uplift, Verdict, percent
+from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Uplift, Verdict, percent
 
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
@@ -23,17 +25,19 @@ def judge(
     coverage: Coverage,
     scale: float,
     robust: PointEstimate | None = None,
+    gaps: Sequence[str] = (),
 ) -> Verdict:
     """*Supported*, *with care* or *not answerable from this log*, and why.
 
     scale: the rms return. robust: the doubly robust estimate by the same networks, whose weights say whether
-    the log visits what the policy does.
+    the log visits what the policy does. gaps: what its reader found missing inside episodes.
     """
     hopeless = list(_why_not(found, coverage, scale))
     if hopeless:
         why = f"This log does not say what the policy is worth: {_detail(hopeless[0])}."
         return Verdict(NOT_ANSWERABLE, tuple(hopeless), why)
-    doubts, near = list(_doubts(found, limits, coverage.fraction, scale, robust)), f"{coverage.fraction:.0%}"
+    doubts = [*gaps, *_doubts(found, limits, coverage.fraction, scale, robust)]
+    near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
     care = f"take it with care: {_detail(doubts[0])}{more}" if doubts else f"coverage is good ({near})"
     return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts), f"{_finding(found)}; {care}.")
@@ -102,6 +106,8 @@ def _doubts(
         size = found.effective_sample_size
         if size is not None and size < _FEW_WEIGHTED:
             yield f"support: {size:.1f} episodes carry the weight"
+        for deviation in found.diagnostics.get("probabilities", ()):
+            yield f"contradiction: {deviation.rstrip('.')}"
         return
     if not found.interval.holds(robust.value):
         yield f"contradiction: the doubly robust estimate is {robust.value:.4g}"
@@ -116,3 +122,36 @@ def _doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
         yield f"support: the log accounts for {mass:.2f} of the policy's visits, where 1 is right"
     if negative > _NEGATIVE:
         yield f"support: {negative:.0%} of the weights of its rows are negative, which no visits are"
+
+
+def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
+    """No uplift and no interval where the log does not answer.
+
+    A certificate without guesses stays, and all of an estimate whose interval is the reason: it is too wide.
+    """
+    if verdict.answer != NOT_ANSWERABLE or _is_reason(found.interval, verdict):
+        return found
+    if _is_certificate(found.interval):
+        return dataclasses.replace(found, uplift=None)
+    bare = {key: value for key, value in found.diagnostics.items() if not key.startswith("interval")}
+    return dataclasses.replace(found, interval=None, uplift=None, diagnostics=bare)
+
+
+def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
+    """The same of an interval that no estimator owns."""
+    is_open = verdict.answer == NOT_ANSWERABLE and bound.interval is not None
+    if not is_open or _is_certificate(bound.interval) or _is_reason(bound.interval, verdict):
+        return bound
+    return BoundRow(bound.kind, None, "the log does not answer, and the interval would rest on it alone")
+
+
+def _is_certificate(interval: Interval | None) -> bool:
+    """Whether it holds whatever the log lacks, and no bound was read off it."""
+    is_certified = interval is not None and interval.kind.split(" ")[0] in CERTIFIED_KINDS
+    return is_certified and interval is not None and not interval.assumptions.startswith(READ_OFF)
+
+
+def _is_reason(interval: Interval | None, verdict: Verdict) -> bool:
+    """Whether a calibrated interval is itself why there is no answer."""
+    is_calibrated = interval is not None and interval.kind.split(" ")[0] not in CERTIFIED_KINDS
+    return is_calibrated and verdict.reasons[0].startswith("size: ")

@@ -24,10 +24,9 @@ import torch
 from jaxtyping import Int
 
 from koffline.data.disk.log import LazyTransitions, in_whole_units
-from koffline.data.disk.samples import UnitSample, sample_units
 from koffline.data.transitions import Transitions
-from koffline.data.units import DistinctLog, without_copies
-from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.data.units import DistinctLog, UnitSample, sample_units, without_copies
+from koffline.errors import ConfigError, DataError
 from koffline.fitting import Progress, threads
 from koffline.jobs import JobStatus
 from koffline.ope.problem import EvaluationProblem, prepare_problem
@@ -77,15 +76,13 @@ class Columns(Sums):
 class WorkingLog:
     """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
 
-    ``skipped``: why shards were left out, as keys; it grows while the log is read. ``answers``: what tells
-    the policy from others, for passes that go on where a killed run was.
+    ``answers``: what tells the policy from others, for passes that go on where a killed run was.
     """
 
     log: Transitions | LazyTransitions
     sample: UnitSample
     stream: StreamSettings
     progress: Progress | None = None
-    skipped: dict[str, None] = dataclasses.field(default_factory=dict)
     answers: bytes = b""
 
     @property
@@ -127,10 +124,9 @@ class WorkingLog:
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
         """Go on from what an earlier run has saved of the same pass, and save what this one adds up."""
         names = [shard.name for shard in log.shards]
-        items = _items(log, one_by_one=self.stream.skip_bad_shards)
+        items = _items(log)
         saved = self._saved(log, plan, items)
-        before, total, skipped = (0, None, ()) if saved is None else read_sums(saved)
-        self.skipped.update(dict.fromkeys(skipped))
+        before, total = (0, None) if saved is None else read_sums(saved)
         mapped = self.stream.map(
             _sum_of_shards,
             items[before:],
@@ -140,14 +136,9 @@ class WorkingLog:
         )
         last = time.monotonic()
         for done, one in enumerate(mapped, start=before + 1):
-            if one.failure is not None:
-                self.skipped[one.failure.reason] = None
-            elif isinstance(one.value, KofflineError):  # of the policy, say: no fault of the shard
-                raise one.value
-            elif one.value is not None:
-                total = one.value if total is None else total + one.value
+            total = one.value if total is None else total + one.value
             if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
-                write_sums(saved, (done, total, tuple(self.skipped)))
+                write_sums(saved, (done, total))
                 last = time.monotonic()
         return _there_are_rows(total)
 
@@ -206,7 +197,7 @@ def hold(
     """Read the log, or units of about ``sample_rows`` rows. Raises DataError."""
     stream = stream or StreamSettings()
     found = sample_units(log, sample_rows, seed, settings=stream)
-    return WorkingLog(log, found, stream, progress, dict.fromkeys(found.skipped))
+    return WorkingLog(log, found, stream, progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,21 +215,18 @@ def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
     total = None
     with threads(plan.threads):
         for part in _parts_on_disk(plan.log, shards, plan.rows):
-            try:
-                found = plan.summarise(part)
-            except KofflineError as error:
-                return error  # raised where it cannot be taken for a shard that cannot be read
+            found = plan.summarise(part)
             total = found if total is None else total + found
     return total
 
 
-def _items(log: LazyTransitions, one_by_one: bool) -> list[tuple[int, ...]]:
+def _items(log: LazyTransitions) -> list[tuple[int, ...]]:
     """Shards to be summed together: a record of sums may be larger than the rows of a small one."""
     most = max(_ROWS_TOGETHER, -(-len(log) // _MOST_ITEMS))
     items: list[list[int]] = []
     rows = most
     for number, shard in enumerate(log.shards):
-        if one_by_one or rows + shard.rows > most:
+        if rows + shard.rows > most:
             items.append([])
             rows = 0
         items[-1].append(number)

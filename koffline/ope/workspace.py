@@ -12,6 +12,7 @@ import numpy as np
 from koffline.config import EvaluationSettings
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
+from koffline.last_layers import FeatureMap
 from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.doubly_robust import RowSums
@@ -25,7 +26,6 @@ from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
-from koffline.solvers.linear import FeatureMap
 from koffline.store.run_record import versions
 
 
@@ -78,19 +78,17 @@ class Workspace:
     @cached_property
     def limits(self) -> Limits:
         """What the log can say at all."""
-        facts, merged, given = self.facts, self.log.merged, self.settings.reward_bounds
-        going_on, final = facts.going_on, facts.final
-        if given is not None:
-            going_on, final = given, None if final is None else given
-        has_episodes = self.transitions.has_episodes
+        facts, merged, gamma = self.facts, self.log.merged, self.settings.gamma
+        has_episodes, (low, high) = self.transitions.has_episodes, facts.bounds(gamma)
         return Limits(
             units=facts.weights.effective_count,
             by_episode=has_episodes,
             fixed_starts=self.initial_observations is not None,
             longest=facts.longest if has_episodes else None,
             ending_rate=facts.terminated / facts.rows,
-            gamma=self.settings.gamma,
-            bounds=value_bounds(going_on, final, self.settings.gamma),
+            gamma=gamma,
+            bounds=facts.bounds(gamma, self.settings.reward_bounds),
+            is_alike=low == high,
             copies=0.0 if self.log.is_whole or not merged.merged else 1.0 - merged.distinct / merged.units,
         )
 
@@ -233,7 +231,7 @@ class Workspace:
             "notes": log.metadata.notes,
             "seed": self.settings.seed,
             "seconds": round(time.perf_counter() - self._started, 3),
-            "data_sha256": "" if self.log.skipped else log.sha256,
+            "data_sha256": log.sha256,
             "versions": versions(),
         }
 

@@ -45,7 +45,9 @@ def write_estimate(found: Estimate, out: Path, truth: float | None, force: bool,
 def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
     """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
     found, own, uplift = estimate.diagnostics, estimate.diagnostics.get("logged_return"), estimate.uplift
-    value = f"{estimate.value:.4g}   ({words.return_words(estimate)})"
+    is_open = estimate.verdict.answer.startswith("not")
+    about = "no answer: the log does not support this number" if is_open else words.return_words(estimate)
+    value = f"{estimate.value:.4g}   ({about})"
     rows = [
         ("verdict", str(estimate.verdict)),
         ("value", value),
@@ -77,7 +79,19 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     ]
     console = pages.make_console()
     pages.print_record(console, f"What {estimate.policy} is worth", rows)
+    _print_groups(console, estimate)
     pages.print_end(console, estimate.warnings, page, len(estimate.notes), estimate.verdict.sentence)
+
+
+def _print_groups(console: Any, estimate: Estimate) -> None:
+    """What each group of start states is worth."""
+    if not estimate.groups:
+        return
+    together = f"{percent(estimate.settings['level'])}, together"
+    drawn = pages.make_table(f"By {estimate.by}", str(estimate.by), "start states", "value", together)
+    for row in words.group_rows(estimate):
+        drawn.add_row(*row)
+    console.print(drawn)
 
 
 def write_estimates(found: EstimateTable, out: Path, truth: float | None, force: bool, run: Any) -> Path:
@@ -120,7 +134,7 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
             about = ["–", words.uplift(row.estimate.uplift), "", ""]
             if interval is not None:
                 kind, ends = interval.kind, f"{interval.low:.4g} … {interval.high:.4g}"
-                about = [ends, about[1], kind, words.promise(kind)]
+                about = [ends, about[1], kind, words.promise(interval)]
             value = row.estimate.value
             error = [] if truth is None else [f"{value - truth:+.3g}"]
             cells = [cells[0], f"{value:.4g}", *about, "" if size is None else f"{size:.0f}", *error]

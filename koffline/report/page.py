@@ -108,6 +108,7 @@ def render_page(template: str, figures: Mapping[str, str], found: Any, context: 
         "return_words",
         "describe_log",
         "uplift",
+        "group_rows",
     )
     environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in named}})
     environment.globals["estimator_words"] = words.estimator_words
@@ -170,12 +171,10 @@ def print_end(
     for warning in warnings:
         print_labelled(console, "warning", warning)
     if notes:
-        where = (
-            "are in the report" if page is not None else "are in --json, and 'koffline data info' shows them"
-        )
-        console.print(
-            f"{words.count_of(notes, 'note')} on how the log was read {where}", style="dim", soft_wrap=True
-        )
+        them, verb = ("it", "is") if notes == 1 else ("them", "are")
+        where = "in the report" if page is not None else f"in --json, and 'koffline data info' shows {them}"
+        said = f"{words.count_of(notes, 'note')} on how the log was read {verb} {where}"
+        console.print(said, style="dim", soft_wrap=True)
     if sentence:
         console.print(sentence, style="bold", soft_wrap=True)
     if page is not None:

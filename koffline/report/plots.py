@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
-from koffline.report.words import promise, return_words
+from koffline.report.words import UNCERTAIN, promise, return_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,6 +36,7 @@ DEFAULT_ESTIMATOR = "kloss"
 _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
     CALIBRATED: (ACCENT, "-", 0.4),
     CERTIFIED: (WARM, (0.0, (3.0, 1.2)), 0.75),
+    UNCERTAIN: (SOFT, (0.0, (3.0, 1.2)), 0.75),
 }
 
 
@@ -190,7 +191,7 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
         axes.set_xlim(window)
         if bounds and points:
             axes.axhline(len(points) - 0.5, color="#cbd2d9", lw=0.8)
-        made = {promise(interval.kind) for *_, interval in [*points, *bounds] if interval}
+        made = {promise(interval) for *_, interval in [*points, *bounds] if interval}
         for name, (color, dashes, alpha) in _LINES.items():
             if name in made:
                 axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
@@ -204,7 +205,7 @@ def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
 def _draw_interval(
     axes: Axes, place: float, interval: Interval, window: tuple[float, float], width: float
 ) -> None:
-    color, dashes, alpha = _LINES[promise(interval.kind)]
+    color, dashes, alpha = _LINES[promise(interval)]
     left, right = max(interval.low, window[0]), min(interval.high, window[1])
     if left < right:
         axes.hlines(place, left, right, color=color, lw=width, ls=dashes, alpha=alpha)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from koffline.ope.names import BANDIT, CERTIFIED_KINDS
+from koffline.ope.names import BANDIT, CERTIFIED_KINDS, READ_OFF
 from koffline.ope.results import (
     CALIBRATED,
     CERTIFIED,
@@ -16,6 +16,7 @@ from koffline.ope.results import (
     percent,
 )
 
+UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
 _SHARES = ("coverage", "beyond_cuts", "cut_share", "largest_share", "mean_probability_of_logged_actions")
 _WORDS = {  # for readers; what is missing has its key
@@ -47,8 +48,8 @@ _WORDS = {  # for readers; what is missing has its key
 def describe_interval(interval: Interval | None) -> str:
     """Ends, level and kind."""
     if interval is None:
-        return "none; the warnings say why"
-    about = f"{percent(interval.level)} {interval.kind}, {promise(interval.kind)}"
+        return "none; the verdict and the warnings say why"
+    about = f"{percent(interval.level)} {interval.kind}, {promise(interval)}"
     return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"
 
 
@@ -77,6 +78,14 @@ def uplift(more: Uplift | None) -> str:
     return "" if more is None else f"{more.value:+.3g}{within(more.interval)}"
 
 
+def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
+    """Cells for each group of start states: name, start states, value, interval or why there is none."""
+    return [
+        (row.group, f"{row.starts:,}", number(row.value), within(row.interval).strip(" ()") or row.reason)
+        for row in found.groups
+    ]
+
+
 def within(interval: Interval | None) -> str:
     """Ends in brackets behind a number, nothing for none."""
     return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
@@ -102,9 +111,11 @@ def describe_log(found: Any) -> str:
     return f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')}, {episodes}"
 
 
-def promise(kind: str) -> str:
-    """What a kind of interval promises: ``calibrated`` or ``certified``."""
-    return CERTIFIED if kind in CERTIFIED_KINDS else CALIBRATED
+def promise(interval: Interval) -> str:
+    """What an interval promises: ``calibrated``, ``certified``, or that if guessed bounds hold."""
+    if interval.kind.split(" ")[0] not in CERTIFIED_KINDS:
+        return CALIBRATED
+    return UNCERTAIN if interval.assumptions.startswith(READ_OFF) else CERTIFIED
 
 
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

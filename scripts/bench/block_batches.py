@@ -1,7 +1,7 @@
 """Mini-batches from a log on disk: time beside one-row reading and a log in memory, and how well they mix.
 
-Prints medians of rounds in which the sides take turns, and ratios. Times are of the processor, the thread
-that reads ahead included, so that a busy machine changes them little. The log is made for the run and removed
+Prints medians of rounds in which the sides take turns, and ratios. Times are of the processor, reading
+included, so that a busy machine changes them little. The log is made for the run and removed
 afterwards.
 
     python -m scripts.bench.block_batches                  # a million rows, about 200 MB of disk, two minutes
@@ -88,7 +88,6 @@ class Sides:
             self._file[key][self._rows()]
 
     def close(self) -> None:
-        self._sampler.close()
         self._file.close()
 
     def _rows(self) -> np.ndarray:
@@ -120,7 +119,6 @@ def mixing(log: LazyTransitions, pool_rows: int, block_rows: int | None, batches
     """Variance of means of the sorted column, over that of uniform draws: of batches, and of 16 in a row."""
     sampler = BlockSampler(log, 1, pool_rows=pool_rows, block_rows=block_rows)
     means = np.array([sampler.draw(BATCH)["rewards"].mean() for _ in range(batches)])
-    sampler.close()
     uniform = 1 / 12 / BATCH
     longer = means[: batches // 16 * 16].reshape(-1, 16).mean(axis=1)
     return {

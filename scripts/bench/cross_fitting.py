@@ -26,7 +26,7 @@ from koffline.ope.bellman_test.front import make_form
 from koffline.ope.cross_fit import CrossFitted, cross_fit
 from koffline.ope.features import default_features, make_feature_system
 from koffline.ope.problem import prepare_problem
-from tests.exact_problems import _CASES, ExactProblem, FiniteCase
+from tests.exact_problems import CASES, ExactProblem, FiniteCase
 
 LEVEL, FEATURES, RIDGE = 0.05, 20, 1e-6
 KINDS = ("training", "pooled", "one_fold", "cross_fit", "exact")
@@ -82,7 +82,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[400])
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    case = next(case for case in _CASES if case.name == "chain_tuples")
+    case = next(case for case in CASES if case.name == "chain_tuples")
     assert isinstance(case, FiniteCase)
     values = case.world.mdp.action_values(case.target, case.gamma)
     points = np.linspace(-1.0, 1.0, 7)

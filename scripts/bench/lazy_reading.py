@@ -22,12 +22,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
-import h5py
 import numpy as np
 
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.flat import flat_arrays
 from koffline.data.hdf5 import write_hdf5
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Transitions
@@ -56,11 +54,8 @@ def write_formats(log: Transitions, folder: Path) -> dict[str, LazyTransitions]:
     """The log in every format that can be read lazily."""
     with ShardWriter(folder / "shards", max(1, len(log) // 4)) as writer:
         writer.append(log)
-    with h5py.File(folder / "contiguous.hdf5", "w") as file:
-        for key, array in flat_arrays(log).items():
-            file[key] = array
     write_hdf5(log, folder / "gzip.hdf5")
-    names = {"shards": "shards", "contiguous HDF5": "contiguous.hdf5", "HDF5, gzip": "gzip.hdf5"}
+    names = {"shards": "shards", "HDF5, gzip": "gzip.hdf5"}
     return {name: open_transitions(folder / file, lazy=True) for name, file in names.items()}
 
 

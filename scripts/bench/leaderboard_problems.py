@@ -131,9 +131,9 @@ class BoardProblem:
         target = self.targets[name]
         if not hasattr(target, "sample"):
             return DiscretePolicy(self.world.n_actions, target, name=name)
-        if target.deterministic:
-            return ContinuousPolicy(1, target.mean, None, name=name)
-        return ContinuousPolicy(1, target.mean, target.sample, name=name, density_function=target.log_density)
+        size, sample = len(self.world.bounds[0]), None if target.deterministic else target.sample
+        density = getattr(target, "log_density", None)
+        return ContinuousPolicy(size, target.mean, sample, name=name, density_function=density)
 
     def truth(self, name: str) -> tuple[float, float]:
         """Value over the world's start distribution, and its standard error (0 where it is exact)."""
@@ -146,9 +146,12 @@ class BoardProblem:
         value = spec.truth()
         return value.value, value.standard_error
 
-    def _log_probabilities(self, log: Transitions) -> Array:
+    def _log_probabilities(self, log: Transitions) -> Array | None:
+        """None of continuous actions whose density is not written down."""
         if hasattr(self.behavior, "log_density"):
             return np.asarray(self.behavior.log_density(log.observations, log.actions))
+        if hasattr(self.behavior, "sample"):
+            return None
         chances = self.behavior(log.observations)
         return np.log(chances[np.arange(len(log)), log.actions])
 

@@ -14,6 +14,7 @@ import numpy as np
 from koffline.ope.comparisons import relative_regret_at_k, spearman
 from koffline.ope.names import ESTIMATORS
 
+AUTO, PEERS = "auto", ("d3rlpy", "scope-rl", "plain")
 FEWEST_RANKED = 3  # policies that a method must have answered about to be asked for a ranking
 
 
@@ -33,6 +34,22 @@ class Score:
     intervals: int
     width: float | None
     seconds: float | None
+
+
+def with_default(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells with what `koffline.evaluate` answers: `dr` for single steps of known chances, else `kloss`.
+
+    (`koffline.ope.estimators.choose_estimator`)
+    """
+    made = []
+    for cell in cells:
+        found = {answer["method"]: answer for answer in cell["answers"]}
+        one_step = cell["n_rows"] == cell["n_episodes"] and "value" in found.get("dr", {})
+        chosen = found.get("dr" if one_step else "kloss")
+        verdict = {key: part for key, part in found.get("kloss", {}).items() if key == "verdict"}
+        own = [] if chosen is None else [{**chosen, **verdict, "method": AUTO}]
+        made.append({**cell, "answers": [*own, *cell["answers"]]})
+    return made
 
 
 def scales(cells: list[dict[str, Any]]) -> dict[str, float]:
@@ -96,7 +113,9 @@ def family_of(method: str) -> str:
     """Whose estimator it is, and of what kind."""
     if method in ESTIMATORS:
         return f"koffline, {ESTIMATORS[method]}"
-    return method.split(" ")[0] if method.startswith(("d3rlpy", "scope-rl")) else "koffline, bounds"
+    if method == AUTO:
+        return "koffline, the default"
+    return method.split(" ")[0] if method.startswith(PEERS) else "koffline, bounds"
 
 
 def common_cells(cells: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:

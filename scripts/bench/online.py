@@ -30,15 +30,13 @@ from scripts.bench import plain_trust_pcl as plain
 from scripts.bench.plain_trust_pcl import PlainRun, PlainSettings
 
 TARGET = 4.0  # least ratio of 12 runs
-PARTS = ("environment", "acting", "learning")
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a case: median microseconds per environment step and run, and the shares of its parts."""
+    """One side of a case: median microseconds per environment step and run."""
 
     microseconds: float
-    shares: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -69,9 +67,10 @@ def make_config(settings: PlainSettings) -> OnlineConfig:
         target_decay=plain.TARGET_DECAY,
         max_grad_norm=plain.MAX_GRAD_NORM,
         clip_adv=plain.CLIP_ADVANTAGE,
+        divergence_per="step",
         kl_coef_initial=plain.FIRST_KL_COEF,
         hidden=(plain.HIDDEN, plain.HIDDEN),
-        n_environments=1,
+        num_envs=1,
         windows_per_path=1,
         entropy_coef=0.0,
         diag_weight=None,
@@ -89,21 +88,16 @@ def measure(
     stack = LockStep([OnlineRun(make_config(settings[k % len(settings)]), k) for k in range(runs)])
     goal = warm_up
     play(singles, stack, goal)
-    before = parts_of(singles, stack)
     pairs = []
     for _ in range(rounds):
         goal += steps
         single, stacked = play(singles, stack, goal)
         pairs.append((single / (steps * len(singles)), stacked / (steps * runs)))
-    after = parts_of(singles, stack)
     for run in singles:
         run.close()
     stack.close()
     wall, processor = (tuple(float(single[i] / stacked[i]) for single, stacked in pairs) for i in range(2))
-    sides = [
-        Side(1e6 * statistics.median(pair[side][0] for pair in pairs), shares(before[side], after[side]))
-        for side in range(2)
-    ]
+    sides = [Side(1e6 * statistics.median(pair[side][0] for pair in pairs)) for side in range(2)]
     ratios = statistics.median(wall), wall, statistics.median(processor)
     return Result(tuple(critics), runs, *sides, *ratios)
 
@@ -130,24 +124,11 @@ def timed(work: Callable[[], None]) -> np.ndarray:
     return np.array([time.perf_counter(), time.process_time()]) - start
 
 
-def parts_of(singles: Sequence[PlainRun], stack: LockStep) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds that each part has taken so far, on both sides."""
-    single = {part: sum(getattr(run.seconds, part) for run in singles) for part in PARTS}
-    return single, {part: float(stack.seconds[part]) for part in PARTS}
-
-
-def shares(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Of the time between, by part."""
-    spent = {part: after[part] - before[part] for part in PARTS}
-    return {part: seconds / sum(spent.values()) for part, seconds in spent.items()}
-
-
 def describe(result: Result) -> str:
     """One line per side and the ratio."""
     lines = [f"{', '.join(result.critics)}; {result.runs} runs in the stack"]
     for name, side in (("plain", result.plain), ("stacked", result.stacked)):
-        parts = ", ".join(f"{part} {share:.0%}" for part, share in side.shares.items())
-        lines.append(f"  {name:8s} {side.microseconds:7.1f} µs per environment step and run ({parts})")
+        lines.append(f"  {name:8s} {side.microseconds:7.1f} µs per environment step and run")
     low, high = min(result.ratios), max(result.ratios)
     verdict = "met" if result.ratio >= TARGET else "missed"
     lines.append(f"  ratio    {result.ratio:7.2f} ({low:.2f} to {high:.2f}; at least {TARGET:g}: {verdict})")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -34,7 +33,7 @@ class PlainSettings:
     learning_rate: float = 3e-3
     adam_epsilon: float = 1e-8
     max_divergence: float = 0.05
-    kl_coef_min: float = 1.0
+    kl_coef: float = 1.0
     bandwidth_scale: float = 1.0
     reward_scale: float = 1.0
 
@@ -102,15 +101,6 @@ class Window:
 
 
 @dataclass
-class Seconds:
-    """Wall time spent."""
-
-    environment: float = 0.0
-    acting: float = 0.0
-    learning: float = 0.0
-
-
-@dataclass
 class _Running:
     """The sub-episode being collected."""
 
@@ -142,32 +132,27 @@ class PlainRun:
         self.adam = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=settings.adam_epsilon)
         self.replay, self.moments = Replay(inputs, box.shape[0]), RunningMoments()
         self.kl_coef, self.episodes = FIRST_KL_COEF, deque(maxlen=20)
-        self.steps, self.seconds, self._running = 0, Seconds(), _Running()
+        self.steps, self._running = 0, _Running()
         self.observation, _ = self.environment.reset(seed=seed)
         self.episode_return, self.episode_length = 0.0, 0
 
     def iterate(self) -> None:
         """Targets move, ten steps are taken, the trust region follows, one gradient step."""
-        start = time.perf_counter()
         with torch.no_grad():
             for slow, fast in zip(self.slow_parameters, self.parameters, strict=True):
                 slow.lerp_(fast, 1.0 - TARGET_DECAY)
-        self.seconds.learning += time.perf_counter() - start
         for _ in range(STEPS_PER_ITERATION):
             self._step()
-        start = time.perf_counter()
         if self._running.rewards:
             self._store(terminated=False)
         returns, lengths = ([episode[part] for episode in self.episodes] for part in (0, 1))
         wanted = solve_kl_coef(returns, lengths, self.settings.max_divergence)
-        self.kl_coef = max(0.99 * self.kl_coef + 0.01 * wanted, self.settings.kl_coef_min)
+        self.kl_coef = max(0.99 * self.kl_coef + 0.01 * wanted, self.settings.kl_coef)
         if self.replay.count >= LEARNING_STARTS:
             self._learn()
-        self.seconds.learning += time.perf_counter() - start
 
     def _step(self) -> None:
         """One action, one environment step."""
-        start = time.perf_counter()
         self.moments.update(self.observation)
         if not self._running.observations:
             self._running.observations.append(self.observation)
@@ -177,10 +162,7 @@ class PlainRun:
             action = (mean + self.log_std.exp() * torch.randn_like(mean)).numpy()
         box = self.environment.action_space
         clipped = np.clip(action, box.low, box.high)
-        middle = time.perf_counter()
         self.observation, reward, terminated, truncated, _ = self.environment.step(clipped)
-        end = time.perf_counter()
-        self.seconds.acting += middle - start
         self.steps, self.episode_length = self.steps + 1, self.episode_length + 1
         self.episode_return += float(reward)
         self._running.observations.append(self.observation)
@@ -191,8 +173,6 @@ class PlainRun:
             self.episodes.append((self.episode_return, self.episode_length))
             self.episode_return, self.episode_length = 0.0, 0
             self.observation, _ = self.environment.reset()
-            end = time.perf_counter()
-        self.seconds.environment += end - middle
 
     def _store(self, terminated: bool) -> None:
         part, self._running = self._running, _Running()

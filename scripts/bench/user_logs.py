@@ -10,6 +10,7 @@ and truths by rollouts. The ``test`` half is for one run per release, never for 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -60,11 +61,23 @@ class Skill:
         return f"epsilon:{self.epsilon}:{path}" if self.epsilon else str(path)
 
 
+@dataclass(frozen=True)
+class Written:
+    """A policy that a user wrote down, by koffline's name for it."""
+
+    policy: str
+    greedy: bool = False
+
+    def spec(self, environment: str) -> str:
+        """The name."""
+        return self.policy
+
+
 def trained(environment: str, steps: int) -> Path:
     """The folder of a run of Trust-PCL with TD(0), resumed where it was broken off."""
-    out = cache_directory() / "policies" / f"{environment}-{steps}"
+    out = cache_directory() / "policies" / f"{environment.removesuffix('-v5')}-{steps}"
     if not (out / "summary.json").exists():
-        settings = {"environment": f"{environment}-v5", "critic": "td0", "steps": steps}
+        settings = {"env": environment, "critic": "td0", "steps": steps}
         words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         start = [str(_CONFIG), *words, "--seed-count", str(_SEEDS), "--out", str(out)]
         going = ["--resume", str(out)] if out.exists() else start
@@ -81,13 +94,13 @@ def _exported(model: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class LocomotionProblem:
-    """Episodes of MuJoCo of at most 1000 steps, each played by one of several policies; γ = 0.99."""
+class PlayedProblem:
+    """Episodes of Gymnasium of at most 1000 steps, each played by one of several policies."""
 
     name: str
     environment: str
-    behavior: tuple[tuple[Skill, float], ...]
-    targets: dict[str, Skill]
+    behavior: tuple[tuple[Skill | Written, float], ...]
+    targets: dict[str, Skill | Written]
     episodes: int
     gamma: float = 0.99
 
@@ -102,9 +115,7 @@ class LocomotionProblem:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             weights = tuple(weight for _, weight in self.behavior)
-            settings = RolloutSettings(
-                f"{self.environment}-v5", self.episodes, weights, seed=seed, gamma=0.99
-            )
+            settings = RolloutSettings(self.environment, self.episodes, weights, seed=seed, gamma=self.gamma)
             policies = [skill.spec(self.environment) for skill, _ in self.behavior]
             write_transitions(build_rollouts(settings, policies), path)
         log = open_transitions(str(path))
@@ -117,11 +128,11 @@ class LocomotionProblem:
         return load_policy(spec, log.action_space, log.observation_shape)
 
     def truth(self, name: str) -> tuple[float, float]:
-        """Mean discounted return and its standard error; after 1000 steps γ has left 4e-5 of a return."""
+        """Mean discounted return and its standard error; 1000 steps leave γ^1000 of what would come."""
         path = cache_directory() / "truths" / f"{self.name}-{name}.json".replace(" ", "-")
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            settings = RolloutSettings(f"{self.environment}-v5", _TRUTH_EPISODES, seed=10_000, gamma=0.99)
+            settings = RolloutSettings(self.environment, _TRUTH_EPISODES, seed=10_000, gamma=self.gamma)
             returns = build_rollouts(settings, [self.targets[name].spec(self.environment)]).returns(
                 self.gamma
             )
@@ -130,12 +141,12 @@ class LocomotionProblem:
         return value, error
 
 
-def _locomotion(environment: str, steps: int, episodes: int) -> Callable[[], LocomotionProblem]:
+def _locomotion(environment: str, steps: int, episodes: int) -> Callable[[], PlayedProblem]:
     """Two policies wrote the log, noisily; asked are one of them, its mean action, and one that did not."""
     writer, other, stranger = (Skill(steps, seed) for seed in range(_SEEDS))
-    return lambda: LocomotionProblem(
+    return lambda: PlayedProblem(
         f"{environment} {steps}",
-        environment,
+        f"{environment}-v5",
         ((Skill(steps, 0, 0.2), 1.0), (Skill(steps, 1, 0.1), 1.0)),
         {
             "writer": writer,
@@ -144,6 +155,19 @@ def _locomotion(environment: str, steps: int, episodes: int) -> Callable[[], Loc
             "stranger": stranger,
         },
         episodes,
+    )
+
+
+def _lander() -> PlayedProblem:
+    """LunarLander (it needs box2d and pygame), γ 0.995; asked is also a pilot who did not fly."""
+    pilot = {name: f"scripts.bench.lander:{name}" for name in ("steady", "late", "shy")}
+    return PlayedProblem(
+        "lander",
+        "LunarLander-v3",
+        ((Written(f"epsilon:0.2:{pilot['steady']}"), 1.0), (Written(f"epsilon:0.2:{pilot['late']}"), 1.0)),
+        {name: Written(policy) for name, policy in pilot.items()},
+        150,
+        0.995,
     )
 
 
@@ -241,12 +265,13 @@ def _pendulum() -> BoardProblem:
     )
 
 
-Maker = Callable[[], "LocomotionProblem | BoardProblem"]
+Maker = Callable[[], "PlayedProblem | BoardProblem"]
 HALVES: dict[str, tuple[Maker, ...]] = {
     "development": (
         _locomotion("Hopper", 40_000, 120),
         _locomotion("Walker2d", 40_000, 120),
         _locomotion("HalfCheetah", 40_000, 40),
+        *([_lander] if importlib.util.find_spec("Box2D") else []),
         _treatment(300),
         _treatment(3000),
         _clicks(3000, 0),
@@ -274,7 +299,7 @@ HALVES: dict[str, tuple[Maker, ...]] = {
 }
 
 
-def problems(half: str) -> dict[str, LocomotionProblem | BoardProblem]:
+def problems(half: str) -> dict[str, PlayedProblem | BoardProblem]:
     """Problems of a half by name."""
     made = [make() for make in HALVES[half]]
     return {problem.name: problem for problem in made}

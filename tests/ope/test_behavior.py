@@ -33,14 +33,16 @@ def test_complete_episodes_say_it_by_their_returns() -> None:
 
 
 def test_a_return_goes_on_after_the_cut() -> None:
-    """Reward one for ever: worth ten, whatever is done; ten logged steps show 6.5 of it."""
+    """Reward about one for ever: worth ten, whatever is done; ten logged steps show 6.5 of it."""
     log = discrete_log(600).replace(
-        rewards=np.ones(600), terminated=np.zeros(600, bool), truncated=np.arange(600) % 10 == 9
+        rewards=1.0 + 0.01 * (-1.0) ** np.arange(600),
+        terminated=np.zeros(600, bool),
+        truncated=np.arange(600) % 10 == 9,
     )
     found = koffline.evaluate(log, uniform, 0.9, **{**QUICK, "steps": 500})
-    assert found.diagnostics["logged_return"] == pytest.approx(6.513, abs=1e-3)
+    assert found.diagnostics["logged_return"] == pytest.approx(6.516, abs=1e-3)
     assert found.diagnostics["beyond_cuts"] == pytest.approx(0.9**10)
-    assert found.behavior_value == pytest.approx(10.0, abs=0.01)
+    assert found.behavior_value == pytest.approx(10.0, abs=0.05)
     assert found.uplift.value == pytest.approx(0.0, abs=0.02)
 
 
@@ -85,7 +87,7 @@ def test_no_interval_of_the_uplift_without_one_of_the_value() -> None:
     log = discrete_log().replace(actions=np.zeros(60, dtype=np.int64))
     found = koffline.evaluate(log, lambda s: np.tile([0.0, 0.1, 0.9], (len(s), 1)), 0.9, **QUICK)
     assert found.interval is None
-    assert found.uplift.interval is None
+    assert (found.uplift, found.behavior_value) == (None, None)
     said = "This log does not say what the policy is worth: only 0% of the policy's actions lie near"
     assert found.verdict.sentence.startswith(said)
 

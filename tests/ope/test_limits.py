@@ -12,6 +12,7 @@ from koffline.data.units import without_copies
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.verdict import NOT_ANSWERABLE
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 from tests.ope.problems import discrete_log
 
@@ -102,11 +103,19 @@ class TestTooLittle:
         assert any("ask for a smaller gamma" in warning for warning in found.warnings)
 
     def test_a_certificate_holds_all_the_same(self):
+        """One that was told its bounds; one that read them off a log that does not answer is none."""
         problem = cut_after_twenty(20, 0.999)
-        found = koffline.evaluate(
-            problem.transitions, problem.policy, 0.999, interval="kernel-certified", **QUICK
-        )
-        assert found.interval.holds(problem.value)
+        told = {"reward_bounds": (-0.1, 2.9), "norm_bound": 1e4}
+        for given in (told, {}):
+            settings = {**QUICK, "interval": "kernel-certified", **given}
+            found = koffline.evaluate(problem.transitions, problem.policy, 0.999, **settings)
+            assert found.verdict.answer == NOT_ANSWERABLE
+            assert found.uplift is None
+            assert given == {} or found.interval.holds(problem.value)
+            assert given == told or found.interval is None
+        table = estimate_all(problem.transitions, problem.policy, 0.999, names=("kloss", "is"), **QUICK)
+        assert table.verdict.answer == NOT_ANSWERABLE
+        assert not re.search(r'"(low|high)": [-\d]', table.to_json())
 
 
 class TestPossibleValues:
@@ -159,5 +168,17 @@ class TestPossibleValues:
         table = estimate_all(log, problem.policy, 0.98, names=names, bounds=False, **options)
         for found in (table[name].estimate for name in names):
             assert found.value == pytest.approx(50.0, rel=1e-3)
-            assert found.interval.low <= found.value <= found.interval.high
+            assert found.interval is None  # the log shows nothing else
             assert not any("lies outside" in warning for warning in found.warnings)
+
+
+def test_a_log_whose_rows_are_all_alike_answers_nothing_about_any_policy():
+    """Reward one at every step and no end: every estimator says 1/(1 − γ), and none may be sure of it."""
+    log = discrete_log()
+    alike = {"rewards": np.ones(len(log)), "terminated": np.zeros(len(log), bool)}
+    log = dataclasses.replace(log, **alike, truncated=log.truncated | log.terminated)
+    table = estimate_all(log, "uniform", 0.9, **QUICK)
+    assert all(row.estimate is None or row.estimate.interval is None for row in table.rows)
+    assert all(bound.interval is None for bound in table.bounds)
+    assert table.verdict.answer == "not answerable from this log"
+    assert "nothing in the log tells policies apart" in table.verdict.reasons[0]

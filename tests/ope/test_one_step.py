@@ -1,5 +1,6 @@
 """A log of one-step episodes, a bandit's: every estimator against the exact answer, without a gamma."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -108,3 +109,11 @@ def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_kloss_els
     ):
         made = koffline.evaluate(other, policy, **{**SMALL, "steps": 20}, **options)
         assert made.estimator == "kloss"
+
+
+def test_probabilities_that_are_not_those_of_the_actions_are_never_supported() -> None:
+    log = users()
+    log = dataclasses.replace(log, behavior_log_probabilities=log.behavior_log_probabilities - 0.3)
+    verdict = koffline.evaluate(log, policy, estimator="wis").verdict
+    assert verdict.answer == "with care"
+    assert any("average 1.3" in reason for reason in verdict.reasons)

@@ -62,7 +62,7 @@ def test_a_run_folder_says_what_its_model_was_trained_on(tmp_path) -> None:
     made = as_value_function(tmp_path / "model_1.d3", log.action_space, (4,))
     assert made.trained_on is not None
     assert len(made.trained_on) == 30
-    from koffline.data.disk.samples import split_log
+    from koffline.data.units import split_log
 
     rows, held_out = split_log(log, 0.25, 0)
     assert held_out is not None

@@ -1,11 +1,16 @@
 """The verdict: what is missing decides it, by hand-made facts."""
 
 import dataclasses
+import json
+import re
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import koffline
+from koffline.cli import cli
+from koffline.data.sources import write_transitions
 from koffline.ope.coverage import Coverage
 from koffline.ope.limits import Limits
 from koffline.ope.results import Interval, PointEstimate
@@ -40,6 +45,7 @@ def robust(**changed: float) -> PointEstimate:
         (WITH_CARE, "size", {"limits": dataclasses.replace(LIMITS, units=12.0)}),
         (WITH_CARE, "size", {"scale": 3.0}),
         (NOT_ANSWERABLE, "size", {"scale": 0.9}),
+        (WITH_CARE, "gaps", {"gaps": ["gaps: 3 steps are longer than others"]}),
         (WITH_CARE, "horizon", {"limits": dataclasses.replace(LIMITS, longest=10)}),
         (WITH_CARE, "contradiction", {"robust": robust(value=12.0)}),
         (WITH_CARE, "support", {"robust": robust(effective_units=4.0)}),
@@ -66,3 +72,51 @@ def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval(
         "support: only 0% of the policy's actions lie near logged ones"
     ]
     assert next(iter(found.as_dict())) == "verdict"
+
+
+@pytest.mark.parametrize("command", ["--interval=kernel-certified", "--interval=dual", "--estimator=all"])
+def test_no_number_on_the_screen_looks_like_knowledge_where_there_is_none(command, tmp_path) -> None:
+    log = discrete_log()
+    write_transitions(log.replace(actions=np.zeros(len(log), dtype=np.int64)), tmp_path / "log.hdf5")
+    asked = [
+        "evaluate",
+        str(tmp_path / "log.hdf5"),
+        "--policy",
+        "uniform",
+        "--gamma",
+        "0.9",
+        "--quiet",
+        command,
+    ]
+    asked += [f"--set={name}={value}" for name, value in QUICK.items()]
+    shown = CliRunner().invoke(cli, [*asked, "--out", str(tmp_path / "out")]).output
+    assert NOT_ANSWERABLE in shown
+    assert not re.search(r"\d …|certified, |uplift +│", shown)
+    page = (tmp_path / "out" / "report.html").read_text().split("<h2>How to get")[0]
+    assert not re.search(r"\d … [-\d]|uplift <b>|class=\"value\"", page)
+
+
+def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tmp_path) -> None:
+    rows = [
+        f"{user},{day},{day % 3},{(user + day) % 2},{(user * day) % 5},{int(day == 29)}"
+        for user in range(40)
+        for day in range(30)
+        if day % 29 == 0 or (user + day) % 3
+    ]
+    table, report = tmp_path / "gaps.csv", tmp_path / "report"
+    table.write_text("\n".join(["user,day,x,act,gain,end", *rows]))
+    roles = {"observations": "x", "action": "act", "reward": "gain", "episode": "user", "time": "day"}
+    columns = [f"--{role}={name}" for role, name in {**roles, "terminal": "end"}.items()]
+    given = ["--policy", "uniform", "--gamma", "0.8", *(f"--set={k}={v}" for k, v in QUICK.items())]
+    screen = CliRunner().invoke(cli, ["evaluate", str(table), *columns, *given, "--out", str(report)]).output
+    said = "32% of the steps may be missing"
+    assert said in " ".join(screen.split("take it with care")[1].split())
+    found = json.loads((report / "estimate.json").read_text())["verdict"]
+    assert found["answer"] == WITH_CARE
+    assert said in found["reasons"][0]
+    assert said in (report / "report.html").read_text().split("Diagnostics")[0]
+    shards = tmp_path / "shards"
+    CliRunner().invoke(cli, ["data", "convert", str(table), str(shards), "--shard-rows", "500", *columns])
+    asked = ["evaluate", str(shards), "--lazy", *given, "--json"]
+    lazy = json.loads(CliRunner().invoke(cli, asked).stdout)["verdict"]
+    assert lazy["reasons"][0] == found["reasons"][0]

@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import koffline
-from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from tests.ope.problems import discrete_log
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 
 MODEL = "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:, 0]\n"
 DIAGNOSE = ("diagnose", "log.npz", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9")
@@ -19,12 +18,8 @@ SELECT = ("select", "log.npz", "--gamma", "0.9")
 QUICK = ("--set", "steps=40", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
 
 
-def call(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, arguments, prog_name="koffline")
-
-
 def run(*arguments: str) -> Result:
-    done = call(*arguments)
+    done = run_cli(*arguments)
     assert done.exit_code == 0, done.output
     return done
 
@@ -64,7 +59,7 @@ def test_table_and_report(command, words, files, plots) -> None:
         assert page.count("<svg") == len(plots)
     known = ("www.w3.org", "purl.org", "creativecommons.org", "matplotlib.org")  # it loads nothing
     assert all(any(name in word for name in known) for word in page.split() if "http" in word)
-    assert_refused(call(*command, "--out", "why"), "--force")
+    assert_refused(run_cli(*command, "--out", "why"), "--force")
 
 
 def test_a_selection_has_every_policy_and_pair() -> None:
@@ -109,7 +104,7 @@ def test_training_rows_can_be_allowed() -> None:
     ],
 )
 def test_bad_input_is_one_line(arguments, message) -> None:
-    assert_refused(call(*arguments), message)
+    assert_refused(run_cli(*arguments), message)
 
 
 @pytest.mark.parametrize(

@@ -175,4 +175,6 @@ def _why_no_interval(interval: str, problem: EpisodeProblem) -> str:
         )
     if problem.ratios.is_estimated:
         return "it needs exact behavior probabilities, these are estimated"
+    if problem.rewards.min() == problem.rewards.max():
+        return "all rewards are alike, which shows nothing of their range; give reward_bounds"
     return "it needs bounded means of episodes of equal weight"

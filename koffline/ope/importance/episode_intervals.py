@@ -124,12 +124,15 @@ def certified_interval(
     zero, so capping weights at c can only lower the expectation, and then the sum lies in
     [0, c (M − m) Σ γ^t]: a concentration bound applies whatever the weights. The upper end is the mirror
     image. ``stepwise`` uses w_t of each step, otherwise that of the whole episode. Lowest and highest
-    possible returns bound the interval in any case. Raises ConfigError when the log exceeds the range.
+    possible returns bound the interval in any case. None too where all rewards are alike and their range was
+    not given. Raises ConfigError when the log exceeds the range.
     (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
     """
     if not np.allclose(weights.shares, weights.shares[0]):
         return None
     low, high = check_reward_bounds(reward_range, (float(rewards.min()), float(rewards.max())))
+    if low == high:
+        return None
     horizon, (bottom, top) = weights.horizon, (low, high)
     powers = gamma ** np.arange(horizon)
     total, lengths = float(powers.sum()), f" all of {horizon} steps"

@@ -75,7 +75,8 @@ def importance_ratios(
     at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)
-        return Ratios(logs, False, (*_warnings_of_logged(logs), *at_bounds), {"behavior": FROM_LOG})
+        off = _warnings_of_logged(logs)
+        return Ratios(logs, False, (*off, *at_bounds), {"behavior": FROM_LOG, "probabilities": list(off)})
     cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
     found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
     diagnostics = {"behavior": ESTIMATED, **found.diagnostics}
@@ -105,9 +106,8 @@ def _warnings_of_logged(logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
     error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else np.inf
     if abs(float(ratios.mean()) - 1.0) <= _DEVIATIONS * error + 1e-3:
         return ()
-    average = f"{ratios.mean():.4g} over rows (standard error {error:.2g}) where 1 is expected"
     why = "the logged probabilities are not those of the logged actions, or the policy takes unlogged ones"
-    return (f"Ratios of policy to behavior average {average}: {why}.",)
+    return (f"Ratios of policy to behavior average {ratios.mean():.4g} ± {error:.2g}, not 1: {why}.",)
 
 
 def _warnings_at_bounds(

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from koffline.errors import KofflineError
+from koffline.last_layers import kernel_inputs, last_layer, last_layer_features
 from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues
 from koffline.ope.intervals.calibrated import RIDGE, instruments, ridge_sizes, ridged_fit
@@ -30,7 +31,6 @@ from koffline.ope.learning import row_blocks
 from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.ope.results import Interval
 from koffline.replicas import StackedMLP
-from koffline.solvers.linear import kernel_inputs, last_layer, last_layer_features
 
 _ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
 _MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}

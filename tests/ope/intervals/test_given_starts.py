@@ -6,11 +6,11 @@ import torch
 
 import koffline
 from koffline.errors import ConfigError
+from koffline.last_layers import RandomFourierFeatures
 from koffline.ope.features import make_feature_system
 from koffline.ope.intervals import make_interval
 from koffline.ope.problem import prepare_problem
 from koffline.policies import ContinuousPolicy
-from koffline.solvers import RandomFourierFeatures
 
 WIDE = ContinuousPolicy(1, lambda s: np.zeros((len(s), 1)), lambda s, g: g.uniform(-1.0, 1.0, (len(s), 1)))
 

@@ -1,0 +1,205 @@
+"""What each group of start states is worth, by the networks of one evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Shaped
+
+from koffline.data.columns import counted
+from koffline.data.features import Features
+from koffline.data.table.problems import natural_key
+from koffline.errors import ConfigError, DataError, nearest_name
+from koffline.ope.learning import Resampling
+from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
+from koffline.ope.problem import EvaluationProblem
+from koffline.ope.replica_sums import StartSums
+from koffline.ope.results import Interval, PointEstimate, Record
+from koffline.ope.working_log import Columns, LogPart
+from koffline.ope.workspace import Workspace
+from koffline.replicas import StackedMLP
+
+By = str | int | Mapping[str, Any]  # labels by a name
+FEWEST_STARTS = 10.0
+_MOST_GROUPS = 30
+
+
+@dataclass(frozen=True)
+class GroupValue(Record):
+    """What a policy is worth from the ``starts`` start states of a group; without a value, for a ``reason``.
+
+    ``interval``: all intervals of the groups hold their values together with the stated level.
+    """
+
+    group: str
+    starts: int
+    value: float | None = None
+    interval: Interval | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """``names`` of groups by the column ``by``.
+
+    ``codes``: the group of each unit (of each given start state) by its number; ``weights``: of the same.
+    """
+
+    by: str
+    names: tuple[str, ...]
+    codes: Int[np.ndarray, " unit"]
+    weights: Float[np.ndarray, " unit"]
+
+    def sizes(self, group: int) -> tuple[int, float]:
+        """Its start states that have weight, and their effective number."""
+        weights = self.weights[(self.codes == group) & (self.weights > 0.0)]
+        return len(weights), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
+
+
+def check_by(by: By, estimator: str, interval: str) -> None:
+    """Raise ConfigError where values by group cannot be had."""
+    if estimator not in FITTED:
+        raise ConfigError(f"values by group are those of {', '.join(FITTED)}, not of {estimator}; name one")
+    if interval not in (DEFAULT, BOOTSTRAP):
+        raise ConfigError(f"intervals of groups are of kind {BOOTSTRAP}, not {interval}; leave one out")
+    if isinstance(by, Mapping) and len(by) != 1:
+        raise ConfigError(f"by has {counted(len(by), 'column')}; give one, as in {{'segment': labels}}")
+
+
+def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) -> tuple[GroupValue, ...]:
+    """The value of each group of start states, and intervals that hold together.
+
+    The networks are those of the evaluation, ``found`` is its estimate by them. The intervals are made as its
+    own, at level 1 − (1 − level) / groups: a dozen of replicas cannot say what the largest of several |t| is,
+    and Bonferroni's inequality asks for nothing (Dunn 1961, Multiple comparisons among means).
+    """
+    fitted, settings = workspace.fitted, workspace.settings
+    sizes = [groups.sizes(group) for group in range(len(groups.names))]
+    enough = [size >= FEWEST_STARTS for _, size in sizes]
+    chosen = {found.name: fitted.heads[found.name]}
+    if fitted.problem.fixed_starts:
+        share = _shares(groups, np.arange(len(groups.codes)))
+        sums = StartSums.of(chosen, fitted.problem, fitted.ensemble.start_weights, share)
+    else:
+        sums = workspace.fold(partial(_starts_by_group, chosen, fitted.ensemble.resampling, groups))
+    level = 1.0 - (1.0 - settings.level) / max(1, sum(enough))
+    rows = []
+    for group, name in enumerate(groups.names):
+        starts, size = sizes[group]
+        if not enough[group]:
+            few = f"too few start states to answer: {starts}, of an effective number of {size:.0f}"
+            few = few if starts != round(size) else f"too few start states to answer: {starts}"
+            rows.append(GroupValue(name, starts, reason=f"{few} (at least {FEWEST_STARTS:.0f})"))
+            continue
+        if found.interval is None:
+            rows.append(GroupValue(name, starts, reason="the log does not answer for all start states"))
+            continue
+        values = sums.by_group[0, :, :, group]
+        interval, note = workspace.limits.cut(fitted.interval(values, level, size))
+        low, high = workspace.limits.bounds
+        value = min(max(fitted.summarise(values).value, low), high)
+        if interval is not None:
+            said = f"{interval.assumptions} Level {settings.level:.10g} for {sum(enough)} groups together."
+            interval = Interval(interval.low, interval.high, settings.level, interval.kind, said)
+        rows.append(GroupValue(name, starts, value, interval, None if interval else note))
+    return tuple(rows)
+
+
+def _shares(groups: Groups, units: np.ndarray) -> torch.Tensor:
+    """(E, G): one in the group of each unit."""
+    return torch.as_tensor(np.eye(len(groups.names))[groups.codes[units]])
+
+
+def _starts_by_group(
+    heads: dict[str, StackedMLP],
+    resampling: Resampling,
+    groups: Groups,
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> StartSums:
+    """The values of a part's start states by group."""
+    weights = resampling.start_weights(problem, units)
+    return StartSums.of(heads, problem, weights, _shares(groups, units))
+
+
+def groups_of(workspace: Workspace, by: By) -> Groups:
+    """Groups by the name or the number of an observed feature, or by labels of the log's units by a name.
+
+    Raises ConfigError and DataError.
+    """
+    log, given, fold = workspace.log.log, workspace.initial_observations, workspace.log
+    column, features = by if isinstance(by, (str, int)) else None, log.metadata.features
+    name = next(iter(by)) if isinstance(by, Mapping) else str(by)
+    if given is not None:
+        if column is None:
+            raise ConfigError("labels are of the log's episodes, and other start states were given; drop one")
+        found = _columns(np.arange(len(given)), np.ones(len(given)), given, column, features)
+    else:
+        found = fold.fold(partial(_starts_of_part, column, features)).joined()
+    units = found["unit"]
+    if isinstance(by, Mapping):
+        labels, count = list(by[name]), log.n_episodes if log.has_episodes else len(log)
+        if len(labels) != count:
+            kind = counted(count, "episode" if log.has_episodes else "row")
+            raise DataError(f"{name} has {len(labels)} labels, the log {kind}; give one for each")
+        numbers = fold.sample.units[fold.merged.kept][units] if fold.is_whole else units
+        found["label"] = np.array([_text(labels[number]) for number in numbers])
+    distinct = sorted(set(found["label"].tolist()), key=_order)
+    if len(distinct) > _MOST_GROUPS:
+        several = f"{len(distinct)} different values among the start states"
+        raise DataError(f"{name} has {several}, more than {_MOST_GROUPS}; make fewer groups of them first")
+    codes, weights = np.zeros(int(units.max()) + 1, dtype=np.int64), np.zeros(int(units.max()) + 1)
+    places = {text: place for place, text in enumerate(distinct)}
+    codes[units], weights[units] = [places[text] for text in found["label"].tolist()], found["weight"]
+    return Groups(name, tuple(distinct), codes, weights)
+
+
+def _starts_of_part(column: str | int | None, features: Features | None, part: LogPart) -> Columns:
+    """Units of a part: number, weight of the first row, and what its observation holds there."""
+    log = part.transitions
+    firsts = log.episode_starts if log.has_episodes else np.arange(len(log))
+    weight = np.ones(len(firsts)) if log.weights is None else np.asarray(log.weights, np.float64)[firsts]
+    return Columns((_columns(part.units, weight, log.observations[firsts], column, features),))
+
+
+def _columns(
+    units: np.ndarray,
+    weight: np.ndarray,
+    starts: Shaped[np.ndarray, "start *observation"],
+    column: str | int | None,
+    features: Features | None,
+) -> dict[str, np.ndarray]:
+    """Numbers of units, weights of their start states, and the feature's text. Raises DataError."""
+    found = {"unit": units, "weight": weight}
+    if column is None:
+        return found
+    flat = starts.reshape(len(starts), -1)
+    names = features.names if features is not None and len(features.names) == flat.shape[1] else ()
+    table = features.table(flat) if features is not None and names else None
+    if table is not None and column in table.columns:
+        values = table[str(column)].to_list()
+    elif column in names or (str(column).isdecimal() and int(column) < flat.shape[1]):
+        values = flat[:, names.index(str(column)) if column in names else int(column)].tolist()
+    else:
+        remedy = f"give a number from 0 to {flat.shape[1] - 1}"
+        remedy = nearest_name(str(column), names) if names else remedy
+        raise DataError(f"the log's observations have no feature '{column}'; {remedy}")
+    return {**found, "label": np.array([_text(value) for value in values])}
+
+
+def _text(value: object) -> str:
+    return "missing" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _order(text: str) -> tuple[float, list[object]]:
+    """Numbers first, by size."""
+    try:
+        return float(text), []
+    except ValueError:
+        return math.inf, natural_key(text)

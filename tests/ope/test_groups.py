@@ -1,0 +1,142 @@
+"""Values by group of start states: by one set of networks, the same wherever labels come from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from scipy import stats
+
+import koffline
+from koffline.cli import cli
+from koffline.data.disk.writer import ShardWriter
+from koffline.errors import ConfigError, DataError
+from koffline.ope import evaluation
+from tests.ope.problems import QUICK, SOFT, discrete_log
+
+KIND = np.arange(30) % 3 == 0
+
+
+def log_of_two_kinds() -> koffline.Transitions:
+    """30 episodes; the first feature is 2 all along in every third of them, where rewards are larger."""
+    log = discrete_log(300)
+    rows = np.repeat(KIND, 10)
+    states, following = log.observations.copy(), log.next_observations.copy()
+    states[:, 0], following[:, 0] = np.where(rows, 2.0, -1.0), np.where(rows, 2.0, -1.0)
+    return log.replace(observations=states, next_observations=following, rewards=log.rewards + 3.0 * rows)
+
+
+def test_groups_share_networks_and_their_mean_is_the_value() -> None:
+    log = log_of_two_kinds()
+    plain, found = (koffline.evaluate(log, SOFT, 0.9, **QUICK, by=by) for by in (None, 0))
+    assert (plain.groups, plain.by) == ((), None)
+    assert (found.value, found.interval) == (plain.value, plain.interval)  # nothing was trained anew
+    small, large = found.groups
+    assert (small.group, small.starts, large.group, large.starts) == ("-1", 20, "2", 10)
+    assert (20 * small.value + 10 * large.value) / 30 == pytest.approx(found.value)
+    assert large.value > small.value + 3.0
+    assert found.as_dict()["groups"][1]["interval"]["level"] == 0.95
+
+
+def test_the_interval_is_bonferronis(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two groups: each at level 0.975, with Student's t and the group's own number of start states."""
+    kept = []
+    whole = evaluation.values_by_group
+    monkeypatch.setattr(evaluation, "values_by_group", lambda *given: kept.append(given) or whole(*given))
+    settings = {**QUICK, "resampled_replicas": 6}
+    found = koffline.evaluate(log_of_two_kinds(), SOFT, 0.9, **settings, by=0).groups[1]
+    workspace, _, _ = kept[0]
+    fitted, network = workspace.fitted, workspace.fitted.heads["kloss"]
+    values = evaluation.start_values(network, fitted.problem).double().numpy()  # (R, E)
+    counts = fitted.ensemble.start_weights[:, 0].numpy() * KIND
+    resampled = ((values * counts).sum(axis=1) / counts.sum(axis=1))[fitted.ensemble.full :]
+    resampled = resampled[np.isfinite(resampled)]
+    quantile = stats.t.ppf(1.0 - 0.05 / 4, df=min(len(resampled), 10) - 1)
+    half = quantile * resampled.std(ddof=1) * np.sqrt((1 + 1 / fitted.ensemble.full) * 10 / 9)
+    assert found.interval.width == pytest.approx(2 * half, rel=1e-6)
+    assert found.value == pytest.approx(values[:, KIND].mean(), rel=1e-6)
+
+
+def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
+    log = log_of_two_kinds()
+    feature = koffline.evaluate(log, SOFT, 0.9, **QUICK, by=0)
+    labels = np.where(KIND, "vip", "all others")
+    named = koffline.evaluate(log, SOFT, 0.9, **QUICK, by={"segment": labels})
+    assert [row.group for row in named.groups] == ["all others", "vip"]
+    assert named.by == "segment"
+    assert [row.value for row in named.groups] == [row.value for row in feature.groups]
+    with ShardWriter(tmp_path / "log", shard_rows=70) as writer:
+        writer.append(log)
+    shards = koffline.open_transitions(tmp_path / "log", lazy=True)
+    lazy = koffline.evaluate(shards, SOFT, 0.9, **QUICK, by=0, sample_rows=120)
+    held = koffline.evaluate(log, SOFT, 0.9, **QUICK, by={"segment": labels}, sample_rows=120)
+    assert [row.starts for row in lazy.groups] == [20, 10]
+    for one, other in zip(lazy.groups, held.groups, strict=True):
+        assert one.value == pytest.approx(other.value, rel=1e-9)
+
+
+def test_copies_and_given_starts_keep_their_groups() -> None:
+    log = log_of_two_kinds()
+    order = np.r_[np.arange(30), [0, 0, 1]]
+    copied = log.select_episodes(order)
+    names = np.where(KIND, "a", "b")[order]
+    found = koffline.evaluate(copied, SOFT, 0.9, **QUICK, by={"it": names})
+    assert [(row.group, row.starts) for row in found.groups] == [("a", 10), ("b", 20)]
+    assert "8 " in found.groups[0].reason  # (3 + 9 · 1)² / (9 + 9) = 8
+    starts = log.observations[:: len(log) // 60][:60]
+    given = koffline.evaluate(log, SOFT, 0.9, **QUICK, by=0, initial_observations=starts)
+    assert sum(row.starts for row in given.groups) == 60
+    with pytest.raises(ConfigError, match="other start states were given"):
+        koffline.evaluate(log, SOFT, 0.9, **QUICK, by={"it": KIND}, initial_observations=starts)
+
+
+@pytest.mark.parametrize(
+    ("by", "options", "words"),
+    [
+        (1, {}, "1 has 30 different values among the start states, more than"),
+        ("speed", {}, "no feature 'speed'; give a number from 0 to 1"),
+        ({"it": [1, 2]}, {}, "it has 2 labels, the log 30 episodes"),
+        (0, {"estimator": "dr"}, "are those of kloss, fqe, lstd, not of dr"),
+        (0, {"interval": "dual"}, "are of kind bootstrap, not dual"),
+    ],
+)
+def test_what_cannot_be_a_group_is_said_before_anything_is_trained(by, options, words, monkeypatch) -> None:
+    monkeypatch.setattr("koffline.ope.groups._MOST_GROUPS", 20)
+    monkeypatch.setattr(evaluation, "run_estimator", None)
+    with pytest.raises((ConfigError, DataError), match=words):
+        koffline.evaluate(log_of_two_kinds(), SOFT, 0.9, **QUICK, by=by, **options)
+
+
+def test_a_column_of_a_table_in_the_command(tmp_path: Path) -> None:
+    rows = [
+        f"{user},{day},{(user * 7 + day) % 5},{(user + day) % 2},{user % 3 + day % 2},{int(day == 9)},"
+        f"{('new', 'old', 'vip')[0 if user < 15 else 1 if user < 35 else 2] if day == 0 else ''}"
+        for day in reversed(range(10))
+        for user in range(40)
+    ]
+    table, report = tmp_path / "log.csv", tmp_path / "report"
+    table.write_text("\n".join(["user,day,x,act,gain,end,segment", *rows]))
+    roles = {"observations": "x", "action": "act", "reward": "gain", "episode": "user", "time": "day"}
+    columns = [f"--{role}={name}" for role, name in {**roles, "terminal": "end"}.items()]
+    asked = ["evaluate", str(table), *columns, "--policy", "uniform", "--gamma", "0.8", "--quiet"]
+    asked += [f"--set={name}={value}" for name, value in QUICK.items()]
+    shown = CliRunner().invoke(cli, [*asked, "--by", "segment", "--out", str(report)]).output
+    found = json.loads((report / "estimate.json").read_text())
+    starts = {row["group"]: row["starts"] for row in found["groups"]}
+    assert starts == {"new": 15, "old": 20, "vip": 5}
+    few = "too few start states to answer: 5 (at least 10)"
+    assert found["groups"][2]["value"] is None
+    assert found["groups"][2]["reason"] == few
+    page = (report / "report.html").read_text()
+    assert few in shown
+    assert few in page
+    assert "By segment" in page
+    plain = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
+    assert plain["value"] == found["value"]
+    refused = CliRunner().invoke(cli, [*asked, "--by", "segmnt"])
+    assert refused.exit_code == 2
+    assert "has no column 'segmnt' (by); did you mean 'segment'?" in refused.output
+    assert CliRunner().invoke(cli, [*asked, "--by", "x", "--estimator", "all"]).exit_code == 2
