@@ -21,6 +21,7 @@ from typing import Any
 from koffline import errors
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs.workers import JobFailure, failure_of, opened, pack, value_of
+from koffline.progress import progress_bar
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,10 @@ class JobError(KofflineError):
 
 @dataclass(frozen=True, eq=False)
 class Mapped:
-    """The value of one item, or why it has none (only where failures are skipped)."""
+    """The value of one item."""
 
     item: Any
     value: Any
-    failure: JobFailure | None = None
 
 
 Report = Callable[[JobStatus], None]
@@ -57,18 +57,16 @@ Name = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class PassSettings:
-    """Where the passes over a log's shards run, and whether they leave out what cannot be read.
+    """Where the passes over a log's shards run.
 
     workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
-    skip_bad_shards: an item that raises a KofflineError, or whose workers all die, gives its failure.
     retries: how often an item is given to another worker after one has died over it.
     ordered: False gives values as they are computed.
     """
 
     workers: int = 1
     ray: str | None = None
-    skip_bad_shards: bool = False
     retries: int = 2
     ordered: bool = True
 
@@ -95,12 +93,9 @@ class PassSettings:
         name = name or (lambda item: f"item {item}")
 
         def mapped(item: Any, value: Any) -> Mapped:
-            if not isinstance(value, JobFailure):
-                return Mapped(item, value)
-            failure = replace(value, name=name(item))
-            if not (self.skip_bad_shards and (failure.kind or failure.lost)):
-                raise self._error_of(failure) from None
-            return Mapped(item, None, failure)
+            if isinstance(value, JobFailure):
+                raise self._error_of(replace(value, name=name(item))) from None
+            return Mapped(item, value)
 
         with closing(self.results(call, items, shared, name, progress)) as results:
             yield from starmap(mapped, results)  # no name here keeps a large value alive
@@ -184,25 +179,14 @@ class PassSettings:
 @contextmanager
 def _heard_by(progress: bool | Report | None) -> Iterator[Report]:
     """What hears the progress: for True a bar on a terminal's stderr, a callable itself, else nobody."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True, emoji=False)
-    if progress is not True or not console.is_terminal:
-        yield progress if callable(progress) else lambda status: None
-        return
-    columns = (MofNCompleteColumn(), BarColumn(24), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None)
+    with progress_bar("", None, progress is True and sys.stderr.isatty()) as tell:
 
         def report(status: JobStatus) -> None:
             names = ", ".join(status.running[:3]) + (", …" if len(status.running) > 3 else "")
             earlier = f" ({status.found} found finished)" if status.found else ""
-            text = escape(names + earlier)  # rich's markup has no hold on names
-            bar.update(task, completed=status.done, total=status.total, description=text)
+            tell(status.done, total=status.total, note=names + earlier)
 
-        yield report
+        yield progress if callable(progress) else report
 
 
 @dataclass(frozen=True)

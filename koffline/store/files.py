@@ -7,8 +7,6 @@ killed cannot clean up: what it left goes away when the same target is written a
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import functools
 import hashlib
 import json
@@ -150,8 +148,6 @@ def minari_folder(identifier: str) -> Path:
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
 
 
-_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
-_HERE = -100  # AT_FDCWD
 _NAME = re.compile(r"\.(?P<target>.+)\.(?P<place>[0-9a-f]{8})-(?P<process>\d+)-[0-9a-f]{8}(\.old)?\.tmp")
 _RETIRED = ".old.tmp"
 
@@ -177,15 +173,12 @@ def remove_abandoned(target: Path) -> None:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Give a finished folder its name; what was there goes away after that, in one step where Linux can.
+    """Give a finished folder its name; what was there is set aside, and goes away after that.
 
     Raises OSError; then everything is as it was.
     """
     if not os.path.lexists(target):
         os.rename(finished, target)
-        return
-    if _exchange(finished, target):
-        _discard(finished)  # the old one
         return
     retired = temporary_beside(target, _RETIRED)
     os.rename(target, retired)
@@ -228,22 +221,6 @@ def _discard(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names at once; False where the system or the file system cannot."""
-    if platform.system() != "Linux":
-        return False
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return False
-    if renameat2(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0:
-        return True
-    number = ctypes.get_errno()
-    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
-        return False
-    raise OSError(number, os.strerror(number), str(second))
 
 
 @functools.cache

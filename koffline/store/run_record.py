@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.machinery
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
@@ -35,7 +33,6 @@ PACKAGES = (
 )  # fmt: skip
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # of a result, not of what it is
-_WITHOUT_VALUE = ("--force",)
 _BLOCK = 1 << 20
 _MOST_FILES = 1_000_000
 _HOLES = 64 * 2**20  # bytes of a file that need not lie on the disk
@@ -66,17 +63,13 @@ def shown_command() -> str:
 def without_place(arguments: Sequence[str]) -> list[str]:
     """The words without --out, --resume and --force, and their values."""
     kept: list[str] = []
-    words = iter(range(len(arguments)))
-    for place in words:
-        word = arguments[place]
+    words = iter(arguments)
+    for word in words:
         option, assigned, _ = word.partition("=")
         if option not in _WHERE:
             kept.append(word)
-            continue
-        following = arguments[place + 1] if place + 1 < len(arguments) else "-"
-        flag = option in _WITHOUT_VALUE or (option == "--resume" and arguments[0] != "online")
-        if not assigned and not flag and not following.startswith("--"):
-            next(words)
+        elif not assigned and (option == "--out" or (option == "--resume" and arguments[0] == "online")):
+            next(words, None)  # its value
     return kept
 
 
@@ -115,7 +108,7 @@ def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[s
         "inputs": digests_of(named),
         "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
         "versions": versions(),
-        "machine": machine(),
+        "machine": f"{platform.system()} {platform.machine()}",
     }
 
 
@@ -158,23 +151,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def machine() -> str:
-    """System and processor, without the machine's name."""
-    return f"{platform.system()} {platform.machine()}, {_processor()}"
-
-
 def available_cores() -> int:
     """Cores that this process may use; libraries start as many threads unless they are told otherwise."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return " ".join(line.partition(":")[2].split())
-    return platform.processor() or "unknown processor"
 
 
 def _running() -> tuple[str, ...]:
@@ -213,38 +193,15 @@ def path_of(name: str) -> Path | None:
 
 
 def _module_file(name: str) -> Path | None:
-    """The source of ``package.module:name``."""
+    """The source of ``package.module:name``; nothing is imported to find it, whatever a record names."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return None
-    first, *rest = module.split(".")
-    try:
-        found = importlib.util.find_spec(first)
-        for place in range(len(rest)):  # find_spec("a.b") would run a, which is not for a record to do
-            folders = found.submodule_search_locations if found is not None else None
-            name = ".".join([first, *rest[: place + 1]])
-            found = importlib.machinery.PathFinder.find_spec(name, folders) if folders is not None else None
-    except (ImportError, ValueError, AttributeError):
-        return None
-    return None if found is None or not found.has_location else Path(str(found.origin))
+    stem = Path(*module.split("."))
+    places = (Path(root, end) for root in sys.path for end in (stem.with_suffix(".py"), stem / "__init__.py"))
+    return next(filter(Path.is_file, places), None)
 
 
 def now() -> str:
     """Time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-
-def shown(value: Any) -> str:
-    """A setting in a message, long ones cut."""
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 20 else f"{text[:12]}…"
-
-
-def is_free(out: Path, record: str) -> bool:
-    """Whether a run may begin there: no folder yet, or one with nothing but what a start left behind.
-
-    record: the file that makes a folder a run's. Raises ConfigError for a file.
-    """
-    if out.exists() and not out.is_dir():
-        raise ConfigError(f"{out} is a file; name a folder for the run")
-    return not out.exists() or all(path.name.startswith("." + record) for path in out.iterdir())

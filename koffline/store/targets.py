@@ -11,6 +11,7 @@ import glob
 import json
 import logging
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -20,10 +21,11 @@ import yaml
 
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import minari_folder, temporary_beside, write_text
-from koffline.store.run_record import FILE, is_free, path_of, shown
+from koffline.store.run_record import FILE, path_of
 from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
+_MARK = b"koffline writes here, or was killed: then its next command in this folder removes this file\n"
 RECORD, CONFIG = FILE, "config.yaml"
 _NAMES = {None: "a training run", "online": "an online run"}  # by the ``kind`` in their records
 Record = Mapping[str, Any]
@@ -75,7 +77,8 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
     """One process at a time writes a file or folder; ConfigError for a second one, unless it is to wait.
 
     The lock is on a file beside the target, which goes away with it; the system lets go of it when the
-    process ends, however it ends. Folders made for it go away again where nothing was written.
+    process ends, however it ends, and the file of one that was killed is removed by the next command. Folders
+    made for it go away again where nothing was written.
     """
     real = _real(target)
     if real in _claims.get():  # by the command that this is a part of
@@ -84,6 +87,10 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
     path, made, handle = real.with_name(f".{real.name}{LOCK}"), list[Path](), None
     try:
         handle = _acquired(path, target, made, wait)
+        if handle is not None:
+            with contextlib.suppress(OSError):
+                os.write(handle, _MARK)
+                _remove_left_behind(path)
         yield
     finally:
         if handle is not None:
@@ -141,6 +148,21 @@ def _acquired(path: Path, target: Path, made: list[Path], wait: bool) -> int | N
             if os.path.samestat(os.fstat(handle), path.lstat()):
                 return handle
         os.close(handle)  # the one before has removed it meanwhile
+
+
+def _remove_left_behind(own: Path) -> None:
+    """Remove the locks of commands that were killed, which nobody holds; files of others are not touched."""
+    import fcntl
+
+    for path in own.parent.glob(f".*{LOCK}"):
+        found = path.lstat()
+        if path == own or not stat.S_ISREG(found.st_mode) or found.st_size != len(_MARK):
+            continue
+        with contextlib.suppress(OSError), path.open("rb") as opened:
+            if opened.read() == _MARK:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(opened.fileno()), path.lstat()):
+                    path.unlink()
 
 
 def _places(name: str) -> list[Path]:
@@ -231,6 +253,16 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
+def is_free(out: Path, record: str) -> bool:
+    """Whether a run may begin there: no folder yet, or one with nothing but what a start left behind.
+
+    record: the file that makes a folder a run's. Raises ConfigError for a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file; name a folder for the run")
+    return not out.exists() or all(path.name.startswith("." + record) for path in out.iterdir())
+
+
 def _check_run(
     out: Path,
     record: Record,
@@ -251,6 +283,12 @@ def _check_run(
     for name in {**asked, **found}:
         if found.get(name) != asked.get(name):
             raise ConfigError(
-                f"{out} is a run of another config: {name} is {shown(found.get(name))} there and "
-                f"{shown(asked.get(name))} here; resume it with its own config or choose another --out"
+                f"{out} is a run of another config: {name} is {_shown(found.get(name))} there and "
+                f"{_shown(asked.get(name))} here; resume it with its own config or choose another --out"
             )
+
+
+def _shown(value: Any) -> str:
+    """A setting in a message, long ones cut."""
+    text = "not set" if value is None else str(value)
+    return text if len(text) <= 20 else f"{text[:12]}…"

@@ -1,4 +1,4 @@
-"""Stated bounds: the memory that a file may take, the sizes of descriptions, what a file may be and may run.
+"""Stated bounds: the memory that a file may take, the sizes of descriptions, what a file may be.
 
 `Refused` carries the sentence without the file's name; each reader turns it into its own kind of error.
 """
@@ -134,58 +134,8 @@ def shown_bytes(count: int) -> str:
     return "more than 1000 PB"
 
 
-def check_column_files(folder: Path) -> None:
-    """Look at every Arrow and Parquet file below a folder before any of it is read. Raises Refused."""
-    import pyarrow.parquet as parquet
-
-    tally = Tally()
-    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
-        check_inside(folder, path)
-        with path.open("rb") as content:
-            is_parquet = content.read(4) == b"PAR1"
-        if is_parquet:
-            with parquet.ParquetFile(path) as file:
-                found = file.metadata
-                declared = sum(found.row_group(i).total_byte_size for i in range(found.num_row_groups))
-                # run lengths make a value of any number of rows: what they become in memory counts
-                tally.add(max(declared, 8 * found.num_rows * found.num_columns))
-
-
 def check_inside(folder: Path, path: Path) -> None:
     """Raise Refused where ``path`` is no regular file, or leads out of ``folder`` by a link or by ``..``."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{path.name} leads out of the folder; copy the file into it")
     check_regular(path)
-
-
-# In the environment, as workers are processes of their own and inherit it.
-WITHOUT_CODE = "KOFFLINE_WITHOUT_CODE"
-
-
-def check_code_allowed(name: str, how: str) -> None:
-    """To be called before code runs that ``name`` stands for. Raises ConfigError where that is forbidden.
-
-    how: what it is, to follow the name: "runs the Python module mine".
-    """
-    if os.environ.get(WITHOUT_CODE):
-        raise ConfigError(
-            f"{name} {how}, which a repetition does only when asked; look at it, then add --allow-code"
-        )
-
-
-def check_environment_allowed(identifier: str, options: Any = None) -> None:
-    """The same for an environment: `module:Name-v0` imports the module, also as an option of another."""
-    for text in (identifier, *texts_in(options)):
-        if ":" in text:
-            check_code_allowed(f"the environment {text}", f"imports the Python module {text.split(':')[0]}")
-
-
-def texts_in(value: Any) -> list[str]:
-    """Every text within plain values, keys too."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, dict):
-        return [text for item in value.items() for part in item for text in texts_in(part)]
-    if isinstance(value, list | tuple):
-        return [text for part in value for text in texts_in(part)]
-    return []

@@ -3,17 +3,11 @@
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from tests.faults.places import content, full_after
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import make_log
-
-
-def koffline(*words):
-    return CliRunner().invoke(cli, list(words), prog_name="koffline")
 
 
 @pytest.fixture
@@ -23,12 +17,18 @@ def log(tmp_path, monkeypatch):
     return tmp_path / "log.hdf5"
 
 
-@pytest.mark.parametrize("target", ["new.hdf5", "new.npz", "new.parquet", "new.csv", "new.arrow"])
-def test_a_full_disk_while_converting_leaves_what_was_there(log, target):
-    write_transitions(make_log(), log.with_name(target))
+@pytest.mark.parametrize("room", [100, 4096])
+@pytest.mark.parametrize(
+    "target", ["new.hdf5", "new.npz", "new.parquet", "new.csv", "new.arrow", "dump", "shards"]
+)
+def test_a_full_disk_while_converting_leaves_what_was_there(log, target, room):
+    """Closing a file that HDF5 could not write used to end the process."""
+    more = {"dump": ["--format", "d3rlpy"], "shards": ["--shard-rows", "10000"]}.get(target, [])
+    if not more:
+        write_transitions(make_log(), log.with_name(target))
     before = content(log.parent)
-    with full_after(4096):
-        done = koffline("data", "convert", "log.hdf5", target, "--force")
+    with full_after(room):
+        done = run_cli("data", "convert", "log.hdf5", target, "--force", *more)
     assert_refused(done, "File too large")
     assert content(log.parent) == before
 
@@ -39,14 +39,14 @@ def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
         "data: {source: log.hdf5}\nalgo: {type: kloss_dqn, params: {batch_size: 8}}\n"
         "train: {n_steps: 6, n_steps_per_epoch: 2}\n"
     )
-    assert koffline("train", "c.yaml", "--out", "whole").exit_code == 0
+    assert run_cli("train", "c.yaml", "--out", "whole").exit_code == 0
     largest = max(path.stat().st_size for path in Path("whole").iterdir())
     with full_after(largest // 2):
-        done = koffline("train", "c.yaml", "--out", "a")
+        done = run_cli("train", "c.yaml", "--out", "a")
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert "File too large" in done.stderr
-    assert koffline("train", "c.yaml", "--out", "a", "--resume").exit_code == 0
+    assert run_cli("train", "c.yaml", "--out", "a", "--resume").exit_code == 0
     same = {name for name in content(Path("whole")) if name.startswith(("model_", "critic_loss"))}
     whole, again = content(Path("whole")), content(Path("a"))
     assert {name: whole[name] for name in same} == {name: again[name] for name in same}
@@ -67,5 +67,5 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch
         "koffline.data.sources.open_transitions", lambda *_, **__: pytest.fail("work was begun")
     )
     before = content(log.parent)
-    assert_refused(koffline(*command, "--out", place))
+    assert_refused(run_cli(*command, "--out", place))
     assert content(log.parent) == before

@@ -27,17 +27,8 @@ def refused(path: Path, content: bytes) -> str:
     return str(error.value)
 
 
-def nested_tuples(depth: int = 64) -> bytes:
-    """A dictionary whose key is a tuple of twice the tuple before: hashing it takes 2^depth steps."""
-    return b"\x80\x04})" + b"".join(b"\x94h%c\x86" % i for i in range(depth)) + b"Ns."
-
-
 BOMBS = {
-    "a table of four billion entries": (b"\x80\x04Nr\xff\xff\xff\xff.", "table far larger than itself"),
-    "a key that takes years to hash": (nested_tuples(), "nests tuples without end"),
-    "a set": (b"\x80\x04\x8f(K\x01\x90.", "instruction that models never need"),
     "bytes that are not there": (b"\x80\x04\x8e" + b"\xff" * 7 + b"\x3fx.", "truncated or corrupt"),
-    "many instructions": (b"\x80\x04]" + b"N0" * 20_000 + b".", "more than 10000 instructions"),
     "a loop": (b"\x80\x04]\x94h\x00a.", "does not hold a d3rlpy model (torch, config, version) but a list"),
     "an old import": (b"\x80\x02(ios\nsystem\n.", "asks to import os.system"),
     "a number of any length": (b"\x80\x02L" + b"9" * 10_000 + b"L\n.", "truncated or corrupt"),
@@ -46,7 +37,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_pickles_are_followed_before_they_are_loaded(tmp_path: Path, bomb):
+def test_pickles_build_numbers_texts_and_containers_alone(tmp_path: Path, bomb):
     content, words = BOMBS[bomb]
     assert words in refused(tmp_path / "model.d3", content)
 

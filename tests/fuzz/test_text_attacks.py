@@ -26,17 +26,14 @@ def repeated(first: str, entry: str) -> str:
 
 
 YAML = {
-    "a billion laughs": (repeated("[1, 1]", "[%s]"), "aliases repeat each other"),
-    "merges of merges": (repeated("{x: 1}", "{<<: [%s]}"), "aliases repeat each other"),
-    "a value in itself": ("a: &a [*a]\n", "contains itself"),
+    "a billion laughs": (repeated("[1, 1]", "[%s]"), "it has aliases"),
+    "merges of merges": (repeated("{x: 1}", "{<<: [%s]}"), "it has aliases"),
+    "a value in itself": ("a: &a [*a]\n", "it has aliases"),
     "depth": ("a: " + "[" * 2000 + "]" * 2000, "nested more than 50 deep"),
     "length": ("a: 1\n" + "# " + "x" * 2**20, "larger than 1.05 MB"),
-    "code": ("a: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
-    "a time that is none": ("a: !!timestamp noon\n", "a value in it cannot be read"),
+    "code": ("a: !!python/object/apply:os.system ['true']\n", "or tags"),
+    "a time that is none": ("a: 2026-02-30\n", "a value in it cannot be read"),
     "many digits": ("a: " + "9" * 10_000, "a value in it cannot be read"),
-    "a number of 300 digits": ("a: " + "9" * 300, "has more than 64 bits"),
-    "a number to the base 60": ("a: !!int 1" + ":1" * 100_000, "a number in it has colons"),
-    "a list called mapping": ("a: !!map [1]\n", "a value in it cannot be read"),
     "a key twice": ("a: 1\na: 2\n", "names 'a' twice"),
     "control characters": ("a: \x1b[31m\n", "not valid YAML"),
     "no text": ("a: \udcff\n", "is not text"),

@@ -9,25 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 from PIL import Image
 
 import koffline
-from koffline.cli import cli
 from koffline.data.d3rlpy_import import quiet
 from tests.algos.makers import d3rlpy, fit, make, make_buffer
 from tests.builders import environments  # noqa: F401  (registers them)
+from tests.refusals import run_cli
 
 WORLD = "koffline-tests/Drawn-v0"
 
 
-def command(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments), prog_name="koffline")
-
-
 def refusal(*arguments: str) -> str:
     """The one line of a command that must end with exit code 2."""
-    result = command(*arguments)
+    result = run_cli(*arguments)
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("error: ")
     assert result.stderr.count("\n") == 1
@@ -57,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "policy.onnx"
-    result = command("export", str(model), str(path))
+    result = run_cli("export", str(model), str(path))
     assert result.exit_code == 0, result.output
     assert result.stdout == f"{path}: the policy of the KLossDQN in {model}\n"
     observations = np.random.default_rng(0).uniform(size=(20, 2)).astype(np.float32)
@@ -67,7 +62,7 @@ def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
     before = path.read_bytes()
     assert "exists already" in refusal("export", str(model), str(path))
     assert path.read_bytes() == before
-    assert command("export", str(model), str(path), "--force").exit_code == 0
+    assert run_cli("export", str(model), str(path), "--force").exit_code == 0
     assert "give .pt" in refusal("export", str(model), str(tmp_path / "policy.d3"))
     assert "no such file" in refusal("export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt"))
     assert [found.name for found in tmp_path.iterdir()] == ["policy.onnx"]
@@ -75,7 +70,7 @@ def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
 
 def test_d3rlpy_draws_a_run_with_gradients(run: Path, tmp_path: Path) -> None:
     assert len(list(run.glob("*_grad.csv"))) > 0
-    result = command("d3rlpy", "plot-all", str(run), "--save", str(tmp_path / "all.png"), "--title", "A run")
+    result = run_cli("d3rlpy", "plot-all", str(run), "--save", str(tmp_path / "all.png"), "--title", "A run")
     assert result.exit_code == 0, result.output
     assert "config={'type': 'kloss_dqn'" in result.stdout
     with Image.open(tmp_path / "all.png") as picture:
@@ -84,13 +79,13 @@ def test_d3rlpy_draws_a_run_with_gradients(run: Path, tmp_path: Path) -> None:
 
 
 def test_d3rlpy_prints_statistics_and_its_own_help(run: Path) -> None:
-    result = command("d3rlpy", "stats", str(run / "critic_loss.csv"))
+    result = run_cli("d3rlpy", "stats", str(run / "critic_loss.csv"))
     assert "TOTAL STEPS:  4.0" in result.stdout
-    assert "--show-max" in command("d3rlpy", "plot", "--help").stdout
+    assert "--show-max" in run_cli("d3rlpy", "plot", "--help").stdout
 
 
 def test_d3rlpy_plays_in_gymnasium(model: Path) -> None:
-    result = command("d3rlpy", "play", str(model), "--env-id", WORLD, "--n-episodes", "1")
+    result = run_cli("d3rlpy", "play", str(model), "--env-id", WORLD, "--n-episodes", "1")
     assert result.exit_code == 0, result.output
     assert "Score: " in result.stdout
 
@@ -98,7 +93,7 @@ def test_d3rlpy_plays_in_gymnasium(model: Path) -> None:
 def test_d3rlpy_records_films(model: Path, tmp_path: Path) -> None:
     pytest.importorskip("moviepy")
     world = ("--env-id", WORLD, "--out", str(tmp_path / "films"))
-    result = command("d3rlpy", "record", str(model), *world, "--n-episodes", "1")
+    result = run_cli("d3rlpy", "record", str(model), *world, "--n-episodes", "1")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "films" / "rl-video-episode-0.mp4").stat().st_size > 0
 
