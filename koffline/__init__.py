@@ -53,7 +53,7 @@ _NAMES_IN = {
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
 _MODULES = {"bellman", "errors", "fitting", "kernel_loss", "kernels", "objectives", "online", "policies"}
-_MODULES |= {"replicas", "solvers"}
+_MODULES |= {"replicas"}
 
 __all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from koffline.batches import ReplicaPlan
 from koffline.errors import ConfigError
 from koffline.kernels import Kernel
+from koffline.memory_loss import MemoryLoss, MemoryStep
 from koffline.objectives import NextFrom, Objective, Rows, ValueGradients
 from koffline.replicas import StackedMLP, StackedNetwork, affine, outer_sum
 from koffline.steps import (
@@ -93,7 +94,7 @@ class SaddlePoint:
         return (test - residual) * (2.0 / residual.shape[-1])
 
 
-DualObjective = GradientTD2 | SaddlePoint
+DualObjective = GradientTD2 | SaddlePoint | MemoryLoss
 
 
 def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]:
@@ -115,6 +116,8 @@ def make_step(
 
     Raises ConfigError for a dual objective whose network is no StackedMLP.
     """
+    if isinstance(objective, MemoryLoss):
+        return MemoryStep(objective, source, network)
     if not isinstance(objective, GradientTD2 | SaddlePoint):
         return Step(objective, source)
     if not isinstance(network, StackedMLP):

@@ -13,6 +13,8 @@ _LONGEST_MESSAGE = 4000
 _MOST_NAMES = 12
 _SAME = (  # words for the same thing, here and elsewhere
     "env environment env-id env-name task",
+    "env-options environment-options env-kwargs",
+    "num-envs n-envs n-environments",
     "gamma discount discount-factor",
     "steps n-steps iterations epochs n-epochs train-steps gradient-steps",
     "learning-rate lr step-size",

@@ -95,6 +95,11 @@ class Laplacian(_Scaled):
         """All pairs."""
         return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
 
+    def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
+        """Frequencies (d, count), Cauchy with scale 1 / bandwidth."""
+        uniform = torch.rand(dimension, count, generator=generator, dtype=torch.float64)
+        return (math.pi * (uniform - 0.5)).tan() / self.bandwidth
+
 
 @dataclass(frozen=True)
 class InverseMultiquadric(_Scaled):
@@ -137,7 +142,7 @@ class FourierFeatures:
 
 
 def random_fourier_features(
-    kernel: Gaussian, dimension: int, count: int, generator: Generator
+    kernel: Gaussian | Laplacian, dimension: int, count: int, generator: Generator
 ) -> FourierFeatures:
     """Feature map with `count` (even) columns for rows of `dimension` columns, drawn in float64."""
     if count < 2 or count % 2:

@@ -182,10 +182,10 @@ def fitted_q(rate: float = 0.01, next_bounds: tuple[float, float] | None = None)
     return FittedIteration(FollowTarget(rate), next_bounds)
 
 
-def gram_product(residual: Rows, gram: Float[Tensor, "*grams row row"]) -> Rows:
-    """K δ per replica, (R, N), as row products: a batched product with one column is an order slower."""
+def gram_product(residual: Rows, gram: Float[Tensor, "*grams row column"]) -> Float[Tensor, "replica column"]:
+    """K δ (or ψᵀδ) per replica, as row products: a batched product with one column is an order slower."""
     if gram.ndim == 2:
         return residual @ gram
     replicas, rows = residual.shape
     grouped = residual.view(len(gram), replicas // len(gram), rows)
-    return torch.bmm(grouped, gram).view(replicas, rows)  # (G, R/G, N) @ (G, N, N)
+    return torch.bmm(grouped, gram).view(replicas, gram.shape[-1])  # (G, R/G, N) @ (G, N, M)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,10 @@ def as_policy(
     """A policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any callable.
 
     A callable maps a batch of observations (N, ...) to probabilities (N, n) or action indices (N,), for a
-    continuous space to actions (N, k); with a parameter named `generator` it is a stochastic continuous
-    policy. With `table` as its first parameter it gets, in place of the array, a polars DataFrame of the
-    columns that the log's table had (``features``), categories as texts. A torch module gets a float tensor,
-    without gradients, in evaluation mode.
+    continuous space to actions (N, k); where a table had texts for actions, to such texts (N,) too. With a
+    parameter named `generator` it is a stochastic continuous policy. With `table` as its first parameter it
+    gets, in place of the array, a polars DataFrame of the columns that the log's table had (``features``),
+    categories as texts. A torch module gets a float tensor, without gradients, in evaluation mode.
 
     Raises PolicyError when it is none of these or does not fit the log.
     """
@@ -109,6 +110,8 @@ def as_policy(
         policy = ModuleFunction(policy)
     if _parameters(policy)[:1] == ("table",):
         policy = TableFunction(policy, _fitting(features, observation_shape, name))
+    if features is not None and isinstance(action_space, Discrete):
+        policy = partial(_numbered, policy, name, features)
     return callable_policy(policy, name, action_space, observation_shape)
 
 
@@ -140,6 +143,11 @@ class TableFunction:
     def __call__(self, observations: np.ndarray, *more: Any, **named: Any) -> Any:
         """What the function gives for the table."""
         return self._function(self._features.table(observations), *more, **named)
+
+
+def _numbered(function: Callable[..., Any], name: str, features: Features, observations: np.ndarray) -> Any:
+    """What the function gives, actions by their number where it gives texts."""
+    return features.numbers(function(observations), name)
 
 
 def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:

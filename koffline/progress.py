@@ -13,18 +13,23 @@ _FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, total: int, show: bool) -> Iterator[Callable[[int], None]]:
-    """A function to be called with the number of finished steps."""
+def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
+    """A bar or lines on stderr. Yields what is to be told: what is done and, as they change, total, note."""
     if not show:
-        yield lambda step: None
+        yield lambda done, **changed: None
+        return
+    if not sys.stderr.isatty():
+        with _Lines(title).told() as lines:
+            yield lambda done, **changed: lines.pass_over(done, changed.get("total") or total or 0, "step")
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    texts = [TextColumn(f"{{task.{part}}}", markup=False) for part in ("description", "fields[note]")]
+    columns = (texts[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), texts[1])
     with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda step: bar.update(task, completed=step)
+        task = bar.add_task(title, total=total, note="")
+        yield lambda done, **changed: bar.update(task, completed=done, **changed)
 
 
 @contextlib.contextmanager
@@ -35,32 +40,23 @@ def training_bar(title: str, quiet: bool = False) -> Iterator[Any]:
     """
     if quiet:
         yield None
-        return
-    if not sys.stderr.isatty():
+    elif sys.stderr.isatty():
+        with progress_bar(title, None, show=True) as tell:
+            yield _Bar(tell)
+    else:
         with _Lines(title).told() as lines:
             yield lines
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = [
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    ]
-    with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
-        task = bar.add_task(title, total=None, note="")
 
-        class Bar:
-            def update(self, step: int, steps: int, loss: float) -> None:
-                note = "last layer" if step == steps else f"objective {loss:.3g}"
-                bar.update(task, completed=step, total=steps, note=note)
+class _Bar:
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
 
-            def pass_over(self, done: int, total: int) -> None:
-                bar.update(task, completed=done, total=total, note="reading shards")
+    def update(self, step: int, steps: int, loss: float) -> None:
+        self._tell(step, total=steps, note="last layer" if step == steps else f"objective {loss:.3g}")
 
-        yield Bar()
+    def pass_over(self, done: int, total: int) -> None:
+        self._tell(done, total=total, note="reading shards")
 
 
 class _Lines:
@@ -70,14 +66,14 @@ class _Lines:
     """
 
     def __init__(self, title: str) -> None:
-        self._title, self._state = title, "reading"
+        self._title, self._state = title, "beginning"
         self._over, self._began = threading.Event(), time.monotonic()
 
     def update(self, step: int, steps: int, loss: float) -> None:
         self._state = f"step {step:,} of {steps:,}" if step < steps else "trained, solving last layers"
 
-    def pass_over(self, done: int, total: int) -> None:
-        self._state = f"shard {done:,} of {total:,}" if done < total else "shards are read"
+    def pass_over(self, done: int, total: int, what: str = "shard") -> None:
+        self._state = f"{what} {done:,} of {total:,}" if done < total else f"{what}s are done"
 
     @contextlib.contextmanager
     def told(self) -> Iterator[_Lines]:

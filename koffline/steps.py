@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -13,21 +13,30 @@ from torch import Tensor
 
 from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.kernels import Gaussian, Kernel
+from koffline.kernels import Gaussian
 from koffline.objectives import Objective, ValueGradients
 from koffline.replicas import StackedNetwork, Workspace
 
 _LEAST_EXPONENT = -120.0  # of two: powers below 2**-126 are slow to compute and to multiply
 
 
+@runtime_checkable
+class RowMap(Protocol):
+    """A kernel, or features in its place."""
+
+    def gram(self, x: Tensor) -> Tensor:
+        """Of the rows (G, B, k) of a mini-batch: (G, B, B), or features (G, B, m)."""
+        ...
+
+
 class BatchSource:
-    """The mini-batches of every step, and their Gram matrices where there is a kernel.
+    """The mini-batches of every step, and their Gram matrices (or features) where there is a kernel.
 
     The table's columns lie side by side, so that a mini-batch is one gather (two with drawn continuations).
     """
 
     def __init__(
-        self, table: Table, kernel: Kernel | None, plan: ReplicaPlan, schedule: BatchSchedule
+        self, table: Table, kernel: RowMap | None, plan: ReplicaPlan, schedule: BatchSchedule
     ) -> None:
         self._schedule, self._kernel, self._draws = schedule, kernel, table.draws
         self._kept: tuple[int, Batch, Tensor | None] | None = None

@@ -87,7 +87,7 @@ def _data() -> tuple[Case, ...]:
     shards = (*convert, "new", "--shard-rows", "300", "--force")
     table = (*convert, "new.npz", "--force")
     return (
-        Case("build", rollouts, lambda folder: (*rollouts, "--resume", "--force"), names=r"new\.hdf5$"),
+        Case("build", rollouts, lambda folder: (*rollouts, "--force"), names=r"new\.hdf5$"),
         Case("convert", table, before=(*KOFFLINE, "data", "convert", _small(), "new.npz"), names="new"),
         Case(
             "convert to shards",

@@ -25,12 +25,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from koffline.cli.repeat import NO_RESULTS, results_of
 from koffline.store.run_record import digest_of
 from scripts.fault_cases import ROOT, Case, all_cases
 from scripts.fault_checks import litter_in, unreadable_in
 
+# What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
+NO_RESULTS = re.compile(
+    r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
+    r"|errors\.txt|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
+)
+_T = TypeVar("_T")
 _LONGEST = 300.0  # seconds for one command on a busy machine
 _EARLIER = "earlier"
 _IN_A_ROW = 3
@@ -216,10 +222,11 @@ def _files(folder: Path, root: Path) -> dict[str, str]:
 
 
 def _results(case: Case, folder: Path) -> dict[str, str]:
-    return {name: digest_of(folder / name) for name in results_of(folder, case.names)}
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: digest_of(files[name]) for name in _results_among(case, files)}
 
 
-def _results_among(case: Case, files: Mapping[str, str]) -> dict[str, str]:
+def _results_among(case: Case, files: Mapping[str, _T]) -> dict[str, _T]:
     return {
         name: digest
         for name, digest in files.items()

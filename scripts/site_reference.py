@@ -37,7 +37,6 @@ SETTINGS = (
     ("Trust-PCL on logs: `algo.params`", "koffline.algos.trust_pcl:TrustPCLConfig"),
     ("koffline online", "koffline.online.config:OnlineConfig"),
     ("koffline build rollouts", "koffline.builders.rollouts:RolloutSettings"),
-    ("`koffline.solvers.solve`", "koffline.solvers:SolverSettings"),
 )
 # `name: meaning` or `name, other: meaning` inside a docstring, up to the next such name.
 _MEANING = re.compile(r"(?:^|(?<=[.)\n]\s)|(?<=[.)]))((?:[a-z_]+, )*[a-z_]+): ")

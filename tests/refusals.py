@@ -1,4 +1,4 @@
-"""Expect a refusal, by the library's own check or by the shape annotations that tests may turn on."""
+"""Commands in this process, and refusals: by the library or by shape annotations, which tests may turn on."""
 
 from __future__ import annotations
 
@@ -7,10 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from click.testing import Result
+from click.testing import CliRunner, Result
 from jaxtyping import TypeCheckError
 
+from koffline.cli import cli
 from koffline.errors import KofflineError
+
+
+def run_cli(*words: object) -> Result:
+    """What a command line says and how it ends; errors that are not the user's pass through."""
+    return CliRunner().invoke(
+        cli, [str(word) for word in words], prog_name="koffline", catch_exceptions=False
+    )
 
 
 @contextmanager

@@ -11,23 +11,18 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
 import koffline
-from koffline.cli import cli
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 
 QUICK = ("--set", "steps=60", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
 ROOT = Path(__file__).parents[1]
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli, list(arguments), prog_name="koffline")
-
-
 def evaluate(log: Path, *arguments: str) -> Result:
     usual = () if "--policy" in arguments else ("--policy", "uniform")
-    return run("evaluate", str(log), *usual, "--gamma", "0.9", *QUICK, *arguments)
+    return run_cli("evaluate", str(log), *usual, "--gamma", "0.9", *QUICK, *arguments)
 
 
 def columns(n: int = 120) -> dict[str, np.ndarray]:
@@ -195,7 +190,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 ) -> None:
     monkeypatch.chdir(bad)
     before = sorted(bad.iterdir())
-    done = run("evaluate", *words.split(), "--out", "out", "--json")
+    done = run_cli("evaluate", *words.split(), "--out", "out", "--json")
     assert_refused(done)
     assert re.search(message, done.stderr), done.stderr
     assert sorted(bad.iterdir()) == before  # no output directory, nothing half-written, no payload run

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import BashComplete
+from click.shell_completion import BashComplete, get_completion_class
 
 import koffline
+from koffline.algos.from_config import algorithm_types
 from koffline.cli import cli
+from koffline.cli.completion import ALGORITHMS
 from scripts import site_reference
 
 ROOT = Path(__file__).parents[1]
@@ -85,13 +87,26 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     board = (DOCS / "leaderboard.md").read_text(encoding="utf-8")
     whole = board[board.index("## All questions") : board.index("## Questions that")]
     rows = [line.strip("| ").split(" | ") for line in whole.splitlines() if line.startswith("| `")]
-    errors = {row[0].strip("`"): float(row[3]) for row in rows if row[2].startswith("70")}
-    first, second = sorted(errors, key=errors.__getitem__)[:2]
-    assert (first, second) == ("drl", "kloss")
-    covered = {row[0].strip("`"): row[7] for row in rows}
-    assert f"truth in {covered['kloss']} questions" in page
-    assert f"held the truth in {covered['drl']} |" in page
+    asked = next(row[2].split()[-1] for row in rows if row[0] == "`auto`")
+    whole = {row[0].strip("`"): row for row in rows if row[2] == f"{asked} of {asked}"}
+    order = sorted(whole, key=lambda name: float(whole[name][3]))
+    assert set(order[:3]) == {"dualdice", "mwl", "mql"}
+    assert min(whole, key=lambda name: float(whole[name][4])) == "auto"
+    assert max(float(row[5]) for row in whole.values()) == float(whole["auto"][5])
+    assert f"truth in {whole['auto'][7]} questions" in page
     assert f"of {len(rows)} methods" in page
+    assert f"{asked} questions about logs" in page
+
+
+def test_intervals_of_groups_hold_together_as_often_as_the_page_says() -> None:
+    found = json.loads((DOCS / "results" / "groups.json").read_text())
+    page = " ".join((DOCS / "evaluate.md").read_text(encoding="utf-8").split())
+    for world in found.values():
+        low, high = world["starts"]
+        assert f"groups of {low} to {high} starts all" in page
+        assert f"in {world['held']} of {world['draws']}" in page
+        assert world["draws"] >= 60
+        assert world["held"] / world["draws"] >= 0.95 - 2 * (0.95 * 0.05 / world["draws"]) ** 0.5
 
 
 def test_files_in_the_layout_exist() -> None:
@@ -117,13 +132,28 @@ def test_pictures_and_pages_of_results_exist() -> None:
         (["evaluate", "log", "--interval", "kernel-c"], {"kernel-calibrated", "kernel-certified"}),
         (["evaluate", "log", "--policy", "uni"], {"uniform"}),
         (["build", "policy", "--env", "koffline/Pu"], {"koffline/PuddleWorld-v0"}),
+        (["train", "a.yaml", "--set", "algo.type=kloss_d"],
+         {"algo.type=kloss_discrete_cql", "algo.type=kloss_discrete_sac", "algo.type=kloss_dqn"}),
+        (["train", "a.yaml", "--set", "alg"], {f"algo.type={name}" for name in ALGORITHMS}),
         (["ev"], {"evaluate"}),
     ],
-)
+)  # fmt: skip
 def test_the_shell_completes_names(typed: list[str], offered: set[str]) -> None:
     *before, incomplete = typed
     found = BashComplete(cli, {}, "koffline", "_KOFFLINE_COMPLETE").get_completions(before, incomplete)
     assert {item.value for item in found} == offered
+
+
+@pytest.mark.parametrize("typed", ["--set algo.type = kloss_dq", "--set = algo.type = kloss_dq"])
+def test_bash_breaks_words_at_equals_signs(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    typed = f"koffline train a.yaml {typed}"
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    assert get_completion_class("bash")(cli, {}, "koffline", "_X").complete() == "plain,kloss_dqn"
+
+
+def test_the_algorithms_that_are_completed_are_those_that_there_are() -> None:
+    assert list(algorithm_types()) == list(ALGORITHMS)
 
 
 def test_the_shell_completes_files_and_imports_no_torch(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "koffline"
 # From the ground up; each room imports only rooms below its own.
 FLOORS = (
-    "errors", "untrusted", "store", "jobs", "data",
+    "errors", "progress", "untrusted", "store", "jobs", "data",
     "kernels", "kernel_loss", "objectives", "config",
-    "replicas", "batches", "steps", "dual_objectives", "checkpoints", "fitting", "solvers",
-    "spread", "progress", "envs", "policies", "algos", "policy_specs", "builders",
+    "replicas", "batches", "steps", "memory_loss", "dual_objectives", "checkpoints", "fitting", "last_layers",
+    "spread", "envs", "policies", "algos", "policy_specs", "builders",
     "online", "ope", "report", "train", "experiments", "cli", "__init__", "__main__",
 )  # fmt: skip
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)

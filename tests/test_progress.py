@@ -1,10 +1,13 @@
 """What is heard of a long run where stderr is no terminal."""
 
 import time
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from koffline import progress
+from koffline.cli import cli
 
 
 def test_lines_come_early_and_then_at_intervals(
@@ -17,10 +20,34 @@ def test_lines_come_early_and_then_at_intervals(
         told.update(300, 1000, 0.5)
         time.sleep(0.2)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "evaluating uniform: reading, 0 s"
+    assert lines[0] == "evaluating uniform: beginning, 0 s"
     assert any("step 300 of 1,000" in line for line in lines)
     time.sleep(0.15)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [(), ("--quiet",)])
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("train configs/dqn.yaml --set train.n_steps=400 --set train.n_steps_per_epoch=200", "training dqn"),
+        ("online configs/online/inverted_pendulum.yaml --set env=CartPole-v1 --set steps=2000 --seed-count 1",
+         "CartPole-v1"),
+        ("build rollouts --env CartPole-v1 --policy uniform --episodes 300", "playing CartPole-v1"),
+        ("build control --env CartPole-v1 --kind random --n 4000", "playing CartPole-v1"),
+    ],
+)  # fmt: skip
+def test_long_commands_are_heard_of(
+    command: str, line: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST_LINE", 0.01)
+    monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.05)
+    out = "--out", str(tmp_path / ("out.npz" if command.startswith("build") else "out"))
+    done = CliRunner().invoke(cli, [*command.split(), *out, *words], prog_name="koffline")
+    assert done.exit_code == 0, done.output
+    said = [text for text in done.stderr.splitlines() if text.startswith(f"{line}")]
+    assert bool(said) == (words == ())
+    assert not [text for text in said if " s" not in text]
 
 
 def test_what_is_over_at_once_or_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """The README is short, and every command and code block of it and of the pages in docs/ runs."""
 
+import json
 import re
 import shlex
 import shutil
@@ -119,6 +120,16 @@ def test_snippets_run(snippet: str, elsewhere: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip()
 
 
+def test_a_bandits_table_is_made_and_read(elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    exec(compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"), {"__name__": "docs"})
+    truth = float(capsys.readouterr().out.split()[-1])
+    for command in commands(PAGES["bandits"]):
+        run([*shlex.split(command)[1:], *QUICK])
+    found = json.loads(Path("runs/offers/estimate.json").read_text())
+    assert found["interval"]["low"] < truth < found["interval"]["high"]
+    assert found["estimator"] == "dr"
+
+
 def test_its_links_lead_somewhere() -> None:
     links = re.findall(r"\]\(([^)#]+)", README)
     assert len(links) > 30
@@ -145,13 +156,13 @@ def test_its_evidence_is_that_of_the_pages() -> None:
     held, draws = (int(number) for number in re.findall(r"\d+", found["all"][1])[:2])
     assert f"the squared error was {float(found['all'][4]):.1f} times the least possible" in text
     assert f"held it in {held} of {draws} draws, {held / draws:.0%}".replace("%", " %") in text
-    board, shared = (
-        table_rows(PAGES["leaderboard"], part) for part in ("## All questions", "## Questions that")
-    )
+    board = table_rows(PAGES["leaderboard"], "## All questions")
     weighted = min(float(row[3]) for row in board.values() if row[1].endswith("importance sampling"))
-    assert f"`kloss` erred by {100 * float(board['kloss'][3]):.0f} % at the median" in text
-    assert f"importance sampling by {100 * weighted:.0f} % and more" in text
-    assert {f"{100 * float(shared[name][3]):.0f} %" for name in ("kloss", "d3rlpy FQE")} == {"10 %"}
-    assert "FQE and `kloss` erred by 10 %" in text
+    default, plain = (100 * float(board[name][3]) for name in ("auto", "plain FQE"))
+    asked = board["auto"][2].split()[-1]
+    assert f"On {asked} questions about logs" in text
+    assert f"the default erred by {default:.1f} % at the median" in text
+    assert f"evaluation by {plain:.1f} % and importance sampling by {100 * weighted:.1f} % and more" in text
+    assert f"{board['auto'][7]} intervals held" in text
     assert "75 sentences: 24 holds, 17 does not hold, 34 undecided" in PAGES_OF_RESULTS["claims"]
     assert "75 empirical claims 24 hold here, 17 do not, 34 are undecided" in text

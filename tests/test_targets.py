@@ -10,13 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.store.run_record import digest_of
 from koffline.store.targets import LOCK, locked
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import make_log
 
 UNIFORM = ("build", "uniform", "--env", "koffline/PuddleWorld-v0", "--n", "10")
@@ -39,10 +37,6 @@ COMMANDS = {
     "reproduce": ("reproduce", "figure-toy", "--out"),
 }
 ADD_TO_FOLDERS = ("train", "sweep", "reproduce")
-
-
-def koffline(*words: str) -> Result:
-    return CliRunner().invoke(cli, list(words), prog_name="koffline")
 
 
 @pytest.fixture
@@ -88,7 +82,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], out: str, read: str) -> None:
     before = digest_of(place)
     line = f" would replace {read} or a part of it, which this command reads, also with --force"
-    assert_refused(koffline(*words, "--out", out, "--force"), line)
+    assert_refused(run_cli(*words, "--out", out, "--force"), line)
     assert digest_of(place) == before
 
 
@@ -105,17 +99,17 @@ def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], 
 def test_neither_do_its_other_targets(place: Path, words: tuple[str, ...], line: str) -> None:
     Path("columns.yaml").write_text("observations: [x]\naction: a\nreward: r\n")
     before = digest_of(place)
-    assert_refused(koffline(*words, "--force"), line)
+    assert_refused(run_cli(*words, "--force"), line)
     assert digest_of(place) == before
 
 
 def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
     """A second answer of the estimator `is` into the folder `is`; folders named as words and numbers."""
     words = (*EVALUATE, "--policy", "uniform", "--interval", "episodes-t", "--out", "is")
-    assert koffline(*words).exit_code == 0
-    assert koffline(*words, "--force").exit_code == 0
+    assert run_cli(*words).exit_code == 0
+    assert run_cli(*words, "--force").exit_code == 0
     Path("uniform").mkdir()
-    assert koffline(*UNIFORM, "--policy", "uniform", "--out", "uniform/x.npz", "--force").exit_code == 0
+    assert run_cli(*UNIFORM, "--policy", "uniform", "--out", "uniform/x.npz", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -128,7 +122,7 @@ def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str)
     else:
         cases += [(above, "is the current folder or holds it") for above in (".", "/", "both/..")]
     for target, reason in cases:
-        assert_refused(koffline(*words, target), reason)
+        assert_refused(run_cli(*words, target), reason)
     assert digest_of(place) == before
     assert not any(path.name.endswith(LOCK) for path in place.iterdir())
 
@@ -138,7 +132,7 @@ def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str)
 )
 def test_no_word_reaches_a_terminal_that_would_obey_it(place: Path, word: str) -> None:
     for words in (("data", "info", word), (*EVALUATE, "--policy", word), (word,), ("data", word)):
-        done = koffline(*words)
+        done = run_cli(*words)
         assert_refused(done, "holds control characters; rename the file, or leave them out")
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]", done.stderr)
 
@@ -178,7 +172,7 @@ def test_a_second_command_ends_and_the_first_is_not_disturbed(
 ) -> None:
     with writing(Path(file)):
         line = f"error: another process is writing to {file}; wait for it or choose another --out\n"
-        assert_refused(koffline(*words, out), line)
+        assert_refused(run_cli(*words, out), line)
     assert not Path("t").exists()
     assert not any(path.name.endswith(LOCK) for path in place.rglob("*"))
 
@@ -189,9 +183,11 @@ def test_a_killed_process_leaves_no_lock_that_counts(tmp_path: Path) -> None:
         other.send_signal(signal.SIGKILL)
         other.wait()
     assert [path.name for path in (tmp_path / "a").iterdir()] == [".b.lock"]
-    with locked(tmp_path / "a" / "b"):
-        pass
-    assert list((tmp_path / "a").iterdir()) == []
+    foreign = tmp_path / "a" / ".package.lock"
+    foreign.touch()
+    with writing(tmp_path / "a" / "c"), locked(tmp_path / "a" / "d"):  # another target: it goes all the same
+        assert {path.name for path in (tmp_path / "a").iterdir()} == {".c.lock", ".d.lock", foreign.name}
+    assert list((tmp_path / "a").iterdir()) == [foreign]
 
 
 @pytest.mark.skipif(os.name == "nt", reason="locks of POSIX")

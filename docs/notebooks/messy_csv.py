@@ -91,34 +91,43 @@ table.head(5)
 # %% [markdown]
 # ## Read it
 #
-# koffline asks what each column is, and refuses what it would have to guess. A refusal says all that is wrong, and what to do.
+# Look first. `koffline data inspect customers.csv --out columns.yaml` says what each column seems to be, lists all
+# that is wrong, and writes a mapping to edit.
 
 # %%
-import koffline
-from koffline.errors import DataError
+import subprocess
+import sys
 
-columns = {
-    "observations": ["warmth", "visits"],
-    "action": "offer",
-    "action_names": ["nothing", "mail", "voucher"],
-    "reward": "profit",
-    "episode": "customer",
-    "time": "time",
-    "terminal": "left",
-    "behavior_probability": "chance",
-}
-try:
-    koffline.open_transitions(folder / "customers.csv", mapping=columns)
-except DataError as error:
-    print(str(error).replace(f"{folder}/", ""))
+import yaml
+
+import koffline
+
+look = "data", "inspect", "customers.csv", "--out", "columns.yaml"
+seen = subprocess.run(
+    [sys.executable, "-m", "koffline", *look],
+    cwd=folder,
+    capture_output=True,
+    text=True,
+    check=True,
+)
+print("\n".join(line for line in seen.stdout.splitlines() if "problem" in line))
+print((folder / "columns.yaml").read_text())
 
 # %% [markdown]
-# Missing visits may be replaced by their mean, and rows that stand in the file twice, a mistake of the export, may go. Both are
-# decisions, so they have to be said. (`koffline data inspect customers.csv --out columns.yaml` writes a first mapping, with
-# a guess and its reason for each column.)
+# It proposes to replace missing visits by their mean and to drop rows that stand in the file twice, a mistake of the export.
+# Both are decisions; we agree. Two guesses are wrong, and only you can know: `chance` is how probable the logged offer
+# was, and `left` says that a customer is gone for good. (You would edit the file; here the same in Python.) The offers get the
+# numbers in which the rules below count them.
 
 # %%
-columns |= {"impute": {"visits": "mean"}, "drop_duplicates": "exact"}
+columns = yaml.safe_load((folder / "columns.yaml").read_text())
+columns |= {
+    "observations": ["warmth", "visits"],
+    "behavior_probability": "chance",
+    "terminal": "left",
+    "action_names": ["nothing", "mail", "voucher"],
+}
+del columns["encode"], columns["last_row"]
 log = koffline.open_transitions(folder / "customers.csv", mapping=columns)
 print(log)
 for note in log.metadata.notes:

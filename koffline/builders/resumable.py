@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -23,52 +22,31 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, write_text
-from koffline.store.run_record import describe_call, versions, within_epsilon
+from koffline.store.run_record import digests_of, versions, within_epsilon
 from koffline.store.targets import locked
 from koffline.untrusted.arrays import read_arrays
 
-NAME, _RUN = "manifest.json", "run.json"
+NAME = "manifest.json"
 Progress = Callable[[int], None]  # hears how many episodes are done
 
 
 class PartsFolder:
-    """The folder of parts of one build; a build with other settings is refused."""
+    """The finished batches of one build, known by its settings and policies; those of others are passed over.
+
+    Raises DataError where something else has the folder's name.
+    """
 
     def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
-        self.folder = folder
-        decides = (versions().get("koffline"), settings, list(policies))
-        self._fingerprint = hashlib.sha256(repr(decides).encode()).hexdigest()
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise DataError(f"{folder} is no unfinished build; move it or name another --out")
+        read = digests_of(map(within_epsilon, policies))
+        decides = (versions().get("koffline"), settings, list(policies), read)
+        self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 
     @property
     def kept(self) -> int:
-        """How many batches are on the disk."""
-        return len(list(self.folder.glob("part-*.npz")))
-
-    def open(self, resume: bool, force: bool) -> None:
-        """Make the folder, or take the one that is there. Raises DataError."""
-        folder, record = self.folder, self.folder / _RUN
-        if os.path.lexists(folder) and not self._is_ours():
-            raise DataError(f"{folder} is no unfinished build; move it or name another --out")
-        is_bare = not self.kept and not record.exists()  # killed when it had just begun
-        if folder.exists() and (is_bare or (force and not resume)):
-            shutil.rmtree(folder)
-        if not folder.exists():
-            folder.mkdir(parents=True)
-            write_text(record, json.dumps({"fingerprint": self._fingerprint}) + "\n")
-            return
-        if not resume:
-            raise DataError(
-                f"{folder} holds an unfinished build; continue it with --resume or start anew with --force"
-            )
-        try:
-            found = json.loads(record.read_text(encoding="utf-8"))["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError):
-            found = None
-        if found != self._fingerprint:
-            raise DataError(
-                f"{folder} belongs to a build with other settings or policies; repeat its command with "
-                "--resume, or start anew with --force"
-            )
+        """How many batches of this build are on the disk."""
+        return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
 
     def build(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Transitions:
         """All batches as one log, as `batches` gives them."""
@@ -89,34 +67,28 @@ class PartsFolder:
             writer.metadata = player.metadata(clipped)
 
     def batches(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Iterator[Columns]:
-        """Every batch in order, from the disk, or played and kept; at no time is more than one held here.
-
-        What fails before any batch is done leaves nothing.
-        """
-        try:
-            played = player.play(n for n in range(player.batches) if self._read(n) is None)
-            for number in range(player.batches):
-                columns = self._read(number)
-                if columns is None:
-                    columns = next(played)
-                    path = self._path(number)
-                    with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
-                        np.savez(file, **columns)  # type: ignore[arg-type]
-                yield columns
-                progress(player.episodes_until(number))
-        except BaseException:
-            if not self.kept:
-                self.remove()
-            raise
+        """Every batch in order, from the disk, or played and kept; at no time is more than one held here."""
+        played = player.play(n for n in range(player.batches) if self._read(n) is None)
+        for number in range(player.batches):
+            columns = self._read(number)
+            if columns is None:
+                columns = next(played)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path = self._path(number)
+                with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+                    np.savez(file, **columns)  # type: ignore[arg-type]
+            yield columns
+            progress(player.episodes_until(number))
 
     def remove(self) -> None:
-        """The output is there: the parts go, the record last, so that a build killed here can be resumed."""
+        """The output is there, or nothing is kept: parts go, and the folder unless it holds anything else."""
         for path in self.folder.glob("*part-*"):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _path(self, number: int) -> Path:
-        return self.folder / f"part-{number:06d}.npz"
+        return self.folder / f"part-{self._build}-{number:06d}.npz"
 
     def _read(self, number: int) -> Columns | None:
         """A batch that is on the disk; None where it is missing, or not whole."""
@@ -124,24 +96,6 @@ class PartsFolder:
             return read_arrays(self._path(number))
         except Exception:  # numpy and zipfile raise many kinds
             return None
-
-    def _is_ours(self) -> bool:
-        """Whether the folder holds what a build leaves and nothing else."""
-        if not self.folder.is_dir():
-            return False
-        names = {path.name for path in self.folder.iterdir()} - {_RUN}
-        return all(name.startswith(("part-", f".{_RUN}", ".part-")) for name in names)
-
-
-def policy_digests(specs: Sequence[str]) -> list[str]:
-    """What tells policies apart: the spec, with the digest of the file that it names, if it does."""
-    found = []
-    for spec in specs:
-        base = within_epsilon(spec)
-        path = Path(os.path.expanduser(base))
-        known = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else base
-        found.append(spec.removesuffix(base) + known)
-    return found
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -172,22 +126,9 @@ def add_to_manifest(
         "content_sha256": log.sha256,
         "made_with": {package: version(package) for package in ("koffline", "numpy", "h5py", "gymnasium")},
     }
-    if (call := _call_beside(path)) is not None:
-        entry["call"] = call
     if dataset.is_file():
         entry["files"] = {dataset.name: {"sha256": hashlib.sha256(dataset.read_bytes()).hexdigest()}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
     with locked(path, wait=True):  # builds that end together write one after the other
         entries = read_manifest(path) | {name: entry}
         write_text(path, json.dumps(entries, indent=2) + "\n")
-
-
-def _call_beside(path: Path) -> dict[str, Any] | None:
-    """How to build it again, without the machine: manifests travel with their datasets."""
-    call = describe_call("build")
-    if call is None:
-        return None
-    kept = {name: call[name] for name in ("arguments", "inputs", "threads")}
-    with contextlib.suppress(ValueError):  # on Windows, another drive
-        kept["directory"] = Path(os.path.relpath(Path.cwd(), path.parent)).as_posix()
-    return kept

@@ -47,7 +47,7 @@ class RolloutSettings:
     def __post_init__(self) -> None:
         check_whole(self, episodes=1, num_envs=1, time_limit=1, seed=0)
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
-            raise ConfigError(f"gamma is {self.gamma}; give a discount between 0 and 1")
+            raise ConfigError(f"gamma is {self.gamma}; give a discount strictly between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
         if not good or not 0.0 < sum(self.weights) < math.inf:
             raise ConfigError(f"weights are {self.weights}; give finite shares that are not all zero")

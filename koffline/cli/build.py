@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import click
 
 from koffline.builders import KINDS
 from koffline.cli.completion import ENVIRONMENT
-from koffline.cli.options import SEED, Command, added, gamma_option, whole, worker_options
+from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
@@ -34,7 +33,7 @@ _TARGET = (
     whole("--shard-rows", metavar="N", help="TARGET is a folder of shards of at most N rows each."),
     _FORCE,
 )
-_RESUME = click.option("--resume", is_flag=True, help="Continue a build that was cut.")
+_RESUME = click.option("--resume", is_flag=True, hidden=True, expose_value=False)  # it goes on by itself
 
 
 class BuildTarget:
@@ -110,19 +109,20 @@ def _target_options(command: Command) -> Command:
 
 
 @contextlib.contextmanager
-def _resumable(parts: PartsFolder, resume: bool, force: bool) -> Iterator[None]:
+def _resumable(parts: PartsFolder) -> Iterator[None]:
     """A whole build, the output included, after which its parts go.
 
     What fails before anything is kept leaves nothing; an interrupt after that says how to go on.
     """
-    parts.open(resume, force)
     try:
         yield
     except BaseException as error:
         if not parts.kept:
             parts.remove()
         elif isinstance(error, KeyboardInterrupt):
-            click.echo(f"interrupted; finished episodes are in {parts.folder}: --resume goes on", err=True)
+            click.echo(
+                f"interrupted; finished episodes are in {parts.folder}: the same command goes on", err=True
+            )
             raise SystemExit(130) from None
         raise
     parts.remove()
@@ -170,10 +170,17 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 @click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
 @_RESUME
+@QUIET
 @worker_options
 @_target_options
 def rollouts(
-    policies: Any, weights: Any, resume: bool, workers: int, ray: Any, target: BuildTarget, **given: Any
+    policies: Any,
+    weights: Any,
+    quiet: bool,
+    workers: int,
+    ray: Any,
+    target: BuildTarget,
+    **given: Any,
 ) -> None:
     """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
 
@@ -182,7 +189,7 @@ def rollouts(
     as played. An environment without a time limit of its own may need --time-limit to end.
 
     An episode depends on the seed and its own number alone: rows are the same with --workers or --ray. A
-    build that is cut leaves TARGET.parts; --resume continues it to the same rows.
+    build that is cut leaves TARGET.parts; the same command goes on to the same rows.
 
     \b
     Examples:
@@ -193,18 +200,18 @@ def rollouts(
       koffline build rollouts --env CartPole-v1 --policy uniform --episodes 100000 --out shards \\
           --shard-rows 500000
     """
-    from koffline.builders.resumable import PartsFolder, policy_digests
+    from koffline.builders.resumable import PartsFolder
     from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
     from koffline.data.disk.opening import open_lazy
     from koffline.progress import progress_bar
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
-        parts = PartsFolder(target.parts, settings, policy_digests(policies))
-        with _resumable(parts, resume, target.force):
+        parts = PartsFolder(target.parts, settings, policies)
+        with _resumable(parts):
             shards = target.shard_writer()
             title = f"playing {settings.env}"
-            with progress_bar(title, settings.episodes, sys.stderr.isatty()) as progress:
+            with progress_bar(title, settings.episodes, not quiet) as progress:
                 if shards is not None:
                     parts.build_shards(player, shards, progress)
                 else:
@@ -229,8 +236,9 @@ def rollouts(
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
+@QUIET
 @_target_options
-def control(policies: tuple[str, ...], target: BuildTarget, **given: Any) -> None:
+def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
     """Logs to learn control from, of uniform actions and of policies learned by playing.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
@@ -246,7 +254,7 @@ def control(policies: tuple[str, ...], target: BuildTarget, **given: Any) -> Non
     from koffline.builders.control import ControlSettings, build_control
 
     settings = ControlSettings(**given)
-    target.write(build_control(settings, policies, sys.stderr.isatty()))
+    target.write(build_control(settings, policies, not quiet))
 
 
 @build.command(no_args_is_help=True)

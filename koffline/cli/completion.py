@@ -6,9 +6,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from koffline.ope.names import AUTO, ESTIMATORS, KINDS
+
+# What `koffline.algos.from_config.algorithm_types` says after d3rlpy is imported, which takes seconds.
+ALGORITHMS = (
+    "awac", "bc", "bcq", "bear", "cal_ql", "cql", "crr", "ddpg", "discrete_bc", "discrete_bcq",
+    "discrete_cql", "discrete_sac", "discrete_trust_pcl", "double_dqn", "dqn", "fqe", "iql",
+    "kloss_cql", "kloss_discrete_cql", "kloss_discrete_sac", "kloss_dqn", "kloss_fqe", "kloss_iql",
+    "kloss_sac", "kloss_td3_plus_bc", "nfq", "plas", "plas_with_perturbation", "prdc", "rebrac",
+    "sac", "td3", "td3_plus_bc", "trust_pcl",
+)  # fmt: skip
 
 
 class Named(click.types.StringParamType):  # what `targets.named_beside` takes for a possible file
@@ -39,3 +48,28 @@ def _environments() -> list[str]:
 FILE, POLICY = Named(), Named(lambda: ("uniform", "epsilon:"))
 ENVIRONMENT = Named(_environments)
 ESTIMATOR, INTERVAL = Named(lambda: (*ESTIMATORS, AUTO, "all")), Named(lambda: KINDS)
+SETTING = Named(lambda: [f"algo.type={name}" for name in ALGORITHMS])
+
+
+class Bash(BashComplete):
+    """Words of bash, which breaks them at every ``=``: put together again for us, and taken apart for it."""
+
+    _is_broken = False
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the one that is being typed, and that."""
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        for word in (*args, incomplete):
+            is_part = bool(words) and (word == "=" or words[-1].endswith("=")) and not word.startswith("-")
+            words[-1:] = [words[-1] + word] if is_part else [*words[-1:], word]
+        *before, last = words
+        self._is_broken = "=" in last
+        return before, last
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """As bash takes it: what stands behind the last ``=``."""
+        return f"{item.type},{item.value.rpartition('=')[2] if self._is_broken else item.value}"
+
+
+add_completion_class(Bash)

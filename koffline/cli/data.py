@@ -58,8 +58,6 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
         claim(out, "--out", partial(check_target, force=force))
     found = inspect_source(source, rows)
     if out is not None:
-        if not found.mapping:
-            raise DataError(f"{source} needs no mapping: its keys say what the columns are; leave --out away")
         with atomic_file(Path(out), force) as temporary:
             temporary.write_text(found.to_yaml(), encoding="utf-8")
     if as_json:
@@ -112,8 +110,6 @@ def info(log: Log, as_json: bool) -> None:
 
     rows = log.open()
     found = summarise(rows, log.passes, progress=True) if log.stays_on_disk else summarise(rows)
-    for reason in found.left_out:
-        click.echo(f"left out: {reason}", err=True)
     if as_json:
         click.echo(json.dumps(found.to_json(), default=str))
     else:

@@ -41,6 +41,7 @@ Examples:
   koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
   koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
   koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
+  koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
 
 \b
 Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
@@ -71,6 +72,7 @@ What each promises is printed with it.
 )
 @whole("--sample-rows", 2, help="Rows that networks are trained on, about; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
+@click.option("--by", metavar="COLUMN", help="Values for each group of start states: a column or feature.")
 @settings_options
 @result_options("estimate.json")
 @log_options("data", reading_options)
@@ -81,6 +83,7 @@ def evaluate(
     assignments: tuple[str, ...],
     initial_states: str | None,
     truth: str | None,
+    by: str | None,
     result: Result,
     **options: Any,
 ) -> None:
@@ -89,13 +92,15 @@ def evaluate(
 
     layers = [read_yaml(config) if config else {}, parse_assignments(assignments), options]
     several = _requested_estimators(layers)
+    if by is not None and several is not None:
+        raise ConfigError("--by takes one estimator (kloss, fqe or lstd); leave the others out")
     true_value = None if truth is None else _read_truth(truth)
     marker, write, show = _report_of(several)
     result.present(
         "evaluate",
         marker,
         f"evaluating {policy}",
-        lambda bar: _evaluate(log, policy, layers, initial_states, several, bar),
+        lambda bar: _evaluate(log, policy, layers, initial_states, several, by, bar),
         lambda found, out, *others: write(found, out, true_value, *others),
         lambda found, page: show(found, true_value, page),
     )
@@ -156,6 +161,7 @@ def _evaluate(
     layers: list[dict[str, Any]],
     starts: str | None,
     several: tuple[str, ...] | None,
+    by: str | None,
     progress: Any,
 ) -> Any:
     """Read, load, fit."""
@@ -164,7 +170,7 @@ def _evaluate(
     from koffline.ope.problem import read_initial_states
     from koffline.policy_specs import load_policy
 
-    transitions = log.open()
+    transitions, groups = log.open_by(by)
     loaded = load_policy(
         policy, transitions.action_space, transitions.observation_shape, transitions.metadata.features
     )
@@ -175,7 +181,7 @@ def _evaluate(
         "progress": progress,
     }
     if several is None:
-        return evaluate_policy(transitions, loaded, **given)
+        return evaluate_policy(transitions, loaded, by=groups, **given)
     return estimate_all(transitions, loaded, names=several, **given)
 
 

@@ -96,9 +96,9 @@ def _diagnose(
     **options: Any,
 ) -> Any:
     """Read, load, fit where that is asked for, and look."""
-    from koffline.data.disk.samples import sample_units
     from koffline.data.sources import open_transitions
     from koffline.data.table.files import is_table_source
+    from koffline.data.units import sample_units
     from koffline.ope.diagnosis import diagnose as diagnose_value_function
     from koffline.policy_specs import load_policy
 

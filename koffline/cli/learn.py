@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.completion import FILE
-from koffline.cli.options import Option, set_option, whole, worker_options
+from koffline.cli.completion import FILE, SETTING
+from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, printable
 from koffline.store.files import check_target
@@ -64,20 +64,27 @@ seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to 
 Examples:
   koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
   koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
-  koffline online configs/online/ant.yaml --set environment_options.ctrl_cost_weight=0.1 --seed-count 3
+  koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
   koffline online --resume runs/pendulum
 """
 
 
 @click.command(help=_TRAIN, no_args_is_help=True)
 @click.argument("config", type=FILE)
-@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
+@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.", type=SETTING)
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
 @_DEVICE
 @click.option("--resume", is_flag=True, help="Go on with the run in --out where its last epoch ended.")
+@QUIET
 def train(
-    config: str, assignments: tuple[str, ...], data: str | None, out: str | None, device: str, resume: bool
+    config: str,
+    assignments: tuple[str, ...],
+    data: str | None,
+    out: str | None,
+    device: str,
+    resume: bool,
+    quiet: bool,
 ) -> None:
     """Check the config, train, print the last metrics and where the model is."""
     from koffline.train.config import load_config
@@ -91,7 +98,7 @@ def train(
     try:
         # Environments and loggers may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
-            result = run(settings, folder, device=device, resume=resume, show_progress=sys.stderr.isatty())
+            result = run(settings, folder, device=device, resume=resume, show_progress=not quiet)
     except KeyboardInterrupt:
         hint = "; go on with --resume" if (folder / "checkpoint.pt").exists() else ""
         click.echo(f"interrupted; the epochs that had ended are in {folder}{hint}", err=True)
@@ -118,11 +125,12 @@ def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
 @click.option(
     "--grid",
     multiple=True,
+    type=SETTING,
     metavar="KEY=A,B,…",
     help="Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times.",
 )
 @click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
-@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.")
+@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.", type=SETTING)
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
 @click.option("--metric", help="What counts: an evaluator or a loss; default the return in an environment.")
@@ -171,14 +179,18 @@ def sweep(
 @set_option("One setting, e.g. critic=fvi; wins over the file.")
 @whole("--seed-count", help="How many seeds; default 6.")
 @whole("--seed", 0, help="The first one; default 0.")
+@click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
 @click.option("--resume", metavar="DIR", help="Go on with the run in DIR; CONFIG may be left out.")
 @whole("--workers", default=1, show_default=True, help="Processes, one core each.")
+@QUIET
 def online(
     config: str | None,
     assignments: tuple[str, ...],
+    streaming: bool,
     out: str | None,
     resume: str | None,
+    quiet: bool,
     **options: Any,
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
@@ -191,14 +203,14 @@ def online(
     source = config if config is not None else Path(resume or "") / CONFIG
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
-    settings = load_config(source, assignments)
+    settings = load_config(source, (*assignments, *["streaming=true"] * streaming))
     option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else run.default_folder(settings) if out is None else out
     folder = claim(folder, option, adds=RECORD)
     try:
         # Environments may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
-            result = run.train(settings, out, resume=resume, show_progress=sys.stderr.isatty(), **options)
+            result = run.train(settings, out, resume=resume, show_progress=not quiet, **options)
     except KeyboardInterrupt:
         hint = f"; go on with koffline online --resume {folder}" if (folder / CONFIG).exists() else ""
         click.echo(f"interrupted{hint}", err=True)
@@ -219,7 +231,7 @@ def _print_scores(result: OnlineResult) -> None:
     from koffline.spread import LEVEL
 
     summary = result.summary
-    title = f"{summary.environment}, {summary.critic}: {summary.steps} steps per seed"
+    title = f"{summary.env}, {summary.critic}: {summary.steps} steps per seed"
     table = Table("seed", title=title, title_justify="left")
     for name in ("return", "sampled return", "length"):
         table.add_column(name, justify="right")

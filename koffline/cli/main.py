@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import click
 
+import koffline.cli.completion  # noqa: F401  (its bash)
 from koffline import __version__
 from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line
@@ -29,7 +30,7 @@ class KofflineGroup(click.Group):
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
         "export": ("learn", "Export a model's greedy policy as TorchScript or ONNX."),
         "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
-        "repeat": ("repeat", "Run again what made a folder of results, and compare every byte."),
+        "repeat": ("repeat", "Run again what made a folder of results, and compare the numbers."),
         "reproduce": ("repeat", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("judge", "Which of several POLICIES is worth most?"),
         "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),

@@ -42,24 +42,25 @@ def whole(flag: str, least: int = 1, **more: Any) -> Option:
 
 def _check_gamma(context: click.Context, parameter: click.Parameter, gamma: float | None) -> float | None:
     if gamma is not None and not 0.0 < gamma < 1.0:
-        raise ConfigError(f"--gamma is {gamma:.10g}; give a discount factor between 0 and 1")
+        raise ConfigError(f"--gamma is {gamma:.10g}; give a discount factor strictly between 0 and 1")
     return gamma
 
 
 def gamma_option(
     text: str = "Discount factor, inside (0, 1); default: the log's own hint.", **more: Any
 ) -> Option:
-    """``--gamma``, between 0 and 1."""
+    """``--gamma``, strictly between 0 and 1."""
     return click.option("--gamma", type=float, callback=_check_gamma, help=text, **more)
 
 
-def set_option(text: str) -> Option:
+def set_option(text: str, **more: Any) -> Option:
     """``--set KEY=VALUE``, the parameter ``assignments``."""
-    return click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=text)
+    return click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=text, **more)
 
 
 THREADS = whole("--threads", help="Threads of this process; default 1.")
 SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
+QUIET = click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr.")
 _SETTINGS = (
     ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
     ("--config", "FILE", "YAML file of settings (see --set); options here win over it."),
@@ -94,11 +95,7 @@ def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Optio
     """Options for text, from flag, metavar and help."""
     return [
         click.option(
-            flag,
-            prefix + flag[2:].replace("-", "_"),
-            multiple=flag in _SEVERAL,
-            metavar=metavar,
-            help=text,
+            flag, prefix + flag[2:].replace("-", "_"), multiple=flag in _SEVERAL, metavar=metavar, help=text
         )
         for flag, metavar, text in rows
     ]
@@ -121,13 +118,9 @@ def worker_options(command: Command, workers: str = _WORKERS, ray: str = _RAY) -
     return click.option("--workers", type=int, default=1, show_default=True, help=workers)(command)
 
 
-def pass_options(command: Command) -> Command:
-    """`worker_options`, and ``--skip-bad-shards``; each leaves the log on disk."""
-    text = "Leave out shards that cannot be read, and name them. Implies --lazy."
-    command = click.option("--skip-bad-shards", is_flag=True, help=text)(command)
-    return worker_options(command, f"{_WORKERS} More than one: implies --lazy.", f"{_RAY} Implies --lazy.")
-
-
+pass_options = functools.partial(
+    worker_options, workers=f"{_WORKERS} More than one: implies --lazy.", ray=f"{_RAY} Implies --lazy."
+)
 _MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}. Implies --lazy.")
 _ON_DISK = click.option("--lazy", is_flag=True, help="Leave the log on disk; the result is the same.")
 reading_options = added([_ON_DISK, *_named([_MEMORY]), pass_options])
@@ -162,6 +155,15 @@ class Log:
         lazy = self.stays_on_disk if lazy is None else lazy
         return open_transitions(self.source, self.space, lazy=lazy, mapping=self.mapping)
 
+    def open_by(self, by: str | None) -> tuple[Any, Any]:
+        """The transitions, and groups of episodes: by a table's column, or by a feature. Raises DataError."""
+        by = by or getattr(self.mapping, "by", None)
+        if by is None or self.is_lazy or not hasattr(self.mapping, "by"):
+            return self.open(), by
+        from koffline.data.sources import open_labelled
+
+        return open_labelled(self.source, self.space, self.mapping, by)
+
 
 def log_options(argument: str, *reading: Option) -> Option:
     """DATA or SOURCE, its actions, its columns and how it is read; the command gets ``log: Log``."""
@@ -171,11 +173,10 @@ def log_options(argument: str, *reading: Option) -> Option:
         def run(*args: Any, **options: Any) -> Any:
             table = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
             space = _requested_space(options.pop("discrete"), options.pop("continuous"))
-            names = ("memory", "workers", "ray", "skip_bad_shards")
+            names = ("memory", "workers", "ray")
             given = {name: options.pop(name) for name in names if name in options}
             given = {name: value for name, value in given.items() if value is not None}
-            usual = {"workers": 1, "skip_bad_shards": False}
-            is_lazy = options.pop("lazy", False) or bool(given.items() - usual.items())
+            is_lazy = options.pop("lazy", False) or bool(given.items() - {"workers": 1}.items())
             result = options.get("result")
             out = Path(result.out if isinstance(result, Result) and result.out else "")
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
@@ -288,7 +289,7 @@ def result_options(file: str) -> Option:
             click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
             click.option("--force", is_flag=True, help="Replace earlier results in --out."),
             click.option("--json", "as_json", is_flag=True, help=json_text),
-            click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr."),
+            QUIET,
         ])(run)  # fmt: skip
 
     return add

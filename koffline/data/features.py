@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from koffline.data.table.problems import listed
+from koffline.errors import PolicyError
+
 if TYPE_CHECKING:
     import polars as pl
 
 ONE_HOT, ORDINAL = "one-hot", "ordinal"
 # Where metadata holds them.
-NAMES, ENCODINGS = "feature_names", "encodings"
+NAMES, ENCODINGS, ACTIONS = "feature_names", "encodings", "action_names"
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,14 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Features:
-    """``names`` of the d numbers of an observation; ``encodings`` of columns that were categories."""
+    """``names`` of the d numbers of an observation; ``encodings`` of columns that were categories.
+
+    ``actions``: texts that a discrete action was, in the order of their numbers.
+    """
 
     names: tuple[str, ...]
     encodings: Mapping[str, Encoding] = field(default_factory=dict)
+    actions: tuple[str, ...] = ()
 
     def to_extra(self) -> dict[str, Any]:
         """Plain values for the ``extra`` of metadata."""
@@ -69,7 +76,7 @@ class Features:
             fit = all(set(each.names(column)) <= set(names) for column, each in encodings.items())
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
-        return cls(names, encodings) if known and fit else None
+        return cls(names, encodings, tuple(map(str, extra.get(ACTIONS, ())))) if known and fit else None
 
     def table(self, observations: np.ndarray) -> pl.DataFrame:
         """Observations (N, d) as columns by name, categories as the texts that the log's table had."""
@@ -86,3 +93,18 @@ class Features:
             elif column not in columns:
                 columns[column] = pl.Series(column, observations[:, place[name]])
         return pl.DataFrame(list(columns.values()))
+
+    def numbers(self, actions: Any, policy: str) -> Any:
+        """Actions by their number where they are texts, anything else as it is. Raises PolicyError."""
+        try:
+            texts: Any = np.zeros(0) if hasattr(actions, "detach") else np.asarray(actions)
+        except ValueError:  # rows of several lengths
+            return actions
+        if not self.actions or not any(isinstance(text, str) for text in texts.flat[:1]):
+            return actions
+        numbers = {name: number for number, name in enumerate(self.actions)}
+        for row, text in enumerate(texts.flat):
+            if text not in numbers:
+                what = f"row {row} of the output is {str(text)!r}, no action of this log"
+                raise PolicyError(f"{policy}: {what}; its actions are {listed(self.actions)}")
+        return np.array([numbers[text] for text in texts.flat]).reshape(texts.shape)

@@ -14,10 +14,8 @@ from koffline.data.columns import counted
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.statistics import ColumnStatistics, blocks_of, shard_names
-from koffline.data.summary import LogTally
+from koffline.data.statistics import LogTally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
-from koffline.data.units import RepeatedRows
 from koffline.errors import DataError
 from koffline.store.run_record import digest_of
 
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
     from koffline.jobs import PassSettings
 
-_MOST_HASHES = 2**20  # of different rows of a log on disk
 _MOST_LISTED = 20
 _FEW_EPISODES = 10
 
@@ -63,22 +60,18 @@ class RowCount:
 class WarningTally(LogTally):
     """What is worth a look in sound rows; rows are numbered through all shards."""
 
-    def __init__(self, log: Transitions | LazyTransitions, most_hashes: int | None) -> None:
-        super().__init__(log.action_space, log.has_episodes)
-        self.observations = ColumnStatistics(log.observation_shape)
+    def __init__(self, log: Transitions | LazyTransitions) -> None:
+        super().__init__(log.action_space, log.has_episodes, log.observation_shape)
         self.weighted = self.positive = 0  # rows that have weights, and weights above 0
-        self._repeated = RepeatedRows(most_hashes)
         self._broken, self._shifted = RowCount(), RowCount()
         self._first: Transitions | None = None  # of one row each
         self._last: Transitions | None = None
 
     def add(self, block: Transitions) -> None:
         """The next rows of a shard."""
-        self._repeated.add(block)
         if block.weights is not None:
             self.weighted += len(block)
             self.positive += int((block.weights > 0).sum())
-        self.observations.add(block.observations)
         if block.steps is not None:
             begins = block.steps == 0
             if self._last is not None:
@@ -95,18 +88,12 @@ class WarningTally(LogTally):
         self._broken.add(~linked & ~ends, start)
         self._shifted.add(linked & ends & ~above.terminated[: len(ends)], start)
 
-    def end_shard(self) -> None:
-        """The last row of a shard ends its episode; ready to be sent elsewhere."""
-        super().end_shard()
-        self._repeated.settle()
-
     def merge(self, other: Any) -> None:
         """Add the rows of a later shard; both have ended."""
         if self._last is not None and other._first is not None:
             self._add_pairs(_linked(self._last, other._first), np.array([True]), self._last, self.rows - 1)
         self._broken.merge(other._broken, self.rows)
         self._shifted.merge(other._shifted, self.rows)
-        self._repeated.merge(other._repeated)
         self._first, self._last = self._first or other._first, other._last or self._last
         super().merge(other)
 
@@ -127,10 +114,8 @@ class WarningTally(LogTally):
             cause = "one stream cut into pieces, or was it exported by shifting the observations by one"
             first = f"the first one of the following episode in {self._shifted}"
             yield f"the next observation is {first}; is it {cause}?"
-        if repeated := self._repeated.count():
-            rows = f"{'about ' if self._repeated.level else ''}{repeated} of {self.rows} rows"
-            yield f"{rows} repeat an earlier row exactly; were episodes written twice?"
-        named = {"observations": self.observations, "actions": self.actions, "rewards": self.rewards}
+        actions = self.actions if self.action_counts is None else None
+        named = {"observations": self.observations, "actions": actions, "rewards": self.rewards}
         for name, found in named.items() if self.rows > 1 else ():
             spreads = found.spreads() if found is not None else ()
             constant = np.flatnonzero([spread.min == spread.max for spread in spreads])
@@ -163,8 +148,7 @@ def inspect_log(
     """Look for all errors, each with the number of rows and the first of them; warnings only on sound logs.
 
     Of a log on disk the errors of all shards, each naming its shard, in one pass whose memory does not grow
-    with the log: where more than a million rows differ, the number of repeated rows is an estimate. Rows in
-    warnings are numbered through all shards. settings: where the pass runs.
+    with the log. Rows in warnings are numbered through all shards. settings: where the pass runs.
     """
     from koffline.jobs import PassSettings
 
@@ -174,9 +158,7 @@ def inspect_log(
     errors: list[str] = []
     edited: list[str] = []
     for mapped in passes.map(inspect_shard, range(len(names)), log, lambda shard: names[shard], progress):
-        if mapped.failure is not None:
-            errors.append(mapped.failure.reason)
-        elif isinstance(mapped.value, list):
+        if isinstance(mapped.value, list):
             errors += mapped.value
         else:
             one, said = mapped.value
@@ -199,7 +181,7 @@ def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tupl
     """
     try:
         rows = log.transitions() if isinstance(log, RawLog) else log
-        tally = WarningTally(rows, None if isinstance(log, RawLog) else _MOST_HASHES)
+        tally = WarningTally(rows)
         for block in blocks_of(rows, shard):
             tally.add(block)
         tally.end_shard()

@@ -10,15 +10,14 @@ observation stands in for it.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.columns import BLOCK_ROWS, counted
+from koffline.data.columns import counted
 from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
 from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
@@ -26,7 +25,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import array_headers, array_names, read_arrays
-from koffline.untrusted.limits import check_memory, check_regular
+from koffline.untrusted.limits import check_regular
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
 D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
@@ -47,7 +46,6 @@ ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 _REQUIRED = ("observations", "actions", "rewards", "terminated")
 # The attribute of a file, or the member of an archive, that holds what describe_log says.
 DESCRIPTION = "koffline"
-LAZY_REMEDY = "write shards with `koffline data convert SOURCE FOLDER --shard-rows N` and open those"
 
 
 def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
@@ -140,7 +138,7 @@ def read_flat(
     one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError where
     the actions are of no space or no row has a next observation.
     """
-    keys, extra = settled_keys(found)
+    keys, extra = _settled_keys(found)
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
     for name, column in log.items():
         if name in ("observations", "next_observations"):
@@ -168,7 +166,7 @@ def read_flat(
     return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
 
 
-def settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Which key each column is taken from, and notes; D4RL's extra column only where it is usable."""
     keys = used_keys(found)
     if keys.get("behavior_log_probabilities") != D4RL_LOG_PROBABILITIES:
@@ -192,82 +190,36 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
 
 
 def _mark_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> tuple[str, ...]:
-    """Episode ids from the flags; truncated episodes get theirs where only next observations tell."""
-    rows, linkable = len(log["rewards"]), "next_observations" in log
-    found = episodes_by_flags(lambda name, start, stop: log[name][start:stop], rows, BLOCK_ROWS, linkable)
-    if found.starts is None:
-        return found.notes
-    if found.cut_unflagged:
-        last = found.starts[1:] - 1
-        log["truncated"] = log["truncated"] == 1
-        log["truncated"][last] |= log["terminated"][last] != 1
-    log["episode_ids"] = np.repeat(np.arange(len(found.starts)), np.diff(np.append(found.starts, rows)))
+    """Episode ids from the flags, checked against next observations if there are any."""
+    truncated, linkable = log["truncated"] == 1, "next_observations" in log
+    ends, apart = truncated | (log["terminated"] == 1), np.zeros(len(truncated), dtype=np.bool_)
+    if linkable:
+        apart[:-1] = ~ends[:-1] & ~rows_are_linked(log["observations"], log["next_observations"])
+    count, inside = int(apart.sum()), int((~ends[:-1]).sum())
+    notes: tuple[str, ...] = ()
+    if count and truncated.any():
+        notes = (
+            f"{count} of {inside} rows inside episodes have a next observation other than the "
+            "observation of the row below; the flags were trusted",
+        )
+    elif 2 * count > inside:
+        return (
+            "rows stand alone: next observations are not the observations of the rows below, so terminals "
+            "alone do not mark episodes",
+        )
+    elif count:
+        log["truncated"], ends = apart, ends | apart
+        notes = (
+            f"{counted(count, 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
+            "row below begins elsewhere than the next observation",
+        )
+    log["episode_ids"] = np.cumsum(np.append(False, ends[:-1]))
     if linkable or has_timeouts:
-        return found.notes
+        return notes
     return (
         "neither timeouts nor next_observations are given: episodes were taken to end at terminals only; "
         "where a time limit cut them, one transition per cut is wrong",
     )
-
-
-@dataclass(frozen=True, eq=False)
-class FoundEpisodes:
-    """starts (E,): first rows of episodes, None where rows stand alone. cut_unflagged: whether those that
-    end without a flag were truncated.
-    """
-
-    starts: np.ndarray | None
-    cut_unflagged: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def episodes_by_flags(
-    read: Callable[[str, int, int], np.ndarray], rows: int, size: int, linkable: bool
-) -> FoundEpisodes:
-    """Where episodes begin, by flags, checked against next observations (``linkable``) if there are any.
-
-    read: some rows of a column, of which ``size`` are looked at in one go. Raises Refused where so many
-    episodes do not fit the memory.
-    """
-    truncated, ended, broken = 0, [], [np.zeros(0, dtype=np.int64)]
-    for start in range(0, rows, size):
-        stop, below = min(start + size, rows), min(start + size + 1, rows)
-        cut = read("truncated", start, stop) == 1
-        ends = cut | (read("terminated", start, stop) == 1)
-        truncated += int(cut.sum())
-        ended.append(start + np.flatnonzero(ends))
-        if linkable:
-            shown = (read(name, start, below) for name in ("observations", "next_observations"))
-            linked = np.append(rows_are_linked(*shown), True)[: stop - start]  # the last row has none below
-            broken.append(start + np.flatnonzero(~ends & ~linked))
-        check_room([*ended, *broken])
-    last = np.concatenate(ended)
-    last, apart = last[last < rows - 1], np.concatenate(broken)
-    inside = rows - 1 - len(last)
-    if not len(apart):
-        return FoundEpisodes(np.append(0, last + 1))
-    if truncated:
-        note = (
-            f"{len(apart)} of {inside} rows inside episodes have a next observation other than the "
-            "observation of the row below; the flags were trusted"
-        )
-        return FoundEpisodes(np.append(0, last + 1), notes=(note,))
-    if 2 * len(apart) > inside:
-        note = (
-            "rows stand alone: next observations are not the observations of the rows below, so terminals "
-            "alone do not mark episodes"
-        )
-        return FoundEpisodes(None, notes=(note,))
-    note = (
-        f"{counted(len(apart), 'row', 'was', 'were')} marked as truncated: no timeouts are given, and the "
-        "row below begins elsewhere than the next observation"
-    )
-    return FoundEpisodes(np.append(0, np.union1d(last, apart) + 1), cut_unflagged=True, notes=(note,))
-
-
-def check_room(starts: Sequence[np.ndarray]) -> None:
-    """Raise Refused where so many episodes do not fit: they are kept while a log is open, and sorted."""
-    check_memory(4 * 8 * sum(map(len, starts)))
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:

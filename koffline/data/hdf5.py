@@ -17,7 +17,6 @@ from typing import Any
 from koffline.data.flat import (
     DESCRIPTION,
     KNOWN_KEYS,
-    LAZY_REMEDY,
     check_layout,
     counted_twice,
     file_kind,
@@ -48,20 +47,23 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bo
         return read_flat(found, described, str(path), action_space, one_step)
 
 
+def not_lazy(name: str) -> DataError:
+    """What to say of a log that has to be read whole."""
+    return DataError(
+        f"{name} is neither a folder of shards nor a flat HDF5 file by koffline, which alone are read from "
+        f"disk; make shards of it: koffline data convert {name} shards --shard-rows 100000"
+    )
+
+
 @contextlib.contextmanager
 def open_sliced(path: Path, name: str) -> Iterator[CheckedFile]:
     """Open a flat file without reading its rows; ``name`` is what errors call it. Raises DataError."""
     if file_kind(path, name) != "HDF5":
-        raise DataError(f"{name} is no HDF5 file, which lazy reading needs; {LAZY_REMEDY}")
+        raise not_lazy(name)
     with contextlib.ExitStack() as opened:
         with reading(name, "HDF5"):
             file = opened.enter_context(open_hdf5(path))
         yield file
-
-
-def is_episodic(file: Any) -> bool:
-    """Whether an open h5py.File keeps its rows episode by episode, as d3rlpy and Minari do."""
-    return is_d3rlpy_dump(file) or "episode_0" in file
 
 
 def is_d3rlpy_dump(file: Any) -> bool:

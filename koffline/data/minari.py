@@ -25,7 +25,7 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import open_hdf5
-from koffline.untrusted.limits import Refused, check_column_files, check_inside, parse_json, read_json
+from koffline.untrusted.limits import Refused, check_inside, parse_json, read_json
 
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
@@ -152,24 +152,17 @@ def _storage(described_by: dict[str, Any], data: Path, spaces: tuple[Any, Any], 
     from minari.dataset._storages import get_minari_storage
     from minari.dataset.minari_storage import is_image_space
 
-    try:
-        storage = get_minari_storage(described_by["data_format"])
-    except KeyError:
-        raise DataError(
-            f"{source} has Minari format {described_by['data_format']!r}, unknown here; update minari"
-        ) from None
-    except ImportError as error:
-        raise DataError(f"{source}: {' '.join(str(error).split())}") from None
+    if described_by["data_format"] != "hdf5":
+        said = f"{source} has Minari format {described_by['data_format']!r}, known is hdf5"
+        raise DataError(f"{said}; create it again with data_format='hdf5'")
+    storage = get_minari_storage("hdf5")
     if described_by.get("jpeg_encoding", True) and any(
         is_image_space(leaf) for _, leaf in _leaves(spaces[0])
     ):
         raise DataError(f"{source} holds pictures in JPEG; record it again with jpeg_encoding=False")
-    if described_by["data_format"] == "hdf5":
-        check_inside(data, data / "main_data.hdf5")
-        with open_hdf5(data / "main_data.hdf5") as file:
-            file.check_everything()
-    else:
-        check_column_files(data)
+    check_inside(data, data / "main_data.hdf5")
+    with open_hdf5(data / "main_data.hdf5") as file:
+        file.check_everything()
     return storage(data, *spaces, jpeg_encoding=False)
 
 

@@ -24,11 +24,16 @@ _MOST_ASSUMED = 10_000
 
 @dataclass(frozen=True, eq=False)
 class RawLog:
-    """Columns by the names of ``Transitions``, rows aligned and of equal number, values unchecked."""
+    """Columns by the names of ``Transitions``, rows aligned and of equal number, values unchecked.
+
+    ``labels``: what a table's column ``by`` holds at the first row of each episode (row, where there are
+    none).
+    """
 
     columns: Mapping[str, np.ndarray]
     action_space: ActionSpace
     metadata: Metadata = field(default_factory=Metadata)
+    labels: np.ndarray | None = None
 
     def transitions(self) -> Transitions:
         """The checked record. Raises DataError at the first thing that is wrong."""

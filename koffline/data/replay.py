@@ -11,21 +11,21 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from koffline.data.d3rlpy_dump import action_matrix, arrays_of, d3rlpy_steps
+from koffline.data.d3rlpy_dump import action_matrix, arrays_of, d3rlpy_steps, steps_of
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.episodes import join_episodes
 from koffline.data.replay_views import (
     WINDOW_ROWS,
-    EpisodeView,
     LazySequence,
+    RowWindow,
     WindowPicker,
     dataset_info_of,
     stock_episode,
     transition_at,
 )  # fmt: skip
 from koffline.data.spaces import Continuous, Discrete
-from koffline.data.statistics import LogStatistics
+from koffline.data.statistics import LogTally
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, KofflineError
 
@@ -176,10 +176,10 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         position = np.searchsorted(self._log.episode_starts, row, side="right") - 1
         return int(self._log.episode_ends[position]) + 1
 
-    def _episode(self, start: int) -> EpisodeView:
-        is_window = not self._log.has_episodes
-        end = min(start + WINDOW_ROWS, len(self._log)) if is_window else self._end_of_episode(start)
-        return EpisodeView(self._log, slice(start, end))
+    def _episode(self, start: int) -> Any:
+        if self._log.has_episodes:
+            return stock_episode(steps_of(self._log, slice(start, self._end_of_episode(start))))
+        return RowWindow(self._log, slice(start, min(start + WINDOW_ROWS, len(self._log))))
 
     def _transition(self, row: int, to_go: bool = False) -> Any:
         if to_go and not self._log.has_episodes:
@@ -196,12 +196,11 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
     raise DataError: they would need all rows of an episode at once.
     """
 
-    def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogStatistics) -> None:
+    def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
         super().__init__(sample, seed=0)
         self._sampler, self.statistics = sampler, statistics
-        # where the draws are, going on from there with the very same ones, and closing the files
+        # where the draws are, and going on from there with the very same ones
         self.state_dict, self.load_state_dict = sampler.state_dict, sampler.load_state_dict
-        self.close = sampler.close
 
     def sample_transition_batch(self, batch_size: int) -> Any:
         """``batch_size`` rows, none of which comes twice in an epoch."""
@@ -243,10 +242,8 @@ def from_d3rlpy(buffer: Any) -> Transitions:
     for episode in buffer.episodes:
         if not isinstance(episode.observations, np.ndarray):
             raise DataError("the replay buffer holds tuple observations; flatten them into one array")
-        stored = episode.serialize()  # of equal length, also where a view of ours shows one step more
-        rewards = np.asarray(stored["rewards"]).reshape(-1)
-        arrays = arrays_of(stored["observations"], stored["actions"], rewards, bool(episode.terminated))
-        episodes.append(arrays)
+        rewards = np.asarray(episode.rewards).reshape(-1)
+        episodes.append(arrays_of(episode.observations, episode.actions, rewards, bool(episode.terminated)))
     columns, notes = join_episodes(episodes, "the replay buffer")
     info = buffer.dataset_info
     space: Discrete | Continuous = Continuous(info.action_size)

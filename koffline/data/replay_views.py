@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from koffline.data.d3rlpy_dump import action_matrix, steps_of
+from koffline.data.d3rlpy_dump import action_matrix
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.spaces import Discrete
 from koffline.data.transitions import Transitions
@@ -34,53 +33,32 @@ class LazySequence(Sequence[Any]):
         return self._make(range(self._count)[index])
 
 
-class EpisodeView:
-    """An episode that d3rlpy's pickers and slicers read without loss; or rows that stand alone.
+class RowWindow:
+    """Rows that stand alone, for evaluators and scalers, which ask for their number and pick them one by one.
 
-    Where it did not terminate, ``observations`` and ``actions`` have one row more than there are steps: the
-    observation reached, and the last action once more as the next action that nobody logged. Rows that stand
-    alone have no observations: they raise DataError, as the row below is not the next step.
+    Anything else raises DataError: the row below is not the next step.
     """
 
     def __init__(self, log: Transitions, rows: slice) -> None:
         self.log, self.rows, info = log, rows, dataset_info_of(log)
-        self.actions, self.rewards = action_matrix(log)[rows], _reward_matrix(log, rows)
-        self.terminated = False
+        self.transition_count = rows.stop - rows.start
         self.observation_signature = info.observation_signature
         self.action_signature, self.reward_signature = info.action_signature, info.reward_signature
-        if log.has_episodes:
-            stock = self._stock
-            self.actions, self.terminated = stock.actions, stock.terminated
-
-    @cached_property
-    def _stock(self) -> Any:
-        if self.log.has_episodes:
-            return stock_episode(steps_of(self.log, self.rows))
-        raise DataError(
-            "rows without episodes form no trajectory; use the buffer's own transition_picker, or "
-            "koffline.data.replay.to_d3rlpy for d3rlpy's own buffer"
-        )
-
-    @property
-    def observations(self) -> Any:
-        """(T, ...), or (T + 1, ...)."""
-        return self._stock.observations
 
     def __len__(self) -> int:
-        return len(self.rewards)
-
-    size = __len__
-    # every row is a transition, also the last one of an episode that was cut
-    transition_count = property(__len__)
+        return self.transition_count
 
     def compute_return(self) -> float:
         """Sum of rewards."""
         return float(np.sum(self.log.rewards[self.rows], dtype=np.float64))
 
-    def serialize(self) -> dict[str, Any]:
-        """Arrays of equal length; the added step has reward 0."""
-        stored: dict[str, Any] = self._stock.serialize()
-        return stored
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise DataError(
+            "rows without episodes form no trajectory; use the buffer's own transition_picker, or "
+            "koffline.data.replay.to_d3rlpy for d3rlpy's own buffer"
+        )
 
 
 class WindowPicker:
@@ -88,7 +66,7 @@ class WindowPicker:
 
     def __call__(self, episode: Any, index: int) -> Any:
         """The transition at a place of an episode or window."""
-        if isinstance(episode, EpisodeView) and not episode.log.has_episodes:
+        if isinstance(episode, RowWindow):
             row = range(episode.rows.start, episode.rows.stop)[index]
             return transition_at(episode.log, row, row + 1)
         return _dataset.BasicTransitionPicker()(episode, index)
@@ -114,9 +92,13 @@ def _reward_matrix(log: Transitions, rows: slice) -> np.ndarray:
     return np.asarray(log.rewards[rows], dtype=np.float32).reshape(-1, 1)
 
 
+# Evaluators count their batches by the length: the added step must not make an empty one.
+_Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
+
+
 def stock_episode(steps: dict[str, Any]) -> Any:
-    """d3rlpy's own Episode of what ``steps_of`` gives."""
-    return _dataset.Episode(**steps | {"rewards": steps["rewards"].astype(np.float32)})
+    """d3rlpy's Episode of what ``steps_of`` gives."""
+    return _Episode(**steps | {"rewards": steps["rewards"].astype(np.float32)})
 
 
 def dataset_info_of(log: Transitions) -> Any:

@@ -55,8 +55,8 @@ def open_transitions(
 
     ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
     ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows stay on disk:
-    for a folder of shards, a flat HDF5 file with next_observations, or a folder, pattern or list of such
-    files, at paths or URLs. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
+    for a folder of shards, a flat HDF5 file that koffline wrote, or a folder, pattern or list of such files,
+    at paths or URLs. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
     table are; ``{"one_step": True}`` makes every row of any flat file an episode. Raises DataError in one
     line.
     """
@@ -77,7 +77,23 @@ def open_transitions(
         return open_lazy(source, action_space)
     if not isinstance(source, (str, os.PathLike)):
         return open_lazy(source, action_space).load()
-    log = open_raw(source, action_space, mapping).transitions()
+    return _digested(open_raw(source, action_space, mapping).transitions())
+
+
+def open_labelled(
+    source: Location, action_space: _Space, mapping: TableMapping, by: str
+) -> tuple[Transitions, str | dict[str, np.ndarray]]:
+    """A log from a table, with what its column ``by`` holds at the first row of each episode (row, where
+    there are none) by the column's name; the name alone of one that is among the observations.
+
+    Raises DataError.
+    """
+    raw = open_raw(source, action_space, mapping.model_copy(update={"by": by}))
+    return _digested(raw.transitions()), by if raw.labels is None else {by: raw.labels}
+
+
+def _digested(log: Transitions) -> Transitions:
+    """The log with the digest of its rows."""
     recorded, metadata = log.metadata.sha256, log.metadata
     if recorded not in (None, log.sha256):
         metadata = metadata.with_notes("the rows are not those the file was written with: it was edited")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.disk.samples import Part
+from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
+from koffline.data.units import Part
 from koffline.errors import DataError
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs import PassSettings
 
 
 class Tally:
@@ -42,12 +42,10 @@ class Spread:
 class ColumnStatistics(Tally):
     """Mean, standard deviation (of the population), least and greatest of the rows (B, ...) of a column.
 
-    Means and deviations are of the numbers as ``dtype``; float32 is what d3rlpy sees.
     (Chan, Golub and LeVeque 1979, the pairwise update)
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: type[np.floating] = np.float32) -> None:
-        self._dtype = dtype
+    def __init__(self, shape: tuple[int, ...]) -> None:
         self.count = 0
         self.mean, self._squares = np.zeros(shape), np.zeros(shape)
         self.minimum, self.maximum = np.full(shape, np.inf), np.full(shape, -np.inf)
@@ -74,12 +72,12 @@ class ColumnStatistics(Tally):
     def add(self, values: np.ndarray) -> None:
         """Rows (B, ...)."""
         if len(values):
-            seen = np.asarray(values, dtype=self._dtype)
+            seen = np.asarray(values, dtype=np.float64)
             block = ColumnStatistics(values.shape[1:])
             block.count = len(values)
-            block.mean = seen.mean(axis=0, dtype=np.float64)
+            block.mean = seen.mean(axis=0)
             with np.errstate(over="ignore"):
-                block._squares = np.square(seen - block.mean).sum(axis=0, dtype=np.float64)
+                block._squares = np.square(seen - block.mean).sum(axis=0)
             block.minimum, block.maximum = values.min(axis=0), values.max(axis=0)
             self.merge(block)
 
@@ -102,7 +100,7 @@ class EpisodeTally(Tally):
     """Episodes of one shard after another: returns, lengths, and how they end."""
 
     def __init__(self) -> None:
-        self.returns, self.lengths, self.cuts = (ColumnStatistics((), np.float64) for _ in range(3))
+        self.returns, self.lengths, self.cuts = (ColumnStatistics(()) for _ in range(3))
         self.unfinished = 0
         # of the episode that goes on in the next block: return and length so far, flags of its last row
         self._open: tuple[float, int, bool, bool] | None = None
@@ -147,66 +145,76 @@ class EpisodeTally(Tally):
         self.unfinished += int(np.sum(~(terminated | truncated)))
 
 
-class LogStatistics(Tally):
-    """The statistics of a log's columns or of one part of it, shard after shard."""
+class LogTally(Tally):
+    """What the rows of a log, or of a part of it, add up to, shard after shard.
 
-    def __init__(self, log: LazyTransitions) -> None:
-        self.observations = ColumnStatistics(log.columns["observations"].shape)
-        self.actions = ColumnStatistics(log.columns["actions"].shape)
+    observation_shape: None leaves the observations out, which are most of the numbers.
+    """
+
+    def __init__(
+        self, space: ActionSpace, has_episodes: bool, observation_shape: tuple[int, ...] | None = None
+    ) -> None:
+        self.rows = self.terminated = self.truncated = 0
         self.rewards = ColumnStatistics(())
-        self.episodes = EpisodeTally()
+        self.observations = None if observation_shape is None else ColumnStatistics(observation_shape)
+        self.episodes = EpisodeTally() if has_episodes else None
+        self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
+        self.actions = ColumnStatistics((space.k,) if isinstance(space, Continuous) else ())
 
-    @property
-    def rows(self) -> int:
-        """Rows so far."""
-        return self.rewards.count
+    def add(self, block: Transitions) -> None:
+        """The next rows of a shard, whole units each."""
+        self.rows += len(block)
+        self.terminated += int(block.terminated.sum())
+        self.truncated += int(np.sum(block.truncated & ~block.terminated))
+        self.rewards.add(block.rewards)
+        if self.action_counts is not None:
+            self.action_counts += np.bincount(block.actions, minlength=len(self.action_counts))
+        self.actions.add(block.actions)
+        if self.observations is not None:
+            self.observations.add(block.observations)
+        if self.episodes is not None and len(block):
+            self.episodes.add(block)
+
+    def end_shard(self) -> None:
+        """The last episode of a shard is over."""
+        if self.episodes is not None:
+            self.episodes.end_shard()
 
     @property
     def returns(self) -> tuple[float, float] | None:
         """The least and the greatest of the episodes; None without episodes."""
-        returns = self.episodes.returns
-        return (float(returns.minimum), float(returns.maximum)) if returns.count else None
-
-    def add(self, block: Transitions) -> None:
-        """The next rows of a shard, whole units each."""
-        for name in ("observations", "actions", "rewards"):
-            getattr(self, name).add(getattr(block, name))
-        if block.steps is not None and len(block):
-            self.episodes.add(block)
+        returns = self.episodes.returns if self.episodes is not None else None
+        return (float(returns.minimum), float(returns.maximum)) if returns and returns.count else None
 
 
-def statistics_of(
-    log: LazyTransitions, part: Part | None = None, settings: PassSettings | None = None
-) -> LogStatistics:
+def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
     """The statistics of a log on disk in one pass, over the units of ``part`` alone if given.
 
     Raises DataError where a shard cannot be read or the part is empty.
     """
     from koffline.jobs import PassSettings
 
-    names, total = shard_names(log), LogStatistics(log)
-    passes = settings or PassSettings()
-    for mapped in passes.map(_of_shard, range(len(names)), (log, part), lambda shard: names[shard]):
-        if mapped.failure is None:
-            total.merge(mapped.value)
+    names, total = shard_names(log), LogTally(log.action_space, log.has_episodes, log.observation_shape)
+    for mapped in PassSettings().map(tally_shard, range(len(names)), (log, part, True), names.__getitem__):
+        total.merge(mapped.value)
     if not total.rows:
         raise DataError("no row is left in that part of the log; hold out another share of it")
     return total
 
 
+def tally_shard(shared: tuple[Transitions | LazyTransitions, Part | None, bool], shard: int) -> LogTally:
+    """One shard, for ``PassSettings.map``; shared: the log, which part of it, whether observations count."""
+    log, part, observations = shared
+    found = LogTally(log.action_space, log.has_episodes, log.observation_shape if observations else None)
+    for block in blocks_of(log, shard):
+        found.add(block if part is None else block.part(part.holds(shard, block.units)))
+    found.end_shard()
+    return found
+
+
 def shard_names(log: Transitions | LazyTransitions) -> list[str]:
     """What errors call the shards; a log in memory is one."""
     return ["the log"] if isinstance(log, Transitions) else [shard.name for shard in log.shards]
-
-
-def _of_shard(shared: tuple[LazyTransitions, Part | None], shard: int) -> LogStatistics:
-    """One shard, for ``PassSettings.map``."""
-    log, part = shared
-    found = LogStatistics(log)
-    for block in log.shard_blocks(shard):
-        found.add(block if part is None else block.part(part.holds(shard, block.units)))
-    found.episodes.end_shard()
-    return found
 
 
 def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[Transitions]:

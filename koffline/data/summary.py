@@ -6,14 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from koffline.data.features import ENCODINGS, NAMES, Features
+from koffline.data.features import ACTIONS, ENCODINGS, NAMES, Features
 from koffline.data.raw import space_to_json
-from koffline.data.spaces import ActionSpace, Continuous, Discrete
-from koffline.data.statistics import ColumnStatistics, EpisodeTally, Spread, Tally, blocks_of, shard_names
+from koffline.data.spaces import ActionSpace
+from koffline.data.statistics import LogTally, Spread, shard_names, tally_shard
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, printable
+from koffline.errors import printable
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions
@@ -26,8 +24,7 @@ class LogSummary:
 
     ``time_limit`` is the length that all cut episodes share and none exceeds. ``action_counts`` (n) is for
     discrete actions, ``action_ranges`` (k) for continuous ones. Returns are undiscounted, of whole episodes
-    as logged. ``shards`` is how many files were read, ``left_out`` why others were not; then ``sha256`` is
-    None. How a log is cut makes no other log: neither is compared.
+    as logged. ``shards`` is how many files were read; how a log is cut makes no other log.
     """
 
     source: str | None
@@ -52,44 +49,12 @@ class LogSummary:
     extra: Mapping[str, Any]
     notes: tuple[str, ...]
     shards: int = field(default=1, compare=False)
-    left_out: tuple[str, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON."""
         said = {"action_space": space_to_json(self.action_space), "extra": dict(self.extra)}
-        hidden = {"left_out"} if self.shards > 1 or self.left_out else {"left_out", "shards"}
-        return {name: value for name, value in {**asdict(self), **said}.items() if name not in hidden}
-
-
-class LogTally(Tally):
-    """Everything that a summary says about rows."""
-
-    def __init__(self, space: ActionSpace, has_episodes: bool) -> None:
-        self.rows = self.terminated = self.truncated = 0
-        self.rewards = ColumnStatistics((), np.float64)
-        self.episodes = EpisodeTally() if has_episodes else None
-        self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
-        self.actions: ColumnStatistics | None = None
-        if isinstance(space, Continuous):
-            self.actions = ColumnStatistics((space.k,), np.float64)
-
-    def add(self, block: Transitions) -> None:
-        """The next rows of a shard."""
-        self.rows += len(block)
-        self.terminated += int(block.terminated.sum())
-        self.truncated += int(np.sum(block.truncated & ~block.terminated))
-        self.rewards.add(block.rewards)
-        if self.action_counts is not None:
-            self.action_counts += np.bincount(block.actions, minlength=len(self.action_counts))
-        if self.actions is not None:
-            self.actions.add(block.actions)
-        if self.episodes is not None:
-            self.episodes.add(block)
-
-    def end_shard(self) -> None:
-        """The last episode of a shard is over."""
-        if self.episodes is not None:
-            self.episodes.end_shard()
+        content = {**asdict(self), **said}
+        return content if self.shards > 1 else {k: v for k, v in content.items() if k != "shards"}
 
 
 def summarise(
@@ -97,20 +62,15 @@ def summarise(
 ) -> LogSummary:
     """Look through a log once, in memory that does not grow with it.
 
-    settings: where the pass over the shards of a log on disk runs, and whether those that cannot be read are
-    left out; then there is no digest of the rows. Raises DataError, also where no shard can be read.
+    settings: where the pass over the shards of a log on disk runs. Raises DataError.
     """
     from koffline.jobs import PassSettings
 
-    names, tally, left_out = shard_names(log), LogTally(log.action_space, log.has_episodes), []
+    names, tally = shard_names(log), LogTally(log.action_space, log.has_episodes)
     passes = settings or PassSettings()
-    for mapped in passes.map(_tally_shard, range(len(names)), log, lambda shard: names[shard], progress):
-        if mapped.failure is None:
-            tally.merge(mapped.value)
-        else:
-            left_out.append(mapped.failure.reason)
-    if not tally.rows:
-        raise DataError(f"no shard can be read; the first: {left_out[0]}")
+    shared = (log, None, False)
+    for mapped in passes.map(tally_shard, range(len(names)), shared, lambda shard: names[shard], progress):
+        tally.merge(mapped.value)
     counts = tally.action_counts
     whole: dict[str, Any] = {}
     if tally.episodes is not None:
@@ -119,7 +79,7 @@ def summarise(
         whole |= {name: getattr(tally.episodes, name) for name in ("unfinished", "time_limit")}
     return LogSummary(
         source=log.metadata.source,
-        sha256=None if left_out else log.sha256,
+        sha256=log.sha256,
         rows=tally.rows,
         observation_shape=log.observation_shape,
         observation_dtype=str(log.columns["observations"].dtype),
@@ -128,25 +88,15 @@ def summarise(
         terminated=tally.terminated,
         truncated=tally.truncated,
         action_counts=None if counts is None else tuple(counts.tolist()),
-        action_ranges=None if tally.actions is None else tally.actions.spreads(),
+        action_ranges=None if counts is not None else tally.actions.spreads(),
         has_log_probabilities="behavior_log_probabilities" in log.columns,
         has_weights="weights" in log.columns,
         gamma=log.metadata.gamma,
         extra=log.metadata.extra,
         notes=log.metadata.notes,
-        shards=len(names) - len(left_out),
-        left_out=tuple(left_out),
+        shards=len(names),
         **whole,
     )
-
-
-def _tally_shard(log: Transitions | LazyTransitions, shard: int) -> LogTally:
-    """One shard, for ``PassSettings.map``; a log in memory is one."""
-    tally = LogTally(log.action_space, log.has_episodes)
-    for block in blocks_of(log, shard):
-        tally.add(block)
-    tally.end_shard()
-    return tally
 
 
 _MOST_LINES = 12
@@ -196,11 +146,11 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
         yield printable(str(key)), printable(str(value))
     for note in summary.notes:
         yield "note", printable(note)
-    yield "sha256 of the rows", summary.sha256 or "unknown: shards were left out"
+    yield "sha256 of the rows", str(summary.sha256)
 
 
 def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:
-    names = summary.extra.get("action_names")  # the values that a table had
+    names = summary.extra.get(ACTIONS)  # the values that a table had
     names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
     lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(summary.action_ranges or ())]
     for i, count in enumerate(summary.action_counts or ()):

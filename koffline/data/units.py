@@ -1,26 +1,34 @@
-"""Hashes of a log's units (episodes; rows, where there are none), and copies among them.
+"""A log's units (episodes; rows, where there are none): their hashes, samples of them, copies among them.
 
-Random numbers belong to a unit and not to the order in which rows are read. Copies of units add weight to a
-log, and no evidence.
+Random numbers belong to a unit and not to the order in which rows are read: what is drawn are the units with
+the smallest hashes, the same in memory, in shards, on any machine, and a smaller sample with the same seed is
+part of a larger one. Copies of units add weight to a log, and no evidence.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int, UInt64
 
 from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from koffline.data.disk.log import LazyTransitions
+    from koffline.jobs import PassSettings
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-_MERGED_AT_ONCE = 2**20
 _BY_CHANCE = 0.05  # share of rows whose state recurs, from which equal episodes may be chance
+# Units are drawn by numbers of their own, independent of those that divide or resample them elsewhere.
+_UNITS, _HELD_OUT = 0x65706973, 0x68656C64
+_HASHED_AT_ONCE = 2**20
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
@@ -62,54 +70,127 @@ def hash_rows(block: Transitions, names: tuple[str, ...] = ROW_NUMBERS) -> np.nd
     return np.asarray(unit_hash(0, 0, bits[:, 0]) ^ unit_hash(0, 1, bits[:, 1]))
 
 
-class RepeatedRows:
-    """Rows that equal an earlier one in state, action, reward and next state, told by their hashes.
+@dataclass(frozen=True)
+class Part:
+    """One side of a split by whole units: those ``held_out`` (a fraction of them), or all others.
 
-    At most ``limit`` different hashes are kept (None: all). Where there are more, only rows whose hash
-    begins with ``level`` zero bits count, for themselves and for all others.
+    Which side a unit is on depends on the seed, the shard and the unit's number alone.
     """
 
-    def __init__(self, limit: int | None = 2**20) -> None:
-        self._limit = limit
-        self.level = 0
-        self._hashes = np.zeros(0, dtype=np.uint64)  # different ones, in order
-        self._counts = np.zeros(0, dtype=np.int64)
-        self._waiting: list[np.ndarray] = []
+    fraction: float
+    seed: int
+    held_out: bool
 
-    def add(self, block: Transitions) -> None:
-        """More rows."""
-        self._waiting.append(hash_rows(block))
-        if sum(map(len, self._waiting)) > max(_MERGED_AT_ONCE, len(self._hashes)):
-            self.settle()
+    def holds(self, shard: int, units: np.ndarray) -> np.ndarray:
+        """(B,) whether units of a shard are in this part."""
+        out = unit_hash(self.seed ^ _HELD_OUT, shard, units) < np.uint64(int(self.fraction * 2.0**64))
+        return out if self.held_out else ~out
 
-    def merge(self, other: RepeatedRows) -> None:
-        """Add the rows of another part of the log."""
-        other.settle()
-        self.settle()
-        self.level = max(self.level, other.level)
-        self._join(other._hashes, other._counts)
 
-    def settle(self) -> None:
-        """Count what waits; afterwards the record is small enough to be sent elsewhere."""
-        if self._waiting:
-            waiting, self._waiting = np.concatenate(self._waiting), []
-            self._join(waiting, np.ones(len(waiting), dtype=np.int64))
+@dataclass(frozen=True, eq=False)
+class UnitSample:
+    """Units of a log in its order. ``units (U,)``: their numbers. ``is_all``: no others were left."""
 
-    def count(self) -> int:
-        """Rows that equal an earlier one; an estimate where ``level`` is above 0."""
-        self.settle()
-        return int(self._counts.sum() - len(self._counts)) << self.level
+    transitions: Transitions
+    units: Int[np.ndarray, " unit"]
+    is_all: bool
 
-    def _join(self, hashes: np.ndarray, counts: np.ndarray) -> None:
-        self._hashes, places = np.unique(np.concatenate([self._hashes, hashes]), return_inverse=True)
-        weights = np.concatenate([self._counts, counts])
-        self._counts = np.bincount(places.reshape(-1), weights=weights, minlength=0).astype(np.int64)
-        while True:
-            kept = self._hashes <= np.uint64(2**64 - 1 >> self.level)
-            self._hashes, self._counts = self._hashes[kept], self._counts[kept]
-            if self._limit is None or len(self._hashes) <= self._limit:
-                return
-            self.level += 1
+
+def sample_units(
+    log: Transitions | LazyTransitions,
+    rows: int,
+    seed: int,
+    part: Part | None = None,
+    *,
+    settings: PassSettings | None = None,
+) -> UnitSample:
+    """Units drawn uniformly without replacement, about ``rows`` rows together and at least one unit; all
+    units, where there are no more rows.
+
+    part: draws from that side of a split of a log on disk alone. settings: where the passes over it run.
+    Raises DataError.
+    """
+    if rows < 1:
+        raise DataError(f"a sample of rows={rows}; give a positive number")
+    total = log.n_episodes if log.has_episodes else len(log)
+    wanted = max(1, round(rows * total / len(log)))
+    if isinstance(log, Transitions):
+        if wanted >= total:
+            return UnitSample(log, np.arange(total), is_all=True)
+        units = _smallest([total], wanted, seed)
+        chosen = log.select_episodes(units) if log.has_episodes else log.select(units)
+        return UnitSample(chosen, units, is_all=False)
+    sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
+    units = _smallest(sizes, wanted, seed, part)
+    if not units.size:
+        raise DataError("no episode is left in that part of the log; hold out another share of it")
+    return _read(log, units, np.array(sizes), settings)
+
+
+def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None) -> Int[np.ndarray, " unit"]:
+    """Numbers of the ``count`` units with the smallest hashes, in order; sizes: units of each shard."""
+    numbers, hashes = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
+    first = 0
+    for shard, size in enumerate(sizes):
+        for start in range(0, size, _HASHED_AT_ONCE):
+            within = np.arange(start, min(start + _HASHED_AT_ONCE, size))
+            if part is not None:
+                within = within[part.holds(shard, within)]
+            numbers = np.append(numbers, within + first)
+            hashes = np.append(hashes, unit_hash(seed ^ _UNITS, 0, within + first))
+            if len(hashes) > count:
+                kept = np.argpartition(hashes, count - 1)[:count]
+                numbers, hashes = numbers[kept], hashes[kept]
+        first += size
+    return np.sort(numbers)
+
+
+def _read(
+    log: LazyTransitions,
+    units: Int[np.ndarray, " unit"],
+    sizes: Int[np.ndarray, " shard"],
+    settings: PassSettings | None,
+) -> UnitSample:
+    """The rows of the chosen units, shard by shard."""
+    from koffline.jobs import PassSettings
+
+    ends = np.cumsum(sizes)
+    shard_of = np.searchsorted(ends, units, side="right")
+    items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
+    passes = settings or PassSettings()
+    mapped = passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name)
+    pieces = [one.value for one in mapped]
+    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    found = Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
+    return UnitSample(found, units, len(units) == int(sizes.sum()))
+
+
+def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
+    """All rows of the given units of a shard, which are in order."""
+    shard, units = item
+    pieces = []
+    for block in log.shard_blocks(shard):
+        places = np.minimum(np.searchsorted(units, block.units), len(units) - 1)
+        pieces.append(block.part(units[places] == block.units).columns)
+    kept = [name for name in pieces[0] if name != "episode_ids"]
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in kept}
+
+
+def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
+    """Training part and held-out part, whole episodes each; rows where there are no episodes.
+
+    At least one episode is on either side. Raises ConfigError where there are too few.
+    """
+    if held_out == 0.0:
+        return log, None
+    count = log.n_episodes if log.has_episodes else len(log)
+    if count < 2:
+        raise ConfigError(f"data.split.held_out is {held_out:g}, but the log has one episode; leave it out")
+    kept_out = min(max(1, round(held_out * count)), count - 1)
+    chosen = np.zeros(count, dtype=np.bool_)
+    chosen[np.random.default_rng(seed).permutation(count)[:kept_out]] = True
+    rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
+    return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,13 +199,15 @@ class DistinctLog:
 
     ``units``: episodes or rows of the log as it was. ``distinct``: different ones among them. ``merged``:
     whether ``transitions`` holds these alone. It does not where states recur all over the log, as in a small
-    grid: there equal episodes happen by chance, and each counts.
+    grid: there equal episodes happen by chance, and each counts. ``kept``: numbers of the units that
+    ``transitions`` holds.
     """
 
     transitions: Transitions
     units: int
     distinct: int
     merged: bool
+    kept: Int[np.ndarray, " unit"]
 
     @property
     def notes(self) -> list[str]:
@@ -139,17 +222,19 @@ def without_copies(log: Transitions) -> DistinctLog:
     starts = log.episode_starts if log.has_episodes else np.arange(len(log))
     lengths = np.diff(np.append(starts, len(log)))
     _, firsts, kinds = np.unique(_hash_units(log, starts, lengths), return_index=True, return_inverse=True)
+    every = np.arange(len(starts))
     if len(firsts) == len(starts):
-        return DistinctLog(log, len(starts), len(starts), merged=False)
+        return DistinctLog(log, len(starts), len(starts), merged=False, kept=every)
     unit_of_row = np.repeat(np.arange(len(starts)), lengths)
     rows = np.flatnonzero(np.isin(unit_of_row, firsts))
     if len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE:
-        return DistinctLog(log, len(starts), len(firsts), merged=False)
+        return DistinctLog(log, len(starts), len(firsts), merged=False, kept=every)
     weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
     original = starts[firsts[kinds.reshape(-1)]]  # of each unit: where its first copy begins
     same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
     total = np.bincount(same_row, weights=weights, minlength=len(log))
-    return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), len(firsts), merged=True)
+    merged = log.select(rows).replace(weights=total[rows])
+    return DistinctLog(merged, len(starts), len(firsts), merged=True, kept=np.sort(firsts))
 
 
 def _hash_units(

@@ -20,11 +20,11 @@ from koffline.data.d3rlpy_import import quiet
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.opening import is_shard_folder
-from koffline.data.disk.samples import Part, sample_units, split_log
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.data.statistics import LogStatistics, statistics_of
+from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
+from koffline.data.units import Part, sample_units, split_log
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
@@ -50,7 +50,7 @@ class TrainData:
     rows: Transitions
     held_out: Transitions | None
     train_rows: int
-    statistics: LogStatistics | None = None
+    statistics: LogTally | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +126,8 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
         try:
             yield parts
         finally:
-            for part in (parts.buffer, *parts.evaluators.values()):
-                getattr(part, "close", lambda: None)()
+            for evaluator in parts.evaluators.values():
+                getattr(evaluator, "close", lambda: None)()
 
 
 def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:

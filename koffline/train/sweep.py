@@ -23,8 +23,8 @@ from typing import Any
 from koffline.config import parse_assignments
 from koffline.errors import ConfigError, nearest_name
 from koffline.jobs import Job, JobError, run_jobs
-from koffline.store.run_record import is_free, start_run
-from koffline.store.targets import RECORD, locked, read_record, write_record
+from koffline.store.run_record import start_run
+from koffline.store.targets import RECORD, is_free, locked, read_record, write_record
 from koffline.train.config import TrainConfig, load_config
 from koffline.train.prepare import Parts, identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train

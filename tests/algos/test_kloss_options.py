@@ -41,6 +41,10 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
         ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
         ("KLossDQN", {"diag_weight": 1.5}, "less than or equal to 1"),
+        ("KLossDQN", {"memory": 1.0}, "less than 1"),
+        ("KLossDQN", {"memory": 0.9, "kernel": "linear"}, "use gaussian or laplacian"),
+        ("KLossIQL", {"tau": 0.0}, "tau is 0"),
+        ("TrustPCL", {"tau": 0.1}, "use critic 'fvi' and target_decay"),
         ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
         ("KLossDQN", {"batch_size": 1}, "at least 2"),
         ("KLossDQN", {"gamma": 1.5}, "less than or equal to 1"),
@@ -146,7 +150,7 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
     def outputs(algo) -> list[torch.Tensor]:
         found = []
         for part in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
-            functions = getattr(algo.impl.modules, part, torch.nn.ModuleList())
+            functions = getattr(algo.impl.modules, part, None) or torch.nn.ModuleList()
             for function in functions if isinstance(functions, torch.nn.ModuleList) else [functions]:
                 takes_actions = not is_discrete(name) and "TrustPCL" not in name and part != "value_func"
                 out = function(x, actions) if takes_actions else function(x)

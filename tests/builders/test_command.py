@@ -137,7 +137,7 @@ def test_a_folder_that_is_not_ours_survives_force(run, tmp_path):
     mine = tmp_path / "log.hdf5.parts" / "data.txt"
     mine.parent.mkdir()
     mine.write_text("precious")
-    assert_refused(run(*ROLLOUTS, "--force", "--out", "log.hdf5"), "is no unfinished build")
+    assert run(*ROLLOUTS, "--force", "--out", "log.hdf5").exit_code == 0
     assert mine.read_text() == "precious"
     (tmp_path / "plain.hdf5").mkdir()
     assert_refused(run(*ROLLOUTS, "--force", "--out", "plain.hdf5"))

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import koffline
-from koffline.builders.resumable import PartsFolder, add_to_manifest, read_manifest
+from koffline.builders.resumable import add_to_manifest, read_manifest
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.builders.uniform import build_chain
 from koffline.cli import cli
@@ -76,12 +76,12 @@ def place(killed, tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_killed_build_resumes_to_the_same_rows(place, monkeypatch, target, damage):
     """A part that is whole is not played again, one that is not is."""
-    part = place / f"{target}.parts" / "part-000001.npz"
+    (part,) = (place / f"{target}.parts").glob("part-*-000001.npz")
     if damage:
         part.write_bytes(damage(part.read_bytes()))
     real, played = RolloutPlayer.play_batch, []
     monkeypatch.setattr(RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i))
-    assert build(target, "--resume").exit_code == 0
+    assert build(target).exit_code == 0
     assert (0 in played, 1 in played, 4 in played) == (False, damage is not None, True)
     again = koffline.open_transitions(target).sha256
     assert not list(place.glob(f"{target}.parts"))
@@ -89,25 +89,26 @@ def test_a_killed_build_resumes_to_the_same_rows(place, monkeypatch, target, dam
     assert koffline.open_transitions(target).sha256 == again
 
 
-def test_it_is_not_continued_by_accident_nor_with_other_settings(place):
-    assert_refused(build("a.hdf5"), "--resume")
-    assert_refused(build("a.hdf5", "--resume", "--episodes", "11"), "other settings")
-    shutil.copy(POLICIES / "cartpole_expert.npz", "p.npz")
-    assert_refused(build("a.hdf5", "--resume"), "other settings")
-    Path("a.hdf5.parts/run.json").write_text("{")
-    assert_refused(build("a.hdf5", "--resume"), "other settings")
-    assert build("a.hdf5", "--force").exit_code == 0
+@pytest.mark.parametrize("change", ["settings", "file", "module"])
+def test_other_settings_or_policies_are_another_build(place, monkeypatch, change):
+    """Its batches are all played; those that were kept go with the folder at the end."""
+    real, played = RolloutPlayer.play_batch, []
+    monkeypatch.setattr(RolloutPlayer, "play_batch", lambda self, i: played.append(i) or real(self, i))
+    if change == "file":
+        shutil.copy(POLICIES / "cartpole_expert.npz", "p.npz")
+    if change == "module":
+        Path("mortal.py").write_text(MORTAL + "\n")
+    assert build("a.hdf5", *(["--seed", "1"] if change == "settings" else [])).exit_code == 0
+    assert played == [0, 1, 2, 3, 4]
+    assert not Path("a.hdf5.parts").exists()
 
 
-def test_a_build_killed_while_its_parts_were_removed_can_be_resumed(tmp_path, monkeypatch):
-    parts = PartsFolder(tmp_path / "a.hdf5.parts", "settings", [])
-    parts.open(resume=False, force=False)
-    for number in range(3):
-        (parts.folder / f"part-{number:06d}.npz").touch()
-    monkeypatch.setattr("koffline.builders.resumable.shutil.rmtree", lambda *_, **__: None)
-    parts.remove()
-    assert [path.name for path in parts.folder.iterdir()] == ["run.json"]
-    parts.open(resume=True, force=False)
+def test_what_is_no_part_stays(place):
+    Path("a.hdf5.parts/mine.txt").touch()
+    assert build("a.hdf5").exit_code == 0
+    assert [path.name for path in Path("a.hdf5.parts").iterdir()] == ["mine.txt"]
+    Path("b.hdf5.parts").touch()
+    assert_refused(build("a.hdf5", "--out", "b.hdf5"), "b.hdf5.parts is no unfinished build")
 
 
 LOG = build_chain(5, np.random.default_rng(0))

@@ -5,14 +5,12 @@ import json
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.summary import summarise
 from koffline.data.transitions import Discrete, Metadata
 from tests.data.logs import d4rl_arrays, leaves, roll_out
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 
 ROLLOUT = roll_out(("truncated", "terminated") * 6, (5, 3) * 6)
 LOG = ROLLOUT.transitions(metadata=Metadata(gamma=0.9, notes=("made for a test",)))
@@ -27,18 +25,12 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def shards(folder):
-    run("convert", "log.hdf5", "shards", "--shard-rows", "20")
+    run_cli("data", "convert", "log.hdf5", "shards", "--shard-rows", "20")
     return sorted((folder / "shards").glob("*.hdf5"))
 
 
-def run(*arguments):
-    result = CliRunner().invoke(cli, ["data", *arguments])
-    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-    return result
-
-
 def info(*arguments):
-    result = run("info", *arguments, "--json")
+    result = run_cli("data", "info", *arguments, "--json")
     assert (result.exit_code, result.stdout.count("\n")) == (0, 1)
     return json.loads(result.stdout)
 
@@ -64,23 +56,19 @@ class TestInfo:
             rest = {key: value for key, value in expected.items() if key not in ("source", "shards")}
             assert leaves(found) == pytest.approx(leaves(rest))
         assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
-        assert "shards" in run("info", "shards").stdout
+        assert "shards" in run_cli("data", "info", "shards").stdout
 
-    def test_a_bad_shard_is_named_and_skipped_on_request(self, shards):
+    def test_a_bad_shard_is_named(self, shards):
         spoil(shards[:1], 2, np.nan)
-        assert_refused(run("info", "shards"), "shard-00000.hdf5", "row 2")
-        done = run("info", "shards", "--json", "--skip-bad-shards")
-        assert "shard-00000.hdf5" in done.stderr
-        found = json.loads(done.stdout)
-        assert (done.exit_code, found["shards"], found["sha256"]) == (0, 2, None)
-        table = " ".join(run("info", "shards", "--skip-bad-shards").stdout.split())
-        assert "unknown: shards were left out" in table
+        assert_refused(run_cli("data", "info", "shards"), "shard-00000.hdf5", "row 2")
 
 
 class TestValidate:
     def test_all_errors_are_listed(self, folder, shards):
-        assert run("validate", "log.hdf5").stdout.endswith("log.hdf5: 48 rows, no errors, no warnings\n")
-        assert run("validate", "shards").stdout.endswith("48 rows, no errors, no warnings\n")
+        assert run_cli("data", "validate", "log.hdf5").stdout.endswith(
+            "log.hdf5: 48 rows, no errors, no warnings\n"
+        )
+        assert run_cli("data", "validate", "shards").stdout.endswith("48 rows, no errors, no warnings\n")
         rows = np.arange(48)
         bad = d4rl_arrays(
             ROLLOUT,
@@ -90,7 +78,7 @@ class TestValidate:
             weights=-np.ones(48),
         )
         np.savez("bad.npz", **bad)
-        result = run("validate", "bad.npz", "--discrete", "3")
+        result = run_cli("data", "validate", "bad.npz", "--discrete", "3")
         assert result.exit_code == 2
         assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [
             "error: rewards: NaN or infinite in 3 rows (first: row 0); drop or mend them",
@@ -99,22 +87,22 @@ class TestValidate:
             "error: weights: negative in 48 rows (first: row 0); give weights of at least 0",
         ]
         spoil(shards, 1, np.inf)
-        result = run("validate", "shards")
+        result = run_cli("data", "validate", "shards")
         assert result.exit_code == 2
         lines = result.stderr.splitlines()
         assert [line.count("rewards: NaN or infinite in row 1") for line in lines] == [1] * 3
         shards[1].write_bytes(shards[1].read_bytes()[:3000])
-        lines = run("validate", "shards").stderr.splitlines()
+        lines = run_cli("data", "validate", "shards").stderr.splitlines()
         assert ["rewards: NaN" in line for line in lines] == [True, False, True]
         assert "shard-00001.hdf5" in lines[1]
 
 
 def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
-    result = run("convert", "log.hdf5", "shards", "--shard-rows", "20")
+    result = run_cli("data", "convert", "log.hdf5", "shards", "--shard-rows", "20")
     assert result.stdout.startswith(
         "note: made for a test\nshards (shards): LazyTransitions(48 rows in 3 shards"
     )
-    assert run("convert", "shards", "again.npz", "--discrete", "7").exit_code == 0
+    assert run_cli("data", "convert", "shards", "again.npz", "--discrete", "7").exit_code == 0
     again = open_transitions("again.npz")
     assert (again.sha256, again.action_space) == (LOG.sha256, Discrete(7))
 
@@ -143,7 +131,7 @@ def test_refusals_are_one_line_and_leave_nothing(folder, shards):
     shards[1].write_bytes(b"")
     before = sorted(folder.rglob("*"))
     for arguments, words in REFUSALS:
-        assert_refused(run(*arguments), words)
-    assert run("convert", "log.hdf5", "out", "--format", "xls").exit_code == 2
+        assert_refused(run_cli("data", *arguments), words)
+    assert run_cli("data", "convert", "log.hdf5", "out", "--format", "xls").exit_code == 2
     assert sorted(folder.rglob("*")) == before
     assert open_transitions("log.hdf5").sha256 == LOG.sha256

@@ -40,8 +40,6 @@ def test_a_name_taken_meanwhile_is_not_replaced(tmp_path, monkeypatch, links):
 
 
 def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, monkeypatch):
-    """Where the system cannot swap two names in one step."""
-    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     target = tmp_path / "set"
     target.mkdir()
     (target / "old").touch()

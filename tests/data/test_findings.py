@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.spaces import Discrete
-from koffline.data.statistics import blocks_of
 from koffline.data.summary import summarise
 from koffline.data.transitions import Metadata
-from koffline.data.units import RepeatedRows
 from tests.data.logs import drawn_logs, in_shards, leaves, numbered_log, roll_out
 
 ENDS = ("truncated", "terminated") * 6
@@ -102,15 +100,6 @@ class TestWarningsInMemory:
         assert said(raw, "error") == []
         assert any(re.search(words, message) for message in said(raw, "warning"))
 
-    def test_rows_written_twice(self, log):
-        names = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-        twice = {name: np.concatenate([getattr(log, name)] * 2) for name in names}
-        ids = np.concatenate([log.episode_ids, log.episode_ids + 12])
-        raw = raw_of(log, **twice, episode_ids=ids, steps=np.concatenate([log.steps] * 2))
-        assert said(raw, "warning") == [
-            "48 of 96 rows repeat an earlier row exactly; were episodes written twice?"
-        ]
-
 
 class TestOnDisk:
     @settings(max_examples=20, deadline=None)
@@ -136,22 +125,3 @@ class TestOnDisk:
         found = inspect_log(in_shards(shifted, tmp_path / "shards"))
         assert found == inspect_log(raw_of(shifted))
         assert any("71 rows" in finding.message for finding in found)
-
-
-class TestRepeatedRows:
-    @pytest.mark.parametrize("parts", [1, 4])
-    def test_many_are_estimated_and_memory_is_bounded(self, parts):
-        generator = np.random.default_rng(0)
-        log = numbered_log()
-        rows = log.select(np.zeros(40_000, dtype=int)).replace(rewards=np.arange(40_000.0))
-        twice = rows.select(np.append(np.arange(40_000), generator.permutation(40_000)[:20_000]))
-        total = RepeatedRows(limit=2000)
-        for part in np.array_split(np.arange(60_000), parts):
-            one = RepeatedRows(limit=2000)
-            for block in blocks_of(twice.select(part)):
-                one.add(block)
-            total.merge(one)
-        assert total.level == 5  # 40,000 / 2^5 = 1250 hashes are kept
-        assert len(total._hashes) <= 2000
-        # a binomial number of 20,000 repeated rows with probability 2^−5: 5 standard errors are 20 %
-        assert total.count() == pytest.approx(20_000, rel=0.2)

@@ -1,9 +1,10 @@
 """Flat files of others (D4RL's keys), with and without what they may lack: in memory and lazily one log."""
 
-import h5py
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from koffline.cli import cli
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
@@ -108,20 +109,37 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("storage", ["contiguous", "chunked"])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_lazily_it_is_the_same_log(tmp_path, monkeypatch, variant, storage):
-    path, arrays = tmp_path / "log", VARIANTS[variant]
-    if storage == "chunked":
-        with h5py.File(path, "w") as file:
-            for key, array in arrays.items():
-                file.create_dataset(key, data=array, chunks=(4, *array.shape[1:]), compression="gzip")
-    else:
-        write_arrays(path, arrays)
+@pytest.mark.parametrize("kind", ["episodes", "other ids", "independent rows", "continuous", "pictures"])
+def test_our_own_files_are_the_same_log_lazily(tmp_path, monkeypatch, kind):
+    log = roll_out(discrete=kind != "continuous").transitions()
+    if kind == "pictures":
+        log = roll_out(shape=(2, 2), dtype=np.uint8).transitions()
+    if kind == "other ids":
+        log = log.replace(episode_ids=7 - log.episode_ids)
+    if kind == "independent rows":
+        log = log.replace(episode_ids=None, steps=None)
+    write_transitions(log, tmp_path / "log.hdf5")
     monkeypatch.setattr("koffline.data.disk.files.BLOCK_BYTES", 40)
-    expected, lazy = open_transitions(path), open_transitions(path, lazy=True)
+    expected, lazy = (
+        open_transitions(tmp_path / "log.hdf5"),
+        open_transitions(tmp_path / "log.hdf5", lazy=True),
+    )
     assert_same_log(lazy, expected)
     assert lazy.metadata.notes == expected.metadata.notes
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_foreign_files_are_the_same_log_as_shards(tmp_path, monkeypatch, variant):
+    """Lazily they are refused, and the refusal names the command that makes the shards."""
+    path = tmp_path / "log.hdf5"
+    write_arrays(path, VARIANTS[variant])
+    with pytest.raises(DataError, match=r"log.hdf5 is neither .*: (koffline data convert .*)") as error:
+        open_transitions(path, lazy=True)
+    monkeypatch.chdir(tmp_path)
+    words = str(error.value).partition("koffline data ")[2].split()
+    assert CliRunner().invoke(cli, ["data", *words]).exit_code == 0
+    expected = open_transitions(path)
+    assert_same_rows(open_transitions("shards"), expected)
     has_probabilities = variant == "extra log-probabilities"
     assert (expected.behavior_log_probabilities is not None) == has_probabilities
     assert noted(expected, "infos/action_log_probs was left out") == (variant == "unusable log-probabilities")
@@ -136,7 +154,8 @@ def assert_same_log(lazy, expected):
     assert (lazy.sha256, lazy.n_episodes) == (expected.sha256, expected.n_episodes)
     units = np.searchsorted(expected.episode_starts, np.arange(len(expected)), "right") - 1
     for start in range(0, len(expected) - 3, 2):
-        block = lazy.read_rows(0, start, start + 4)
+        with lazy.open_shard(0) as opened:
+            block = lazy.block_of(opened, 0, start, start + 4)
         np.testing.assert_array_equal(block.truncated, expected.truncated[start : start + 4])
         if lazy.has_episodes:
             np.testing.assert_array_equal(block.steps, expected.steps[start : start + 4])

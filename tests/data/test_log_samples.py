@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.data.disk.samples import Part, sample_units
+from koffline.data.units import Part, sample_units
 from koffline.errors import DataError
-from koffline.jobs import PassSettings
 from tests.data.logs import in_shards, numbered_log
 
 ALONE = {"episode_ids": None, "steps": None}
@@ -61,13 +60,8 @@ def test_parts_divide_the_log(tmp_path):
         sample_units(shards, 10, 0, Part(0.0, 0, True))
 
 
-def test_units_of_shards_that_cannot_be_read_are_missing_on_request(tmp_path):
+def test_a_shard_that_cannot_be_read_is_named(tmp_path):
     shards = in_shards(numbered_log(), tmp_path / "log")
     (tmp_path / "log" / "shard-00001.hdf5").write_bytes(b"")
     with pytest.raises(DataError, match="shard-00001"):
         sample_units(shards, 10**6, 3)
-    found = sample_units(shards, 10**6, 3, settings=PassSettings(skip_bad_shards=True))
-    assert ["shard-00001" in reason for reason in found.skipped] == [True]
-    first = shards.shards[0].episodes
-    lost = np.arange(first, first + shards.shards[1].episodes)
-    np.testing.assert_array_equal(found.units, np.setdiff1d(np.arange(shards.n_episodes), lost))

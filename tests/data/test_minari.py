@@ -112,7 +112,7 @@ class TestReading:
         ("changes", "words"),
         [
             ({"data_format": None}, "no Minari dataset"),
-            ({"data_format": "../hdf5"}, "Minari format '../hdf5', unknown here"),
+            ({"data_format": "../hdf5"}, "Minari format '../hdf5', known is hdf5"),
             ({"observation_space": serialize_space(CAMERA)}, "JPEG; .* with jpeg_encoding=False"),
             ({"action_space": None}, "stores no action_space"),
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),

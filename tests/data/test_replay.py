@@ -208,6 +208,11 @@ class TestEvaluatorsAndScalers:
         for evaluator, value in expected.items():
             assert evaluator(dqn, buffer) == pytest.approx(value, rel=1e-4), type(evaluator).__name__
 
+    def test_an_episode_that_was_cut_fills_whole_batches(self, dqn):
+        """d3rlpy's evaluators go by 1024 rows, and would ask for a batch of the step that only ends it."""
+        buffer = ColumnarReplayBuffer(roll_out(("truncated",), (1024,)).transitions())
+        assert np.isfinite(d3rlpy.metrics.TDErrorEvaluator()(dqn, buffer))
+
     @EPISODES
     def test_scalers_see_every_row(self, episodes):
         log = long_log(discrete=False, episodes=episodes)

@@ -205,7 +205,7 @@ class TestConverting:
         lazy = convert_to_shards(tmp_path / "log", tmp_path / "shards", 30)
         assert_same_rows(lazy.load(), open_transitions(tmp_path / "log"))
         np.testing.assert_array_equal(lazy.load().weights, log.weights)
-        np.testing.assert_array_equal(lazy.read_rows(0, 0, 5).weights, 0.0)
+        np.testing.assert_array_equal(next(lazy.blocks(5)).weights, 0.0)
 
     def test_memory_is_that_of_a_block(self, tmp_path, monkeypatch):
         log = roll_out(["truncated"] * 20, [20] * 20, shape=(2000,)).transitions()

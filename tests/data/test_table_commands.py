@@ -16,8 +16,8 @@ from koffline.data.table.problems import Problems
 from koffline.data.table.roles import resolved
 from koffline.errors import DataError
 from tests.data.table_rows import MAPPING as TABLE_MAPPING
-from tests.data.table_rows import shuffled, walk, write
-from tests.refusals import assert_refused
+from tests.data.table_rows import shuffled, walk, write, write_text
+from tests.refusals import assert_refused, run_cli
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
 NAMES = ("x_10", "x_2", "r", "a", "x_1", "obs[0]", "obs[1]", "t", "next_x_1", "next_x_2", "next_x_10")
@@ -82,12 +82,6 @@ OPTIONS = ["--observations", "x_*", "--action", "a", "--reward", "r", "--episode
 OPTIONS += ["--terminal", "done"]
 
 
-def run(*words):
-    return CliRunner().invoke(
-        cli, [str(word) for word in words], prog_name="koffline", catch_exceptions=False
-    )
-
-
 @pytest.fixture
 def table(tmp_path):
     return write(shuffled(walk()), tmp_path / "log.parquet")
@@ -95,26 +89,26 @@ def table(tmp_path):
 
 class TestCommands:
     def test_what_was_done_and_what_is_refused(self, table):
-        shown = json.loads(run("data", "info", table, *OPTIONS, "--json").stdout)
+        shown = json.loads(run_cli("data", "info", table, *OPTIONS, "--json").stdout)
         assert shown["rows"] == 6
         assert any("2 rows were left out" in note for note in shown["notes"])
-        assert "6 rows, no errors" in run("data", "validate", table, *OPTIONS).stdout
-        assert_refused(run("data", "validate", table), "--observations 'x_*' --action a --reward r")
-        assert_refused(run("data", "validate", table, *OPTIONS, "--weight", "rr"), "did you mean 'r'?")
+        assert "6 rows, no errors" in run_cli("data", "validate", table, *OPTIONS).stdout
+        assert_refused(run_cli("data", "validate", table), "--observations 'x_*' --action a --reward r")
+        assert_refused(run_cli("data", "validate", table, *OPTIONS, "--weight", "rr"), "did you mean 'r'?")
 
     def test_names_of_actions_survive_conversion(self, table, tmp_path, monkeypatch):
         monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
         whole = koffline.open_transitions(table, mapping=TABLE_MAPPING)
         names = [tmp_path / name for name in ("log.hdf5", "log.npz", "out.parquet")]
         for target in (*names, "minari:table/walk-v0"):
-            assert run("data", "convert", table, target, *OPTIONS).exit_code == 0
+            assert run_cli("data", "convert", table, target, *OPTIONS).exit_code == 0
             found = koffline.open_transitions(target)
             assert found.metadata.extra["action_names"] == ["left", "right"]
             np.testing.assert_array_equal(found.observations, whole.observations)
             np.testing.assert_array_equal(found.actions, whole.actions)
 
     def test_shards_of_any_table(self, table, tmp_path):
-        result = run("data", "convert", table, tmp_path / "shards", "--shard-rows", 4, *OPTIONS)
+        result = run_cli("data", "convert", table, tmp_path / "shards", "--shard-rows", 4, *OPTIONS)
         assert result.exit_code == 0
         assert "put together and in time order" in result.stdout
         whole = koffline.open_transitions(table, mapping=TABLE_MAPPING)
@@ -131,23 +125,23 @@ class TestOptions:
             "observations: [x_1]\naction: a\nreward: none\nepisode: id\ntime: t\nimpute: {x_1: mean}\n"
         )
         words = ("--mapping", path, "--reward", "r", "--terminal", "done", "--action-names", "right,left")
-        shown = json.loads(run("data", "info", table, *words, "--json").stdout)
+        shown = json.loads(run_cli("data", "info", table, *words, "--json").stdout)
         assert (shown["rows"], shown["observation_shape"]) == (6, [1])
         assert shown["extra"]["action_names"] == ["right", "left"]
 
     def test_names_of_numbers_and_of_yes_and_no(self, tmp_path):
         doses = write(walk(a=[10, 20] * 4), tmp_path / "doses.parquet")
-        shown = run("data", "info", doses, *OPTIONS, "--action-names", "20,10", "--json").stdout
+        shown = run_cli("data", "info", doses, *OPTIONS, "--action-names", "20,10", "--json").stdout
         assert json.loads(shown)["extra"]["action_names"] == [20, 10]
         flags = write(walk(a=[True, False] * 4), tmp_path / "flags.parquet")
-        shown = run("data", "info", flags, *OPTIONS, "--action-names", "true,false", "--json").stdout
+        shown = run_cli("data", "info", flags, *OPTIONS, "--action-names", "true,false", "--json").stdout
         assert json.loads(shown)["extra"]["action_names"] == [True, False]
 
 
 class TestBundled:
     def test_a_policy_is_evaluated_on_it(self, tmp_path):
         truth = json.loads((DATASETS / "cartpole_truth.json").read_text())["value"]
-        result = run(
+        result = run_cli(
             *("evaluate", TABLE, "--mapping", MAPPING, "--policy", DATASETS / "cartpole_policy.npz"),
             *("--estimator", "lstdq", "--set", "steps=1000", "--json"),
         )
@@ -157,3 +151,13 @@ class TestBundled:
         assert found["interval"]["high"] - found["interval"]["low"] < 0.2 * truth
         assert found["gamma"] == 0.98
         assert found["n_transitions"] == 4349
+
+
+def test_a_mapping_of_misspelt_columns_names_them(tmp_path):
+    table = write_text("user,x,act,gain\n1,0.5,0,1\n1,0.25,1,0\n", tmp_path / "log.csv")
+    words = ("--observations", "speed", "--action", "acts", "--reward", "gains", "--episode", "usr")
+    done = CliRunner().invoke(cli, ["data", "info", str(table), *words], prog_name="koffline")
+    assert done.exit_code == 2
+    assert "has no rows" not in done.output
+    for said in ("'speed' (observations)", "'acts' (action)", "'gains' (reward)", "'usr' (episode)"):
+        assert f"has no column {said}" in done.output

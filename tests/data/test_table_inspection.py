@@ -7,23 +7,17 @@ import json
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from koffline.data.flat import write_npz
-from koffline.data.sources import open_transitions
+from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.table.inspection import inspect_table
 from koffline.envs.finite import FiniteMDP
+from koffline.errors import PolicyError
+from koffline.policy_specs import as_policy
 from tests.data.table_rows import MAPPING, walk, write, write_text
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 
 GAMMA = 0.8
-
-
-def run(*words):
-    return CliRunner().invoke(
-        cli, [str(word) for word in words], prog_name="koffline", catch_exceptions=False
-    )
 
 
 def shop(seed=7):
@@ -63,7 +57,7 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     """inspect, then one command; the truth is a linear solve."""
     mdp, mapping = shop(), tmp_path / "mapping.yaml"
     table = messy_csv(tmp_path / "shop.csv", mdp)
-    shown = run("data", "inspect", table, "--out", mapping)
+    shown = run_cli("data", "inspect", table, "--out", mapping)
     assert shown.exit_code == 0
     for words in ("spend: ", "temperature: ", "another in all columns", "values are missing"):
         assert words in shown.stdout
@@ -80,7 +74,7 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ("--policy", "shop_policy:target", "--gamma", GAMMA, "--estimator", "lstdq", "--json")
     options += ("--set", "steps=100")
-    result = run("evaluate", table, "--mapping", mapping, *options)
+    result = run_cli("evaluate", table, "--mapping", mapping, *options)
     assert result.exit_code == 0, result.stderr
     offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
     truth = mdp.policy_value(np.stack([1 - offer, offer], axis=1), GAMMA)
@@ -108,7 +102,9 @@ def bandit_csv(path, rows=2000):
 def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
     table, city = bandit_csv(tmp_path / "ads.csv")
     mapping = tmp_path / "ads.yaml"
-    assert "question: which rows belong together?" in run("data", "inspect", table, "--out", mapping).stdout
+    assert (
+        "question: which rows belong together?" in run_cli("data", "inspect", table, "--out", mapping).stdout
+    )
     assert "one_step" not in yaml.safe_load(mapping.read_text())
     (tmp_path / "ads_policy.py").write_text(
         "import numpy as np\n"
@@ -118,14 +114,16 @@ def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     options = ("--mapping", mapping, "--policy", "ads_policy:target", "--gamma", 0.9, "--estimator", "dr")
-    assert_refused(run("evaluate", table, *options), "--one-step", "--episode")
-    said = json.loads(run("evaluate", table, *options, "--one-step", "--set", "steps=200", "--json").stdout)
+    assert_refused(run_cli("evaluate", table, *options), "--one-step", "--episode")
+    said = json.loads(
+        run_cli("evaluate", table, *options, "--one-step", "--set", "steps=200", "--json").stdout
+    )
     truth = np.mean(np.where(city == "b", 0.2 + 0.5 * 0.9, 0.6 - 0.4 * 0.1))
     assert said["interval"]["low"] < truth < said["interval"]["high"]
     assert said["interval"]["high"] - said["interval"]["low"] < 0.2
     edited = mapping.read_text().replace("# one_step: true ", "one_step: true ")
     mapping.write_text(edited)
-    info = json.loads(run("data", "info", table, "--mapping", mapping, "--json").stdout)
+    info = json.loads(run_cli("data", "info", table, "--mapping", mapping, "--json").stdout)
     assert (info["episodes"], info["terminated"]) == (2000, 2000)
 
 
@@ -134,16 +132,16 @@ def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
     columns = {"observations": np.ones((6, 2)), "actions": np.arange(6) % 2, "rewards": np.arange(6.0)}
     path = tmp_path / "log.npz"
     np.savez(path, **columns)
-    assert_refused(run("data", "info", path), "lacks terminals")
+    assert_refused(run_cli("data", "info", path), "lacks terminals")
     if suffix == "hdf5":
-        assert run("data", "convert", path, tmp_path / "log.hdf5", "--one-step").exit_code == 0
+        assert run_cli("data", "convert", path, tmp_path / "log.hdf5", "--one-step").exit_code == 0
         path = tmp_path / "log.hdf5"
-    shown = json.loads(run("data", "info", path, "--one-step", "--json").stdout)
+    shown = json.loads(run_cli("data", "info", path, "--one-step", "--json").stdout)
     assert (shown["rows"], shown["episodes"], shown["terminated"]) == (6, 6, 6)
-    shards = run("data", "convert", path, tmp_path / "shards", "--one-step", "--shard-rows", 4)
+    shards = run_cli("data", "convert", path, tmp_path / "shards", "--one-step", "--shard-rows", 4)
     assert shards.exit_code == 0
     assert open_transitions(tmp_path / "shards").n_episodes == 6
-    assert_refused(run("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")
+    assert_refused(run_cli("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")
 
 
 class TestGuesses:
@@ -190,7 +188,31 @@ class TestGuesses:
             assert not [note for note in inspect_table(write(table, path)).notes if "longer" in note]
             table["t"] = np.where(np.arange(400) < 200, times, times + gap)
             notes = inspect_table(write(table, path)).notes
-            assert [note for note in notes if note.startswith("1 step is longer than others")]
+            assert [note for note in notes if note.startswith("gaps: 1 step is longer than others")]
+
+    def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
+        """A policy's "stop" is no other action in a log that has no "pass"; texts say it without numbers."""
+        acts = ["go", "pass", "stop", "go", "stop"] * 12
+        table = walk([5] * 12, [True] * 12, a=acts)
+        mapping = tmp_path / "mapping.yaml"
+        mapping.write_text(inspect_table(write(table, tmp_path / "all.parquet")).to_yaml())
+        fewer = {name: np.array(column)[np.array(acts) != "pass"] for name, column in table.items()}
+        log = open_transitions(write(fewer, tmp_path / "fewer.parquet"), mapping=mapping)
+        assert log.action_space.n == 3
+        assert sorted(np.unique(log.actions)) == [0, 2]
+        write_transitions(log, tmp_path / "log.hdf5")
+        for each in (log, open_transitions(tmp_path / "log.hdf5")):
+            features = each.metadata.features
+            asked = (each.action_space, each.observation_shape, "mine", features)
+            policy = as_policy(lambda table: np.where(table["x_1"] > 0, "stop", "pass"), *asked)
+            expected = np.eye(3)[np.where(each.observations[:, 0] > 0, 2, 1)]
+            np.testing.assert_array_equal(policy.probabilities(each.observations), expected)
+            unknown = as_policy(lambda states: ["stand"] * len(states), *asked)
+            with pytest.raises(
+                PolicyError,
+                match="is 'stand', no action of this log; its actions are go, pass, stop",
+            ):
+                unknown.probabilities(each.observations)
 
     @pytest.mark.parametrize(
         "names",
@@ -206,7 +228,7 @@ class TestGuesses:
             f"{i // 5},{i % 5},{i % 2},{i * 0.5},{i * 0.1},{i % 3},{i % 7},{i * 2.5}\n" for i in range(40)
         )
         table, mapping = write_text(head + body, tmp_path / "log.csv"), tmp_path / "m.yaml"
-        assert run("data", "inspect", table, "--out", mapping).exit_code == 0
+        assert run_cli("data", "inspect", table, "--out", mapping).exit_code == 0
         log = open_transitions(table, mapping=mapping)
         assert log.feature_names == tuple(name.strip('"') for name in names if name not in ("*", '"^.*$"'))
         np.testing.assert_allclose(log.observations[:4, 0], [0, 0.1, 0.2, 0.3])
@@ -219,28 +241,26 @@ class TestGuesses:
         ],
     )  # fmt: skip
     def test_what_cannot_be_looked_at(self, tmp_path, text, words):
-        assert_refused(run("data", "inspect", write_text(text, tmp_path / "log.csv")), words)
+        assert_refused(run_cli("data", "inspect", write_text(text, tmp_path / "log.csv")), words)
 
     @pytest.mark.parametrize("text", ["x,a,r\n1,0,1\n", "x,a,r\n,0,1\n,1,1\n", "user,city\n" + "1,z\n" * 50])
     def test_tables_that_say_little(self, tmp_path, text):
-        found = run("data", "inspect", write_text(text, tmp_path / "log.csv"))
+        found = run_cli("data", "inspect", write_text(text, tmp_path / "log.csv"))
         assert found.exit_code == 0
         assert "problem 1: no column" in found.stdout
 
     def test_logs_that_need_no_mapping(self, tmp_path):
         log = open_transitions(write(walk(), tmp_path / "log.parquet"), mapping=MAPPING)
         write_npz(log, tmp_path / "log.npz")
-        shown = run("data", "inspect", tmp_path / "log.npz")
-        assert "observations[1]" in shown.stdout
-        assert_refused(
-            run("data", "inspect", tmp_path / "log.npz", "--out", tmp_path / "m.yaml"), "needs no mapping"
-        )
+        for more in ((), ("--out", tmp_path / "m.yaml")):
+            assert_refused(run_cli("data", "inspect", tmp_path / "log.npz", *more), "needs no mapping")
 
     def test_the_file_is_not_replaced_unasked(self, tmp_path):
         table, out = write(walk(), tmp_path / "log.parquet"), tmp_path / "m.yaml"
         out.write_text("mine")
-        assert_refused(run("data", "inspect", table, "--out", out), "exists already")
+        assert_refused(run_cli("data", "inspect", table, "--out", out), "exists already")
         assert out.read_text() == "mine"
         assert (
-            json.loads(run("data", "inspect", table, "--out", out, "--force", "--json").stdout)["rows"] == 8
+            json.loads(run_cli("data", "inspect", table, "--out", out, "--force", "--json").stdout)["rows"]
+            == 8
         )

@@ -168,8 +168,8 @@ class TestFormulas:
 
     @pytest.mark.parametrize(
         "text",
-        ["x_1 ** 9", "__import__('os')", "x_1.y", "x_1[0]", "lambda: 1", "'a' + x_1", "max(x_1)", "abs(x_1)",
-         "x_1 if 1 else 2", "True + x_1", "1e999 * x_1", "x_1 +", "(" * 300,
+        ["x_1 ** 9", "__import__('os')", "x_1.y", "x_1[0]", "lambda: 1", "'a' + x_1", "abs(x_1)",
+         "x_1 if 1 else 2", "sum(x_1)", "x_1 +", "(" * 300,
          "x_1 + " + "9" * 5000, "x_1 and x_2"],
     )  # fmt: skip
     def test_nothing_else_is_read(self, text):

@@ -66,19 +66,12 @@ def long_ids(path):
     parquet(path, zeros(6000, id=pa.array(["e" * 10_000] * 6000, pa.large_string()), **numbers))
 
 
-def long_dictionary(path):
-    ids = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int8()), 9), pa.array(["e" * 60_000_000]))
-    one_batch(path, zeros(9, id=ids))
-
-
 TEXT = "text.csv.gz"
 # name of a file, what writes it, words about it at once and in pieces
 CASES = [
     ("numbers.parquet", lambda path: parquet(path, zeros()), "convert it in pieces", "1000000 rows"),
     (TEXT, lambda path: write(zeros(), path), "convert it in pieces", "1000000 rows"),
-    ("batch.arrow", lambda path: one_batch(path, zeros()), *["write it in smaller row groups"] * 2),
     ("ids.parquet", long_ids, "convert it in pieces", "give its longest episodes several ids"),
-    ("ids.arrow", long_dictionary, *["write it in smaller row groups"] * 2),
 ]
 
 

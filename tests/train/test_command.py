@@ -2,10 +2,9 @@
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import koffline.train.run
-from koffline.cli import cli
+from tests.refusals import run_cli
 from tests.train.small_runs import make_config, write_log
 
 
@@ -16,19 +15,15 @@ def config(tmp_path):
     return str(path)
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli, ["train", *map(str, arguments)])
-
-
 def test_stdout_belongs_to_the_result_and_out_has_a_default(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = call(config)
+    done = run_cli("train", config, "--quiet")
     assert (done.exit_code, done.stderr) == (0, "")
     assert "dataset info" not in done.stdout
     assert "25 steps" in done.stdout
     assert (tmp_path / "runs" / "small" / "config.yaml").exists()
     for arguments, words in (((), "go on with it by --resume"), (("--data", "no.hdf5"), "does not exist")):
-        again = call(config, *arguments)
+        again = run_cli("train", config, *arguments)
         assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
         assert words in again.stderr
 
@@ -42,7 +37,7 @@ def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(koffline.train.run, "save_state", interrupted)
-        done = call(config, "--out", tmp_path / "run")
+        done = run_cli("train", config, "--out", tmp_path / "run")
     assert done.exit_code == 130
     assert "go on with --resume" in done.stderr
-    assert call(config, "--out", tmp_path / "run", "--resume").exit_code == 0
+    assert run_cli("train", config, "--out", tmp_path / "run", "--resume").exit_code == 0

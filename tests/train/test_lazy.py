@@ -9,11 +9,11 @@ import pytest
 from koffline import ColumnarReplayBuffer
 from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.samples import sample_units
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import LazyReplayBuffer
 from koffline.data.sources import open_transitions
 from koffline.data.statistics import statistics_of
+from koffline.data.units import sample_units
 from koffline.errors import ConfigError
 from koffline.store.targets import read_record
 from koffline.train.config import load_config
@@ -70,7 +70,6 @@ def test_batches_are_those_of_the_columnar_buffer(shards):
             found = getattr(batch, name)
             assert found.dtype == getattr(expected, name).dtype == np.float32
             np.testing.assert_array_equal(found, getattr(expected, name))
-    buffer.close()
 
 
 @pytest.mark.parametrize(("name", "kind"), [(n, kind) for n, kinds in SCALERS.items() for kind in kinds])

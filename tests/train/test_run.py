@@ -11,8 +11,8 @@ import torch
 import koffline
 from koffline import Discrete, Transitions
 from koffline.algos import monitoring
-from koffline.data.disk.samples import split_log
 from koffline.data.sources import write_transitions
+from koffline.data.units import split_log
 from koffline.errors import ConfigError
 from koffline.train.config import load_config
 from koffline.train.run import train

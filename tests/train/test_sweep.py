@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 import koffline.train.run
 import koffline.train.sweep
-from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
 from koffline.store.targets import write_record
+from tests.refusals import run_cli
 from tests.train.small_runs import check_equal, make_config, make_log, write_log
 
 RATE = "algo.params.learning_rate"
@@ -65,12 +64,10 @@ def trained(monkeypatch):
     return train
 
 
-def call(*arguments):
-    return CliRunner().invoke(cli, ["sweep", *map(str, arguments)])
-
-
 def sweep(config, out, *options, grid=GRID, seeds=2, metric="td_error"):
-    return call(config, "--grid", grid, "--seeds", seeds, "--metric", metric, "--out", out, *options)
+    return run_cli(
+        "sweep", config, "--grid", grid, "--seeds", seeds, "--metric", metric, "--out", out, *options
+    )
 
 
 def lines_of(result):
@@ -200,7 +197,7 @@ def finished(out: Path) -> dict[Path, int]:
 def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options, message):
     out = tmp_path / "sweep"
     metric = [] if "--metric" in options else ["--metric", "td_error"]
-    result = call(config, "--out", out, "--seeds", 1, *metric, *options)
+    result = run_cli("sweep", config, "--out", out, "--seeds", 1, *metric, *options)
     assert result.exit_code == 2
     (line,) = lines_of(result)
     assert message in line

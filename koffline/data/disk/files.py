@@ -53,7 +53,7 @@ class ShardInfo:
 
     name: path or URL as given; rows and episodes (0 where there are none) in it; bytes and sha256 of the file
     where they are known; columns by the names of ``Transitions``. starts (E,): the first rows of its episodes
-    where no columns number them. cut_unflagged: whether episodes that end without a flag were truncated.
+    where ``episode_ids`` do not count 0, 1, 2, … .
     """
 
     name: str
@@ -63,7 +63,6 @@ class ShardInfo:
     sha256: str | None = None
     columns: Mapping[str, Column] = field(default_factory=dict, compare=False)
     starts: np.ndarray | None = field(default=None, compare=False)
-    cut_unflagged: bool = False
 
     @contextlib.contextmanager
     def open(self) -> Iterator[OpenShard]:
@@ -95,10 +94,7 @@ class OpenShard:
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
         """(B, ...) values of a column, in its dtype and shape but otherwise unchecked."""
-        column = self._shard.columns.get(name)
-        if column is None:
-            assert name == "truncated", "only that column may be missing"
-            return np.zeros(stop - start, dtype=np.bool_)
+        column = self._shard.columns[name]
         with reading(self._shard.name, "data"):
             values = np.asarray(self._arrays[column.key][start:stop])
         if np.dtype(column.dtype).kind == "f":  # whole numbers and flags are checked before they are cast
@@ -107,31 +103,15 @@ class OpenShard:
 
     def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """All columns of some rows, by name."""
-        names = [name for name in self._shard.columns if name not in (*COUNTED, "truncated")]
-        found = {name: self.column(name, start, stop) for name in names}
-        return found | {"truncated": self.truncated(start, stop)}
-
-    def truncated(self, start: int, stop: int) -> np.ndarray:
-        """(B,) whether recording stopped, also where only the rows themselves tell."""
-        flags = self.column("truncated", start, stop)
-        if not self._shard.cut_unflagged:
-            return flags
-        assert self._shard.starts is not None
-        first, last = np.searchsorted(self._shard.starts, [start, stop], side="right")
-        cut = np.zeros(stop - start, dtype=np.bool_)
-        cut[self._shard.starts[first:last] - 1 - start] = True
-        return (flags == 1) | cut & (self.column("terminated", start, stop) != 1)
+        return {name: self.column(name, start, stop) for name in self._shard.columns if name not in COUNTED}
 
     def places(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray]:
         """(B,) steps within the episode, None where there are no episodes, and (B,) numbers of units."""
         rows, starts = np.arange(start, stop), self._shard.starts
-        if starts is not None:
-            units = np.searchsorted(starts, rows, side="right") - 1
-            return rows - starts[units], units
         if "steps" not in self._shard.columns:
             return None, rows
         units, steps = (checks.integer_column(n, self.column(n, start, stop), start) for n in COUNTED)
-        return steps, units
+        return steps, units if starts is None else np.searchsorted(starts, rows, side="right") - 1
 
 
 @contextlib.contextmanager

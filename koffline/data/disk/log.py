@@ -23,9 +23,6 @@ from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.limits import check_memory
 
-# What a log has whether or not its files have it.
-_DERIVED = {"steps": Column("steps", "int64"), "truncated": Column("truncated", "bool")}
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyTransitions:
@@ -106,14 +103,6 @@ class LazyTransitions:
                 yield block
                 last = block.part(slice(len(block) - 1, None))
 
-    def read_rows(self, shard: int, start: int, stop: int) -> Transitions:
-        """Rows start … stop − 1 of one shard. Raises DataError."""
-        rows = self.shards[shard].rows
-        if not 0 <= start < stop <= rows:
-            raise DataError(f"rows {start} … {stop} of {self.shards[shard].name}, which has {rows}")
-        with self.open_shard(shard) as opened:
-            return self.block_of(opened, shard, start, stop)
-
     def open_shard(self, shard: int) -> contextlib.AbstractContextManager[OpenShard]:
         """One shard open for several reads. Raises DataError naming it, also for errors inside the block."""
         return self.shards[shard].open()
@@ -136,7 +125,7 @@ class LazyTransitions:
 
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
-        kept = self._kept()
+        kept = {name: column for name, column in self.columns.items() if name != "episode_ids"}
         with reading(self.metadata.source or self.shards[0].name, "data"):
             check_memory(len(self) * (sum(column.row_bytes for column in kept.values()) + 16))
         held = {name: np.empty((len(self), *column.shape), column.dtype) for name, column in kept.items()}
@@ -159,7 +148,8 @@ class LazyTransitions:
         """The digest from the rows themselves, whatever the manifest says."""
         return checks.digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
-            for name, column in sorted(self._kept().items())
+            for name, column in sorted(self.columns.items())
+            if name != "episode_ids"
         )
 
     def declared_anew(self, asked: SpaceRequest | None) -> LazyTransitions:
@@ -170,22 +160,12 @@ class LazyTransitions:
         note = f"action space {space} as asked, the log declares {self.action_space}"
         return dataclasses.replace(self, action_space=space, metadata=self.metadata.with_notes(note))
 
-    def _kept(self) -> dict[str, Column]:
-        """What the log would hold in memory, but for the numbers of episodes."""
-        derived = {name: column for name, column in _DERIVED.items() if name != "steps" or self.has_episodes}
-        return {name: c for name, c in {**self.columns, **derived}.items() if name != "episode_ids"}
-
     def _parts(self, name: str, column: Column) -> Iterator[np.ndarray]:
         for shard, info in enumerate(self.shards):
             with self.open_shard(shard) as opened:
                 for start in range(0, info.rows, column.block_rows):
                     stop = min(start + column.block_rows, info.rows)
-                    if name == "steps":
-                        yield np.asarray(opened.places(start, stop)[0])
-                    elif name == "truncated":
-                        yield opened.truncated(start, stop)
-                    else:
-                        yield opened.column(name, start, stop)
+                    yield opened.column(name, start, stop)
 
 
 def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:

@@ -3,9 +3,7 @@
 A folder of shards: ``manifest.json`` says what the log is, each shard is a flat koffline HDF5 file. Episodes
 never cross shards; within a shard ``episode_ids`` count its episodes 0, 1, 2, … .
 
-Any other flat file is looked into without reading its rows. The decisions on columns, action space and
-episodes are those of ``koffline.data.flat``, taken on slices, so that a log is the same log whether it is
-opened lazily or read into memory.
+A flat file that we wrote is looked into without reading its rows; any other is first made into shards.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,33 +23,24 @@ from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, naming
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.episodes import check_steps
 from koffline.data.flat import (
     DESCRIPTION,
-    KEYS,
     KNOWN_KEYS,
-    LAZY_REMEDY,
-    FoundEpisodes,
     check_layout,
-    check_room,
-    episodes_by_flags,
-    settled_keys,
+    used_keys,
 )
-from koffline.data.hdf5 import is_episodic, open_sliced
+from koffline.data.hdf5 import not_lazy, open_sliced
 from koffline.data.raw import (
-    FileDescription,
     metadata_from_json,
     metadata_to_json,
     read_description,
-    settle_space,
     space_from_json,
     space_to_json,
 )
-from koffline.data.spaces import ActionSpace, Continuous, SpaceRequest
+from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS
 from koffline.errors import DataError
 from koffline.store.files import reading
-from koffline.untrusted.hdf5 import CheckedFile
 from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
 _SUFFIXES = (".hdf5", ".h5")
@@ -86,7 +75,7 @@ def open_lazy(
             f"by a pattern: {remote.joined(name, '*.hdf5')}"
         )
     if not found:
-        raise DataError(f"{name} holds no .hdf5 or .h5 files; {LAZY_REMEDY}")
+        raise not_lazy(name)
     return _open_files(found, name, action_space)
 
 
@@ -112,87 +101,34 @@ def _kind(log: LazyTransitions) -> dict[str, Any]:
 
 
 def _open_file(name: str, asked: SpaceRequest | None) -> LazyTransitions:
-    """Look into a file; ``name`` is what errors call it. Raises DataError."""
+    """Look into a flat file that we wrote; ``name`` is what errors call it. Raises DataError."""
     with (
         naming(name),
         remote.local_file(name) as path,
         open_sliced(path, name) as file,
         reading(name, "HDF5"),
     ):
-        arrays = _sliced(file, name)
         described = read_description(file.text(DESCRIPTION))
-        said = described or FileDescription()
-        space, notes = settle_space(arrays["actions"], asked, said.action_space, name)
-        keys, extra = settled_keys(arrays)
-        columns = {column: _column(column, key, arrays[key], space) for column, key in keys.items()}
-        size = path.stat().st_size
-        shard = ShardInfo(name, len(arrays["rewards"]), 0, bytes=size, columns=columns)
-        found = _find_episodes(shard, arrays, described is not None)
-        has_episodes = found.starts is not None
-        shard = dataclasses.replace(
-            shard,
-            episodes=0 if found.starts is None else len(found.starts),
-            starts=found.starts,
-            cut_unflagged=found.cut_unflagged,
-        )
-        metadata = said.metadata.with_notes(*notes, *extra, *found.notes)
-        return LazyTransitions((shard,), space, has_episodes, metadata)
+        if described is None or described.action_space is None or "rewards" not in file:
+            raise not_lazy(name)
+        arrays = file.slices([key for key in KNOWN_KEYS if key in file])
+        check_layout(file.datasets, arrays, name)
+        kinds = {key: Column(key, array.dtype.name, array.shape[1:]) for key, array in arrays.items()}
+        columns = {column: kinds[key] for column, key in used_keys(arrays).items()}
+        if lacking := _needed(described.episodes) - columns.keys():
+            raise DataError(f"{name} lacks {', '.join(sorted(lacking))}; write it again")
+        shard = ShardInfo(name, len(arrays["rewards"]), 0, bytes=path.stat().st_size, columns=columns)
+        if described.episodes:
+            steps = OpenShard(shard, arrays).column
+            begins = [steps("steps", rows.start, rows.stop) == 0 for rows in checks.blocks(shard.rows)]
+            starts = np.flatnonzero(np.concatenate(begins))
+            shard = dataclasses.replace(shard, episodes=len(starts), starts=starts)
+        log = LazyTransitions((shard,), described.action_space, described.episodes, described.metadata)
+        return log.declared_anew(asked)
 
 
-def _sliced(file: CheckedFile, name: str) -> dict[str, Any]:
-    """The arrays of an open flat file that holds all that lazy reading needs. Raises DataError."""
-    if is_episodic(file.raw):
-        raise DataError(f"{name} is kept episode by episode, which cannot be read lazily; {LAZY_REMEDY}")
-    arrays = file.slices([key for key in KNOWN_KEYS if key in file])
-    check_layout(file.datasets, arrays, name)
-    if "next_observations" not in arrays:
-        raise DataError(f"{name} has no next_observations, which lazy reading needs; {LAZY_REMEDY}")
-    if "episode_terminals" in file and not set(KEYS["truncated"]) & set(arrays):
-        raise DataError(f"{name} marks episodes by episode_terminals; {LAZY_REMEDY}")
-    return arrays
-
-
-def _column(name: str, key: str, array: Any, space: ActionSpace) -> Column:
-    """Dtype and shape of the rows as ``Transitions`` would keep the whole column. Raises DataError."""
-    shape, dtype, is_state = tuple(array.shape[1:]), array.dtype, name.endswith("observations")
-    wanted = (space.k,) if name == "actions" and isinstance(space, Continuous) else ()
-    wanted = (shape or (1,)) if is_state else wanted
-    if shape != wanted and {shape, wanted} != {(), (1,)}:
-        raise DataError(f"{name} has shape {array.shape}, expected rows of shape {wanted}; export them again")
-    if name in ("terminated", "truncated"):
-        return Column(key, "bool")
-    if name in ("episode_ids", "steps") or (name == "actions" and not isinstance(space, Continuous)):
-        return Column(key, "int64")
-    if is_state and dtype == np.uint8:
-        return Column(key, "uint8", wanted)
-    is_wide = dtype.kind in "iu" and dtype.itemsize > 2
-    kept = checks.as_float(checks.extremes(array) if is_wide else np.zeros(0, dtype)).dtype
-    return Column(key, kept.name, wanted)
-
-
-def _find_episodes(shard: ShardInfo, arrays: Mapping[str, Any], is_ours: bool) -> FoundEpisodes:
-    """Where episodes begin, told as ``read_flat`` tells it. Raises DataError for rows out of order."""
-    opened, key = OpenShard(shard, arrays), "episode_ids" if "episode_ids" in shard.columns else "steps"
-    if key not in shard.columns:
-        if is_ours:
-            return FoundEpisodes(None)
-        size = shard.columns["observations"].block_rows
-        return episodes_by_flags(opened.column, shard.rows, size, linkable=True)
-    starts, ids = [np.zeros(1, dtype=np.int64)], [opened.column(key, 0, 1)]
-    for rows in checks.blocks(shard.rows):
-        read = opened.column(key, max(rows.start - 1, 0), rows.stop)
-        begins = np.diff(read) != 0 if key == "episode_ids" else read[1:] == 0
-        starts.append(max(rows.start, 1) + np.flatnonzero(begins))
-        ids.append(read[1:][begins])
-        check_room(starts)
-    found = np.concatenate(starts)
-    if key == "episode_ids" and len(np.unique(np.concatenate(ids))) != len(found):
-        raise DataError(f"rows of several episodes are interleaved; {LAZY_REMEDY}")
-    counting = OpenShard(dataclasses.replace(shard, starts=found), arrays)
-    for rows in checks.blocks(shard.rows) if "steps" in shard.columns else ():
-        counted, _ = counting.places(rows.start, rows.stop)
-        check_steps(opened.column("steps", rows.start, rows.stop), np.asarray(counted), rows.start)
-    return FoundEpisodes(found)
+def _needed(episodes: bool) -> set[str]:
+    return {*REQUIRED_COLUMNS, "truncated", *(("steps", "episode_ids") if episodes else ())}
 
 
 class _Shard(BaseModel):
@@ -265,9 +201,8 @@ def _read_manifest(folder: str) -> LazyTransitions:
             said = " ".join([*map(str, first["loc"]), first["msg"][:1].lower() + first["msg"][1:]])
         reason = " ".join(said.split())[:200]
         raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
-    required = {*REQUIRED_COLUMNS, *(("steps", "episode_ids") if found.episodes else ())}
     files, rows = {shard.file for shard in found.shards}, sum(shard.rows for shard in found.shards)
-    if required - found.columns.keys() or len(files) < len(found.shards) or rows != found.rows:
+    if _needed(found.episodes) - found.columns.keys() or len(files) < len(found.shards) or rows != found.rows:
         said = f"{name} lacks columns, lists a shard twice, or promises {found.rows} rows and has {rows}"
         raise DataError(f"{said}; write the folder again")
     shards = []

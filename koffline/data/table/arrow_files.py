@@ -7,7 +7,6 @@ declared there), decodes a row group at a time, and tells no sizes before it rea
 from __future__ import annotations
 
 import contextlib
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -26,8 +25,6 @@ from koffline.store.files import atomic_file
 from koffline.untrusted.limits import Refused
 
 _MAGIC_BYTES = 8  # before the stream in an Arrow file
-# Places of fields in the tables of Arrow's Message.fbs.
-_HEADER, _DICTIONARY, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
 
 
 @contextlib.contextmanager
@@ -128,24 +125,8 @@ class ArrowReader:
     count: int | None
 
     def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
-        """Nothing of the columns; bytes of the largest record batch and all dictionaries.
-
-        Arrow allocates what a compressed buffer declares in its first eight bytes, and offers no way to ask
-        for it: the few fields of its messages (flatbuffers) that matter are looked up here.
-        """
-        import pyarrow as pa
-
-        dictionaries = largest = 0
-        self.source.seek(self.start)
-        try:
-            for message in pa.ipc.MessageReader.open_stream(self.source):
-                if message.type == "dictionary":
-                    dictionaries += _unpacked(message)
-                elif message.type != "schema":
-                    largest = max(largest, _unpacked(message))
-        except (struct.error, TypeError):
-            raise Refused("a message of it is damaged; copy or export it again") from None
-        return 0, dictionaries + largest
+        """Nothing: rows are counted when they are read."""
+        return 0, 0
 
     def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
         """The columns in record batches of at most ``rows`` rows."""
@@ -162,35 +143,6 @@ class ArrowReader:
                     yield whole.select(columns).slice(start, rows)
         if self.count not in (None, found):
             raise Refused(f"it has {found} of {self.count} parts that its end lists; copy or export it again")
-
-
-def _unpacked(message: Any) -> int:
-    """Bytes that the buffers of a message take in memory."""
-    content, body = memoryview(message.metadata), message.body
-    batch = _follow(content, _field(content, _follow(content, 0), _HEADER))
-    if message.type == "dictionary":
-        batch = _follow(content, _field(content, batch, _DICTIONARY))
-    if _field(content, batch, _COMPRESSION) is None:
-        return len(body)
-    buffers = _follow(content, _field(content, batch, _BUFFERS))
-    count = struct.unpack_from("<I", content, buffers)[0]
-    places = (struct.unpack_from("<qq", content, buffers + 4 + 16 * i) for i in range(count))
-    # -1 says that a buffer is not compressed
-    return sum(max(size, *struct.unpack_from("<q", body, offset)) for offset, size in places if size)
-
-
-def _follow(content: memoryview, place: Any) -> int:
-    """Where an offset leads."""
-    return int(place + struct.unpack_from("<I", content, place)[0])
-
-
-def _field(content: memoryview, table: int, index: int) -> int | None:
-    """Where a table has its field, if it has it."""
-    described = table - struct.unpack_from("<i", content, table)[0]
-    if 4 + 2 * index >= struct.unpack_from("<H", content, described)[0]:
-        return None
-    offset = struct.unpack_from("<H", content, described + 4 + 2 * index)[0]
-    return table + offset if offset else None
 
 
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,103 +19,70 @@ _LONGEST = 500
 _GRAMMAR = (
     "write numbers, columns (`in backticks` where they are no plain words), + - * /, comparisons, min, max"
 )
-_BINARY: dict[type, Callable[..., Any]] = {
-    ast.Add: np.add, ast.Sub: np.subtract, ast.Mult: np.multiply, ast.Div: np.divide,
+_OPERATORS: dict[type, Callable[[Any, Any], pl.Expr]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
 }  # fmt: skip
-_UNARY: dict[type, Callable[..., Any]] = {ast.USub: np.negative, ast.UAdd: np.positive}
-_COMPARED: dict[type, Callable[..., Any]] = {
-    ast.Lt: np.less, ast.LtE: np.less_equal, ast.Gt: np.greater, ast.GtE: np.greater_equal,
-    ast.Eq: np.equal, ast.NotEq: np.not_equal,
-}  # fmt: skip
-_CALLED: dict[str, Callable[..., Any]] = {"min": np.minimum, "max": np.maximum}
+_CALLED: dict[str, Callable[..., pl.Expr]] = {"min": pl.min_horizontal, "max": pl.max_horizontal}
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Arithmetic over columns; nothing of it is executed: its syntax tree is walked."""
+    """Arithmetic over columns, which polars computes; nothing of the text is executed."""
 
     text: str
-    tree: ast.expr = field(repr=False, compare=False)
-    named: Mapping[str, str] = field(repr=False, compare=False)  # columns by the words that stand for them
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Columns that it reads, each once."""
-        return tuple(dict.fromkeys(self.named.values()))
+    columns: tuple[str, ...]  # that it reads, each once
+    value: pl.Expr = field(repr=False, compare=False)
 
     def values(self, frame: pl.DataFrame) -> pl.Series:
-        """A column named by the text: NaN where a value that it needs is missing."""
-        read = {word: frame[column].cast(pl.Float64).to_numpy() for word, column in self.named.items()}
-        with np.errstate(all="ignore"):  # a division by zero is infinite, and refused as such
-            found = np.broadcast_to(_value(self.tree, read), frame.height)
-        return pl.Series(self.text, found.astype(np.float64))
+        """A column named by the text: null where a value that it needs is missing."""
+        read = frame.with_columns(pl.col(name).cast(pl.Float64).fill_nan(None) for name in self.columns)
+        missing = pl.any_horizontal(pl.lit(False), *(pl.col(name).is_null() for name in self.columns))
+        return read.with_columns(pl.when(~missing).then(self.value).alias(self.text))[self.text]
 
 
 def parse_formula(text: str) -> Formula | None:
     """The formula that a text is; None for a single word. Raises DataError for anything else."""
-    quoted: dict[str, str] = {}
-
-    def word(found: re.Match[str]) -> str:
-        return next(k for k in (f"_quoted_{len(quoted)}",) if quoted.setdefault(k, found[1]))
-
+    quoted: list[str] = re.findall(r"`([^`]+)`", text)
+    numbers = iter(range(len(quoted)))
+    names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
     try:
         if len(text) > _LONGEST:
             raise ValueError
-        tree = ast.parse(re.sub(r"`([^`]+)`", word, text).strip(), mode="eval").body
-        words: dict[str, str] = {}
-        _check(tree, words)
-    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        plain = re.sub(r"`[^`]+`", lambda _: f"_quoted_{next(numbers)}", text)
+        tree = ast.parse(plain.strip(), mode="eval").body
+        columns: dict[str, None] = {}
+        value = _expression(tree, names, columns)
+    except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
         raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
-    if isinstance(tree, ast.Name) and not quoted:
-        return None
-    return Formula(text, tree, {name: quoted.get(name, name) for name in words})
+    return None if isinstance(tree, ast.Name) and not quoted else Formula(text, tuple(columns), value)
 
 
-def _check(node: ast.expr, words: dict[str, str]) -> None:
-    """Collect the words of a tree. Raises ValueError for what is not in the grammar."""
-    inside: list[ast.expr] = []
-    if isinstance(node, ast.Name):
-        words[node.id] = node.id
-    elif isinstance(node, ast.Constant):
-        if type(node.value) not in (int, float) or not np.isfinite(float(node.value)):  # type: ignore[arg-type]
-            raise ValueError
-    elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        inside = [node.left, node.right]
-    elif isinstance(node, ast.UnaryOp) and type(node.op) in _UNARY:
-        inside = [node.operand]
-    elif isinstance(node, ast.Compare) and {type(each) for each in node.ops} <= _COMPARED.keys():
-        inside = [node.left, *node.comparators]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLED:
-        if len(node.args) < 2 or node.keywords:
-            raise ValueError
-        inside = node.args
-    else:
-        raise ValueError
-    for each in inside:
-        _check(each, words)
+def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, None]) -> pl.Expr:
+    """polars' expression of a tree; ``columns`` gets what it reads. Raises for what is not in the grammar."""
 
+    def of(each: ast.expr) -> pl.Expr:
+        return _expression(each, names, columns)
 
-def _value(node: ast.expr, read: Mapping[str, np.ndarray]) -> Any:
-    if isinstance(node, ast.Name):
-        return read[node.id]
-    if isinstance(node, ast.Constant):
-        return np.float64(node.value)  # type: ignore[arg-type]
-    if isinstance(node, ast.BinOp):
-        return _BINARY[type(node.op)](_value(node.left, read), _value(node.right, read))
-    if isinstance(node, ast.UnaryOp):
-        return _UNARY[type(node.op)](_value(node.operand, read))
-    if isinstance(node, ast.Call):
-        found = [_value(each, read) for each in node.args]
-        for other in found[1:]:
-            found[0] = _CALLED[node.func.id](found[0], other)  # type: ignore[attr-defined]
-        return found[0]
-    assert isinstance(node, ast.Compare), "checked"
-    sides = [_value(each, read) for each in (node.left, *node.comparators)]
-    holds: Any = np.float64(1)
-    for left, right, how in zip(sides, sides[1:], node.ops, strict=False):
-        missing = np.isnan(left) | np.isnan(right)
-        holds = holds * np.where(missing, np.nan, _COMPARED[type(how)](left, right))
-    return holds
+    match node:
+        case ast.Name(id=word):
+            columns[names.get(word, word)] = None
+            return pl.col(names.get(word, word))
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return pl.lit(float(number))
+        case ast.BinOp():
+            return _OPERATORS[type(node.op)](of(node.left), of(node.right))
+        case ast.UnaryOp(op=ast.USub()):
+            return -of(node.operand)
+        case ast.Compare():
+            sides = [of(each) for each in (node.left, *node.comparators)]
+            hows = [_OPERATORS[type(how)] for how in node.ops]
+            pairs = zip(hows, sides, sides[1:], strict=False)
+            return pl.all_horizontal(how(*both) for how, *both in pairs).cast(pl.Float64)
+        case ast.Call(func=ast.Name(id="min" | "max" as word), keywords=[]) if node.args:
+            return _CALLED[word](*map(of, node.args))
+    raise ValueError
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import polars as pl
 
 from koffline.data.columns import counted
 
+GAPS = "gaps: "  # how a note on missing rows begins
 _PARTS = 16  # of an octave: steps of about one length are counted together
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # a step of a regular log that is no rounding
 _FAR = 3.0  # interquartile ranges of the logarithm above the third quartile: Tukey's far out
@@ -62,10 +63,13 @@ class StepLengths:
         where, length = self.first[int(gaps[0])]
         said = counted(int(number[-len(gaps) :].sum()), "step", "is", "are")
         usual, found = self._shown(self.first[middle][1]), self._shown(length)
+        lost = np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0  # rows, at each
+        share = float(lost @ number[-len(gaps) :]) / float(lost @ number[-len(gaps) :] + number.sum())
+        rows = f", about {share:.0%} of the steps may be missing" if is_regular else ""
         return [
-            f"{said} longer than others (as that up to {where}: {found}, usually about {usual}): where rows "
-            "are missing, the row before is joined to a state that it did not lead to; give what follows "
-            "another episode id"
+            f"{GAPS}{said} longer than others (as that up to {where}: {found}, usually about {usual}){rows}; "
+            "where rows are missing, the row before is joined to a state that it did not lead to; give what "
+            "follows another episode id"
         ]
 
     def _shown(self, length: float) -> str:

@@ -39,6 +39,8 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
     for flag, is_so in (("terminated", "terminal"), ("truncated", "cut")):
         if roles.last_row == is_so:
             log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
+    if roles.by is not None:
+        log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
     observed = _Columns(frame, episodes, table, counts)
     log["observations"] = observed.vectors(roles.observations)
     log["actions"] = _actions(frame, table)
@@ -63,7 +65,10 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
         if roles.truncated is None and not roles.stands_alone:
             log["truncated"] = last & ~log["terminated"]
             counts.cut += int(log["truncated"].sum())
-    return RawLog(log, table.action_space, table.metadata) if len(log["rewards"]) else None
+    labels, ids = log.pop("labels", None), log.get("episode_ids")
+    if labels is not None and ids is not None:
+        labels = labels[np.append(True, ids[1:] != ids[:-1])[: len(ids)]]
+    return RawLog(log, table.action_space, table.metadata, labels) if len(log["rewards"]) else None
 
 
 def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -173,7 +178,7 @@ def _ordered(frame: pl.DataFrame, table: Table, counts: TableCounts) -> pl.DataF
     if how is not None and doubles.any():
         kept = ~doubles if how == "first" else ~doubles.shift(-1, fill_value=False)
         if how == "exact":  # ids and times are among the values of a row
-            kept = frame.hash_rows(0).is_first_distinct()
+            kept = frame.select(roles.needed).hash_rows(0).is_first_distinct()
         counts.repeated += int((~kept).sum())
         frame, keys = frame.filter(kept), keys.filter(kept)
         doubles = keys.select(repeats).to_series()

@@ -13,9 +13,6 @@ import yaml
 
 from koffline.data import remote
 from koffline.data.columns import counted
-from koffline.data.findings import inspect_log
-from koffline.data.raw import RawLog
-from koffline.data.sources import open_raw
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, faults, find_tables, is_other, is_table_source
@@ -38,8 +35,9 @@ from koffline.store.files import MINARI
 ROWS = 100_000
 _KEYS = {"observation": "observations", "next observation": "next_observations"}
 _SEVERAL = ("observations", "next_observations", "action")
-_LINES = ("observations", "encode", "next_observations", "action", "reward", "episode", "time", "terminal",
-          "truncated", "last_row", "behavior_probability", "behavior_log_probability", "weight", "impute",
+_LINES = ("observations", "encode", "next_observations", "action", "action_names", "reward", "episode",
+          "time", "terminal", "truncated", "last_row", "behavior_probability", "behavior_log_probability",
+          "weight", "impute",
           "drop_duplicates", "decimal_comma")  # fmt: skip
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
@@ -47,8 +45,8 @@ _QUESTION = """
 # episode: COLUMN    # rows with one value in this column are one episode
 # one_step: false    # all rows are one record, in the order of time or of the table
 """
+_ALL_ACTIONS = "  # all that were seen, numbered in this order: add others that the policy may take"
 _SHARED = 0.2  # of the rows, from which on a guessed time that others share is none
-_MOST_SHOWN = 200  # columns of an array
 
 
 @dataclass
@@ -92,7 +90,7 @@ class Inspection:
                     f"  {_text(name)}: {_text(how)}{self._why(key, name)}" for name, how in value.items()
                 )
             elif isinstance(value, list):
-                yield f"{key}:"
+                yield f"{key}:{_ALL_ACTIONS if key == 'action_names' else ''}"
                 yield from (f"  - {_text(name)}{self._why(key, name)}" for name in value)
             elif value is not None:
                 yield f"{key}: {_text(value)}{self._why(key, value)}"
@@ -119,7 +117,7 @@ def _text(value: Any) -> str:
 
 
 def inspect_source(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
-    """Look at the first rows of any log; a table gets a mapping. Raises DataError."""
+    """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
     if is_table_source(name):
         kind, files = find_tables(name, is_table=False)
@@ -127,11 +125,8 @@ def inspect_source(source: str | os.PathLike[str], rows: int = ROWS) -> Inspecti
     else:
         is_log = name.startswith(MINARI) or remote.is_folder(name) or (remote.exists(name) and is_other(name))
     if is_log:
-        raw = open_raw(name)
-        found = inspect_columns(name, raw, rows)
-        found.problems = [finding.message for finding in inspect_log(raw)]
-        found.notes = list(raw.metadata.notes)
-        return found
+        said = f"{name} needs no mapping: its keys say what the columns are"
+        raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     return inspect_table(name, rows)
 
 
@@ -174,18 +169,6 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     return found
 
 
-def inspect_columns(source: str, raw: RawLog, rows: int = ROWS) -> Inspection:
-    """The columns of a log that needs no mapping."""
-    columns = []
-    for key, array in raw.columns.items():
-        flat = array[:rows].reshape(len(array[:rows]), -1)
-        for i in range(min(flat.shape[1], _MOST_SHOWN)):
-            name = key if array.ndim == 1 else f"{key}[{i}]"
-            columns.append(profile(pl.Series(name, flat[:, i]), is_typed=True))
-            columns[-1].role, columns[-1].reason = key, "its key"
-    return Inspection(source, min(rows, len(raw.columns["rewards"])), columns)
-
-
 def _check_time(found: Inspection) -> None:
     """A guessed time that many rows of an episode share is none, but a feature."""
     roles = {each.role: each for each in found.columns}
@@ -210,6 +193,8 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
         if each.role == "observation" and each.values.dtype == pl.String:
             mapping.setdefault("encode", {})[each.name] = "one-hot"
             why["encode", each.name] = f"{each.reason}; ordinal where they have an order"
+        if each.role == "action" and each.values.dtype == pl.String:
+            mapping["action_names"] = sorted(each.values.drop_nulls().unique())
     _pair_next(found)
     episodes, encoded = "episode" in mapping, mapping.get("encode", {})
     impute: dict[str, str] = {}

@@ -78,7 +78,8 @@ class TableMapping(pydantic.BaseModel):
     mapping from column to method. ``one_step``: every row is an episode that ends, or (False) all rows are
     one record. ``last_row``: what the last row of an episode is that has no flag. ``drop_duplicates``: rows
     of one episode and time, those that are equal, or all but the first or last. ``decimal_comma``: texts of
-    numbers have one. ``gamma`` is the log's discount hint. Raises DataError where the record contradicts
+    numbers have one. ``gamma`` is the log's discount hint, ``by`` tells groups of episodes apart by what it
+    holds in their first row. Raises DataError where the record contradicts
     itself.
     """
 
@@ -114,7 +115,8 @@ class TableMapping(pydantic.BaseModel):
         Literal["exact", "first", "last"] | None,
         pydantic.BeforeValidator(lambda it: {True: "exact", False: None}[it] if isinstance(it, bool) else it),
     ] = pydantic.Field(None, description="exact, first or last")
-    gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="a discount between 0 and 1")
+    gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="a discount inside (0, 1)")
+    by: _Name | None = _ONE
 
     def __init__(self, *values: Any, **given: Any) -> None:
         given |= dict(zip(type(self).model_fields, values, strict=False))
@@ -150,6 +152,11 @@ class TableMapping(pydantic.BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """Every column that is read, each once."""
+        return tuple(dict.fromkeys(filter(None, (*self.needed, self.by))))
+
+    @property
+    def needed(self) -> tuple[str, ...]:
         """Every column that rows are made of, each once."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
         named = (*self.measured, self.episode, time, self.terminal, self.truncated)

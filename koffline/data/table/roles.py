@@ -37,7 +37,7 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
     names = [name for name in names if not is_pattern(name)]
     present = set(names)
     found: dict[str, Any] = {}
-    for role in _SINGLE:
+    for role in (*_SINGLE, "by"):
         if (name := getattr(mapping, role)) is not None and name not in present:
             problems.add(str(unknown_column(name, role, names, source)))
             found[role] = None
@@ -54,6 +54,8 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
         found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
         taken |= set(found[role])
     observations, following = found["observations"], found["next_observations"]
+    if mapping.by in observations:  # features tell it
+        found["by"] = None
     if following and observations and len(following) != len(observations):
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
         problems.add(f"{both}; name the same columns in the same order")
@@ -148,7 +150,7 @@ def fitting_types(
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
         (plain, lambda kind: _is_number(getattr(kind, "inner", kind)),
          f"{numbers}, or encode categories (--encode COLUMN=one-hot)"),
-        ((*coded, roles.episode), lambda kind: not kind.is_nested() and kind != pl.Unknown,
+        ((*coded, roles.episode, roles.by), lambda kind: not kind.is_nested() and kind != pl.Unknown,
          "give one value per row"),
         (roles.action, lambda kind: kind == pl.String or _is_number(getattr(kind, "inner", kind)), numbers),
         ((roles.reward, roles.behavior, roles.weight, *terms), _is_number, numbers),

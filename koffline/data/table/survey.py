@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.features import Features
+from koffline.data.features import ACTIONS, Features
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.raw import read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
@@ -53,6 +53,8 @@ def prepare_table(
     terms = () if formula is None else formula.columns
     types = column_types(stored, roles, terms)
     roles, types = fitting_types(types, roles, terms, problems)
+    if not types:  # no rows can be read
+        problems.refuse()
     # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay as
     # they are. Times are such in files with types too: "10" comes after "9".
     time = roles.time if roles.time in types else None
@@ -79,7 +81,7 @@ def prepare_table(
     with problems.noted():
         if is_category and values:
             table.categories = _in_order(values, table)
-            extra = {**extra, "action_names": list(table.categories)}
+            extra = {**extra, ACTIONS: list(table.categories)}
         settled = _settle_space(table, action_space, described.action_space if described else None)
     before = described.metadata if described else Metadata(gamma=chosen.gamma)
     said = [sentence for is_so, sentence in _open_questions(table) if is_so]
@@ -132,7 +134,7 @@ def _check_counts(table: Table) -> None:
         problems.add(f"column {name} in {where} is not all numbers ({text!r}{more}); {remedy}")
     missing: dict[str, int] = {}
     for name, count in table.missing.items():
-        if name not in roles.impute:
+        if name not in roles.impute and (name != roles.by or name in roles.needed):
             missing[table.encoded.get(name, name)] = count - unread.get(name, (0,))[0]
     missing = {name: count for name, count in missing.items() if count > 0}
     infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
