@@ -165,7 +165,6 @@ LAZY = {
     gzip_twice: "declares 872 MB and has",
     one_huge_chunk: "rewards can only be read 2.15 GB at a time; write it again with chunks of at most",
     same_data_many_times: "neither a folder of shards nor",
-    a_missing_filter: "a truncated or corrupt data file",
     hard_link_loop: "neither a folder of shards nor",
 }
 
