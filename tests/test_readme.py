@@ -1,5 +1,6 @@
 """The README is short, and every command and code block of it and of the pages in docs/ runs."""
 
+import gzip
 import json
 import re
 import shlex
@@ -8,6 +9,7 @@ import statistics
 import subprocess
 from pathlib import Path
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 
@@ -21,16 +23,6 @@ PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / 
 PAGES_OF_RESULTS = {
     page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/reproduce").glob("*.md")
 }
-COMMAND_PAGES = (
-    "evaluate",
-    "estimators",
-    "diagnose",
-    "selection",
-    "training",
-    "collect",
-    "online",
-    "reproduce",
-)
 
 
 def blocks(text: str, *kinds: str) -> list[str]:
@@ -43,14 +35,11 @@ def commands(text: str) -> list[str]:
 
 
 README_COMMANDS = commands(README)
-PAGE_COMMANDS = [
-    command
-    for page in COMMAND_PAGES
-    for command in commands(PAGES[page])
-    if command.startswith("koffline") and "fresh.hdf5" not in command  # a log that nobody has
-]
+PAGE_COMMANDS = [command for page in PAGES.values() for command in commands(page)]
 KOFFLINE_COMMANDS = [
-    command for command in dict.fromkeys(README_COMMANDS + PAGE_COMMANDS) if command.startswith("koffline")
+    command
+    for command in dict.fromkeys(README_COMMANDS + PAGE_COMMANDS)
+    if command.startswith("koffline") and "fresh.hdf5" not in command  # a log that nobody has
 ]
 SNIPPETS = [
     pytest.param(text, id=f"{name}-{number}")
@@ -60,6 +49,15 @@ SNIPPETS = [
 QUICK = ["--set", "steps=80", "--set", "full_replicas=1", "--set", "resampled_replicas=2"]
 SHORT = ["--set", "train.n_steps=20", "--set", "train.n_steps_per_epoch=10"]
 ONLINE = ["--set", "steps=1000", "--seed-count", "1"]
+# What this machine has not, and what would take long.
+HERE = {
+    "model_3000": "model_20",
+    "--workers 2": "",
+    "--workers 4": "",
+    "--ray 10.0.0.1:6379": "",
+    "s3://bucket/shards": "shards",
+    "--episodes 100000": "--episodes 20",
+}
 # Those take longer than all the others; tests/experiments/test_reproduce.py has them, and workers.
 SLOW = ("koffline reproduce claims", "koffline reproduce ablation", "koffline reproduce figure-bench")
 
@@ -73,14 +71,35 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def with_own_files(elsewhere: Path) -> Path:
+    """What the pages call log.csv, policy.npz and so on."""
+    shutil.copy("datasets/cartpole.hdf5", "log.hdf5")
+    for name in ("policy.npz", "policy.pt"):  # known by their content
+        shutil.copy("datasets/cartpole_policy.npz", name)
+    shutil.copy("datasets/tables/cartpole.parquet", "table.parquet")
+    table = pl.read_parquet("table.parquet")
+    table.write_csv("log.csv")
+    with gzip.open("big.csv.gz", "wb") as file:
+        table.write_csv(file)
+    for name in ("table.yaml", "columns.yaml"):
+        shutil.copy("datasets/tables/cartpole.yaml", name)
+    states = [name for name in table.columns if name.startswith(("cart_", "pole_"))]
+    others = {"action": "a", "reward": "r", "episode": "id", "t": "t"}
+    short = {name: f"x_{number}" for number, name in enumerate(states)} | others
+    table.rename(short, strict=False).write_parquet("log.parquet")
+    Path("mypolicies.py").write_text("def better(states):\n    return (states[:, 2] > 0).astype(int)\n")
+    return elsewhere
+
+
 @pytest.mark.parametrize(
     "command",
     [pytest.param(c, marks=pytest.mark.slow) if c.startswith(SLOW) else c for c in KOFFLINE_COMMANDS],
 )
-def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    command = command.replace("model_3000", "model_20").replace(
-        "--workers 2", ""
-    )  # the runs here are shorter
+def test_koffline_commands_run(command: str, with_own_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for written, here in HERE.items():
+        command = command.replace(written, here)
+    monkeypatch.syspath_prepend(with_own_files)
     arguments = shlex.split(command)[1:]
     if "runs/dqn" in command and (arguments[0] != "train" or "--resume" in arguments):
         run(["train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn"])
@@ -88,8 +107,12 @@ def test_koffline_commands_run(command: str, elsewhere: Path, monkeypatch: pytes
         run(["online", "configs/online/inverted_pendulum.yaml", *ONLINE, "--out", "runs/pendulum"])
     elif arguments[0] == "online":
         arguments += ONLINE
-    if "shards" in arguments and arguments[:2] != ["data", "convert"]:
+    if "shards" in arguments and "--shard-rows" not in arguments:
         run(shlex.split(next(c for c in README_COMMANDS if " convert " in c))[1:])
+    if "users.csv" in arguments:
+        exec(compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"), {"__name__": "docs"})
+    if "mapping.yaml" in arguments and arguments[0] == "evaluate":
+        run(["data", "inspect", "log.csv", "--out", "mapping.yaml"])
     if arguments[0] in ("train", "sweep"):
         arguments += SHORT
     if arguments[0] in ("evaluate", "diagnose", "select"):
