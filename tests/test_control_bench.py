@@ -5,12 +5,13 @@ import json
 
 import pytest
 
+import koffline
 from scripts.bench import control
-from scripts.bench.control_report import collect
+from scripts.bench.control_report import collect, page
 
 OPTIONS = argparse.Namespace(
     **{"seeds": 2, "steps": 4, "steps_of": [], "evaluate_every": 2, "episodes": 1, "hidden": [4]},
-    **{"batch_size": 8, "set": [], "logs": "", "algos": "all", "original_rates": ""},
+    **{"batch_size": 8, "set": [], "logs": "", "algos": "all", "original_rates": "3e-3", "variants": True},
 )
 
 
@@ -65,3 +66,20 @@ def test_a_cell_is_reproducible(tmp_path, algo):
         found.append(json.loads((tmp_path / name).read_text()))
     assert found[0]["steps"] == [2, 4]
     assert found[0]["returns"] == found[1]["returns"]
+
+
+def test_both_sides_of_a_pair_have_as_many_settings_to_choose_from():
+    log = koffline.open_transitions(settings().log_path)
+    found = {algo: control.variants_of(algo, log, OPTIONS) for algo in ("dqn", "kloss_dqn")}
+    assert found["dqn"] == [(), (("learning_rate", 0.003),)]
+    assert found["kloss_dqn"] == [(), *control.VARIANTS["kloss_dqn"]]
+    for algo, variants in control.VARIANTS.items():
+        for variant in variants:
+            control.make_algo(settings(log="pendulum_replay", algo=algo, assignments=variant), log)
+
+
+def test_the_page_shows_both_settings_of_a_critic():
+    slow = {**cell("a", "kloss_dqn", 0, [0.0, 70.0]), "assignments": {"tau": 0.02}}
+    text = page(collect([*CELLS, slow], SCALES, OPTIONS), "control.png")
+    assert "| a | dqn | 15.0 | 90.0 | 60.0 | +75.0" in text
+    assert "| b | sac | 40.0 | 41.0 |  | +1.0" in text

@@ -165,9 +165,16 @@ class KLossTD3PlusBCImpl(KernelImpl):
 
 @dataclasses.dataclass()
 class KLossTD3PlusBCConfig(ActorCriticConfig):
-    """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig."""
+    """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
+
+    tau: rate of the slow copy of the critics that values s'. With the gradient through s' instead (0) the
+        expert's log of Pendulum is learned two thirds as well.
+    backup: the minimum over critics, as in the original.
+    """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
+    tau: float = 0.02
+    backup: str = "min"
     target_smoothing_sigma: float = 0.2
     target_smoothing_clip: float = 0.5
     alpha: float = 2.5

@@ -56,6 +56,14 @@ PAIRS = {
 }
 # d3rlpy's defaults of these are for millions of steps on images.
 DISCRETE_DEFAULTS = {"learning_rate": 5e-4, "target_update_interval": 200}
+# What else a critic of the kernel loss is tried with: s' valued by a slow copy, without gradient.
+VARIANTS: dict[str, tuple[tuple[tuple[str, Any], ...], ...]] = {
+    "kloss_dqn": ((("diag_weight", None), ("tau", 0.02)),),
+    "kloss_discrete_sac": ((("backup", "min"), ("diag_weight", None), ("tau", 0.005)),),
+    "kloss_discrete_cql": ((("diag_weight", None), ("tau", 0.02)),),
+    "kloss_sac": ((("backup", "min"), ("conservative_weight", 0), ("diag_weight", 0.5), ("tau", 0.02)),),
+    "kloss_cql": ((("backup", "min"), ("diag_weight", 0.5), ("tau", 0.02)),),
+}
 SLOW = ("cql",)  # minutes a cell: at its own learning rate alone
 REFERENCE_SEED, EVALUATION_SEED = 11, 12
 
@@ -230,9 +238,12 @@ def plan(options: argparse.Namespace) -> list[CellSettings]:
 def variants_of(
     algo: str, log: Transitions, options: argparse.Namespace
 ) -> list[tuple[tuple[str, Any], ...]]:
-    """What --set says, and for an original the same at each of --original-rates."""
+    """What --set says; besides, kernel-loss critics with --variants and originals at --original-rates."""
     said = assignments_of(algo, options.set)
-    if algo.startswith("kloss_") or algo in SLOW:
+    if algo.startswith("kloss_"):
+        more = VARIANTS.get(algo, ()) if options.variants else ()
+        return [tuple(said), *(tuple(sorted([*said, *variant])) for variant in more)]
+    if algo in SLOW:
         return [tuple(said)]
     name = "learning_rate" if isinstance(log.action_space, Discrete) else "critic_learning_rate"
     if algo == "discrete_sac":
@@ -277,6 +288,7 @@ def main(arguments: list[str] | None = None) -> None:
         help="other than --steps for an environment",
     )
     parser.add_argument("--original-rates", default="", help="more critic learning rates of the originals")
+    parser.add_argument("--variants", action="store_true", help="also kernel-loss critics with a slow copy")
     parser.add_argument("--evaluate-every", type=int, default=500)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64])
@@ -291,13 +303,13 @@ def main(arguments: list[str] | None = None) -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         cells = plan(options)
         jobs = [
-            Job(f"{cell.algo} on {cell.log}", write_cell, (cell,), cell_path(cell, options.out), _is_whole)
+            Job(f"{cell.algo} on {cell.log}", write_cell, (cell,), cell_path(cell, options.out), is_whole)
             for cell in cells
         ]
         references = {}
         for env in sorted({_task(cell) for cell in cells}):
             path = options.out / f"reference-{env.replace('/', '-')}.json"
-            references[env] = Job(f"references of {env}", write_reference, (env,), path, _is_whole)
+            references[env] = Job(f"references of {env}", write_reference, (env,), path, is_whole)
         if options.force:
             for job in jobs:
                 job.path.unlink(missing_ok=True)
@@ -322,7 +334,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
         temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _is_whole(path: Path) -> bool:
+def is_whole(path: Path) -> bool:
     try:
         return bool(json.loads(path.read_text(encoding="utf-8"))["name"] == path.stem)
     except (OSError, ValueError, KeyError, TypeError):

@@ -169,7 +169,7 @@ def test_discrete_sac_critic_and_actor() -> None:
 
 
 def test_td3_plus_bc_critic_and_actor() -> None:
-    algo = in_float64("KLossTD3PlusBC", backup="mean", actor_learning_rate=RATE)
+    algo = in_float64("KLossTD3PlusBC", tau=0.0, backup="mean", actor_learning_rate=RATE)
     batch = batch_of(discrete=False)
     torch.manual_seed(9)
     greedy = torch.tanh(algo.impl.policy(batch.next_observations).mu).detach()

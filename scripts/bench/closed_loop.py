@@ -1,0 +1,174 @@
+"""Log → train → evaluate → choose → rollout: does the log alone say which trained policy to take?
+
+    python -m scripts.bench.closed_loop --workers 2 --results docs/results/closed_loop.json
+
+On every log of CartPole and Pendulum in datasets/control each algorithm of ``control.py`` is trained once (an
+original at its own settings; its kernel-loss twin at its defaults and, where there is one, with a slow copy).
+`koffline.evaluate` at its defaults then values every last network from the same log. The choice is the policy
+whose interval has the highest lower end; *not answerable* has none. Afterwards the
+environment tells: the discounted value of each policy from 200 episodes of 1000 steps, and its score (uniform
+actions 0, the expert 100). The environment has no part in training or choice.
+Cells are files in --out named by everything they depend on but the code; those that are there stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import koffline
+from koffline.builders.control import policy_returns
+from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
+from koffline.data.replay import ColumnarReplayBuffer
+from koffline.fitting import threads
+from koffline.jobs import Job, run_jobs
+from koffline.store.files import atomic_file
+from scripts.bench import control
+
+SEED, TRUTH_SEED = 0, 21
+STEPS = {"CartPole-v1": 5000, "Pendulum-v1": 3000}
+EPISODES, HORIZON = 200, 1000
+
+
+def write_cell(path: Path, settings: control.CellSettings) -> None:
+    """Train, evaluate from the log, roll out."""
+    from koffline.data.d3rlpy_import import import_d3rlpy, quiet
+
+    d3rlpy = import_d3rlpy()
+    log = koffline.open_transitions(settings.log_path)
+    env, gamma = str(log.metadata.extra["task"]), float(log.metadata.gamma or 0.99)
+    with threads(1), quiet():
+        d3rlpy.seed(settings.seed)
+        algo = control.make_algo(settings, log)
+        algo.fit(
+            ColumnarReplayBuffer(log, settings.seed),
+            n_steps=settings.steps,
+            n_steps_per_epoch=settings.steps,
+            logger_adapter=d3rlpy.logging.NoopAdapterFactory(),
+            show_progress=False,
+        )
+        algo.save(str(model := path.with_suffix(".d3")))
+        found = koffline.evaluate(log, str(model), gamma=gamma, seed=SEED).as_dict()
+        rollouts = RolloutSettings(env, EPISODES, time_limit=HORIZON, seed=TRUTH_SEED)
+        with RolloutPlayer(rollouts, [str(model)]) as player:
+            played = player.join(list(player.play(range(player.batches))))
+        values = np.add.reduceat(played.rewards * gamma ** _steps(played), played.episode_starts)
+        score = policy_returns(env, str(model), EPISODES, TRUTH_SEED).mean()
+    result = {
+        "name": path.stem,
+        "log": settings.log,
+        "env": env,
+        "algo": settings.algo,
+        "assignments": dict(settings.assignments),
+        "estimate": {name: found[name] for name in ("value", "interval", "verdict", "estimator", "uplift")},
+        "truth": float(values.mean()),
+        "truth_se": float(values.std(ddof=1) / np.sqrt(len(values))),
+        "return": float(score),
+    }
+    with atomic_file(path, force=True) as temporary:
+        temporary.write_text(json.dumps(result) + "\n", encoding="utf-8")
+
+
+def _steps(log: Any) -> np.ndarray:
+    """The number of each row within its episode."""
+    lengths = np.diff(np.append(log.episode_starts, len(log)))
+    return np.arange(len(log)) - np.repeat(log.episode_starts, lengths)
+
+
+def plan() -> list[control.CellSettings]:
+    """Every candidate of every log."""
+    cells = []
+    for path in sorted(control.LOGS.glob("*.hdf5")):
+        log = koffline.open_transitions(path)
+        steps = STEPS.get(str(log.metadata.extra["task"]))
+        for algo in control.algos_of(log, ["all"]) if steps else []:
+            for variant in ((), *control.VARIANTS.get(algo, ())):
+                rest = (steps, steps, 1, (64, 64), 256, tuple(sorted(variant)))
+                cells.append(control.CellSettings(path.stem, algo, SEED, *rest))
+    return cells
+
+
+def summary(cells: list[dict[str, Any]], scales: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """One row a log: what was chosen, what was there to choose."""
+    rows = []
+    for log in dict.fromkeys(cell["log"] for cell in cells):
+        here = [cell for cell in cells if cell["log"] == log]
+        scale = scales[here[0]["env"]]
+        for cell in here:
+            span = scale["expert"] - scale["random"]
+            cell["score"] = round(100.0 * (cell["return"] - scale["random"]) / span, 1)
+        answered = [c for c in here if c["estimate"]["interval"] is not None]
+        held = sum(_holds(cell) for cell in answered)
+        chosen = max(answered, key=lambda cell: cell["estimate"]["interval"]["low"], default=None)
+        scores = [cell["score"] for cell in here]
+        rows.append(
+            {
+                "log": log,
+                "candidates": len(here),
+                "answerable": len(answered),
+                "held": held,
+                "chosen": chosen and name_of(chosen),
+                "chosen_score": chosen and chosen["score"],
+                "best": name_of(max(here, key=lambda cell: cell["score"])),
+                "best_score": max(scores),
+                "mean_score": round(float(np.mean(scores)), 1),
+            }
+        )
+    return rows
+
+
+def _holds(cell: dict[str, Any]) -> bool:
+    interval, error = cell["estimate"]["interval"], 2.0 * cell["truth_se"]
+    return bool(interval["low"] - error <= cell["truth"] <= interval["high"] + error)
+
+
+def name_of(cell: dict[str, Any]) -> str:
+    """The algorithm, and whether with a slow copy."""
+    return cell["algo"] + (" (tau)" if "tau" in cell["assignments"] else "")
+
+
+def main() -> None:
+    """Run what is missing, print the table, write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=control.ROOT / "out" / "closed_loop")
+    parser.add_argument("--results", type=Path, help="write the results here")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    cells = plan()
+    jobs = [
+        Job(f"{c.algo} on {c.log}", write_cell, (c,), control.cell_path(c, options.out), control.is_whole)
+        for c in cells
+    ]
+    scales = {}
+    for env in STEPS:
+        path = options.out / f"reference-{env}.json"
+        run_jobs([Job(f"references of {env}", control.write_reference, (env,), path, control.is_whole)])
+        scales[env] = json.loads(path.read_text(encoding="utf-8"))
+    run_jobs(jobs, workers=options.workers)
+    found = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
+    rows = summary(found, scales)
+    for cell in found:
+        one = cell["estimate"]
+        ends = (
+            ""
+            if one["interval"] is None
+            else f"[{one['interval']['low']:.4g}, {one['interval']['high']:.4g}]"
+        )
+        print(
+            f"{cell['log']:18}{name_of(cell):30}{one['verdict']['answer']:30}"
+            f"{one['value']:8.4g} {ends:22} truth {cell['truth']:8.4g}  score {cell['score']:6.1f}"
+        )
+    for row in rows:
+        print(row)
+    if options.results is not None:
+        with atomic_file(options.results, force=True) as temporary:
+            temporary.write_text(json.dumps({"logs": rows, "candidates": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
