@@ -11,6 +11,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.columns import counted
+from koffline.data.features import ACTIONS
 from koffline.data.table.counts import GAPS
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
@@ -44,6 +45,7 @@ from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
+_FEW_ACTIONS = 8
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # episodes
 _OTHER_STARTS = (
     "it estimates the return of the logged episodes, and other start states were given; leave them out"
@@ -270,12 +272,20 @@ def _logged_action_overlap(
 ) -> dict[str, Any]:
     """Discrete actions: how probable the logged actions are to the policy, and the effective sample size.
 
-    That is (Σ ρ)² / Σ ρ² of the ratios ρ = π(a|s) / β(a|s) of rows; 0 when all ratios are.
+    That is (Σ ρ)² / Σ ρ² of the ratios ρ = π(a|s) / β(a|s) of rows; 0 when all ratios are. Of few actions
+    also how often the policy and the log take each: misnumbered actions show there.
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
-    taken = policy.probabilities(transitions.observations)[np.arange(len(transitions)), transitions.actions]
-    overlap = {"mean_probability_of_logged_actions": float(taken.mean())}
+    probabilities = policy.probabilities(transitions.observations)
+    taken = probabilities[np.arange(len(transitions)), transitions.actions]
+    overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
+    if (count := probabilities.shape[1]) <= _FEW_ACTIONS:
+        logged = np.bincount(transitions.actions, minlength=count) / len(transitions)
+        shares = zip(probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
+        names = transitions.metadata.extra.get(ACTIONS) or range(count)
+        both = ({"policy": own, "log": seen} for own, seen in shares)
+        overlap["actions"] = dict(zip(map(str, names), both, strict=True))
     if transitions.behavior_log_probabilities is not None:
         possible = taken > 0.0
         behavior = np.asarray(transitions.behavior_log_probabilities, dtype=np.float64)[possible]

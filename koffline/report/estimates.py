@@ -75,6 +75,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
         ("log", words.describe_log(estimate)),
         ("coverage", near),
+        *([("actions", words.action_shares(found["actions"]))] if "actions" in found else []),
         ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
     ]
     console = pages.make_console()
@@ -141,6 +142,8 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
         drawn.add_row(*cells, end_section=last)
     console.print(drawn)
     pages.print_labelled(console, "verdict", str(found.verdict), "bold")
+    if "actions" in found.diagnostics:
+        pages.print_labelled(console, "actions", words.action_shares(found.diagnostics["actions"]), "bold")
     if truth is not None:
         console.print(f"truth: {truth:.4g}")
     for bound in found.bounds:

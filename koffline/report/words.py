@@ -29,6 +29,7 @@ _WORDS = {  # for readers; what is missing has its key
     "logged_return_se": "its standard error",
     "beyond_cuts": "share of the horizon that lies behind where recording stopped",
     "mean_probability_of_logged_actions": "probability that the policy gives to logged actions, mean",
+    "actions": "how often the policy takes each action on the log's rows, and the log itself",
     "effective_sample_size": "rows that the log counts as, weighted as the policy acts",
     "held_out_kernel_loss": "kernel loss of episodes that a network has not seen",
     "held_out_kernel_ratio": "the same over what noise alone would leave (1: nothing is left to explain)",
@@ -71,6 +72,12 @@ def estimator_words(row: EstimateRow, found: EstimateTable) -> str:
     alias = BANDIT.get(row.name) if is_one_step(found) else None
     warned = " !" if row.estimate is not None and row.estimate.warnings else ""
     return f"{row.name}{f' ({alias})' if alias else ''}{warned}"
+
+
+def action_shares(actions: Mapping[str, Mapping[str, float]]) -> str:
+    """How often the policy takes each action on the log's rows, and how often the log did."""
+    shares = (f"{name} {each['policy']:.0%} (log {each['log']:.0%})" for name, each in actions.items())
+    return ", ".join(shares)
 
 
 def uplift(more: Uplift | None) -> str:
@@ -121,6 +128,8 @@ def promise(interval: Interval) -> str:
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Diagnostics in words, each with its lines."""
     shown = {name: f"{value:.0%}" if name in _SHARES and value else value for name, value in record.items()}
+    if "actions" in record:
+        shown["actions"] = action_shares(record["actions"])
     return [
         (_WORDS.get(name, name.replace("_", " ")), describe_lines(value)) for name, value in shown.items()
     ]

@@ -177,6 +177,15 @@ class TestGuesses:
         for words in ("x: 1 value is missing", "r: 1 value is missing", "done: its name says terminal"):
             assert words in said
 
+    def test_a_feature_that_tells_the_action_is_a_problem(self, tmp_path):
+        acts = ["mail", "none", "voucher"] * 20
+        prices = [{"mail": 0.2, "none": 0.0, "voucher": 0.9}[act] for act in acts]
+        table = walk([5] * 12, [True] * 12, a=acts, price=prices, size=[0, 1, 0, 2] * 15)
+        found = inspect_table(write(table, tmp_path / "log.parquet"))
+        (problem,) = found.problems
+        assert problem == "price: each value goes with one a only; leave it out if it is what the a led to"
+        assert "- price  # numbers (float64); each value goes with one a only" in found.to_yaml()
+
     def test_gaps_in_regular_and_irregular_times(self, tmp_path):
         generator = np.random.default_rng(0)
         steps = generator.exponential(size=400)

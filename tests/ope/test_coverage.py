@@ -7,6 +7,7 @@ import koffline
 from koffline.ope.coverage import measure_coverage
 from koffline.ope.problem import prepare_problem
 from koffline.policies import DiscretePolicy
+from koffline.report.words import action_shares
 from tests.ope.problems import QUICK, discrete_log
 
 
@@ -44,6 +45,11 @@ def test_effective_sample_size_by_hand() -> None:
     expected = ratios.sum() ** 2 / np.sum(ratios**2)
     assert estimate.diagnostics["effective_sample_size"] == pytest.approx(expected)
     assert estimate.diagnostics["mean_probability_of_logged_actions"] == pytest.approx(ratios.mean() / 2.0)
+    taken = np.bincount(log.actions, minlength=3) / 100.0
+    shares = estimate.diagnostics["actions"]
+    assert [shares[name]["policy"] for name in "012"] == pytest.approx([0.9, 0.1, 0.0])
+    assert [shares[name]["log"] for name in "012"] == pytest.approx(taken)
+    assert f"0 90% (log {taken[0]:.0%})" in action_shares(shares)
 
 
 def test_a_rare_action_does_not_cover_what_lies_between_its_few_rows() -> None:

@@ -158,6 +158,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
             found.mapping["decimal_comma"] = True
     _check_time(found)
     _propose(found, held)
+    _check_states(found)
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
     found.problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
     if missing:
@@ -178,6 +179,22 @@ def _check_time(found: Inspection) -> None:
     if int(both.is_duplicated().sum()) > _SHARED * both.height:
         roles["time"].role = "observation"
         roles["time"].reason = "numbers; rows of an episode share them, so they are no time"
+
+
+def _check_states(found: Inspection) -> None:
+    """A feature of which every value goes with one action only may be what the action led to."""
+    actions = [each for each in found.columns if each.role == "action"]
+    if len(actions) != 1 or actions[0].distinct < 2:
+        return
+    name, action = actions[0].name, actions[0].values.cast(pl.String)
+    for each in found.columns:
+        if each.role != "observation" or not 2 <= each.distinct <= found.rows // 10:
+            continue
+        both = pl.DataFrame({"feature": each.values, "action": action}).drop_nulls()
+        if both.n_unique() == both["feature"].n_unique():
+            said = f"each value goes with one {name} only; leave it out if it is what the {name} led to"
+            found.problems.append(f"{each.name}: {said}")
+            found.reasons["observations", each.name] = f"{each.kind}; {said}"
 
 
 def _propose(found: Inspection, held: pl.DataFrame) -> None:
