@@ -5,9 +5,9 @@
 On every log of CartPole and Pendulum in datasets/control each algorithm of ``control.py`` is trained once (an
 original at its own settings; its kernel-loss twin at its defaults and, where there is one, with a slow copy).
 `koffline.evaluate` at its defaults then values every last network from the same log. The choice is the policy
-whose interval has the highest lower end; *not answerable* has none. Afterwards the
-environment tells: the discounted value of each policy from 200 episodes of 1000 steps, and its score (uniform
-actions 0, the expert 100). The environment has no part in training or choice.
+whose interval has the highest lower end, of those that the log answers for. Afterwards the environment tells
+the discounted value of each policy, from 200 episodes of 1000 steps, and its score (uniform actions 0, the
+expert 100). The environment has no part in training or choice.
 Cells are files in --out named by everything they depend on but the code; those that are there stay.
 """
 
@@ -101,7 +101,7 @@ def summary(cells: list[dict[str, Any]], scales: dict[str, dict[str, float]]) ->
         for cell in here:
             span = scale["expert"] - scale["random"]
             cell["score"] = round(100.0 * (cell["return"] - scale["random"]) / span, 1)
-        answered = [c for c in here if c["estimate"]["interval"] is not None]
+        answered = [c for c in here if not c["estimate"]["verdict"]["answer"].startswith("not")]
         held = sum(_holds(cell) for cell in answered)
         chosen = max(answered, key=lambda cell: cell["estimate"]["interval"]["low"], default=None)
         scores = [cell["score"] for cell in here]
@@ -152,22 +152,68 @@ def main() -> None:
     run_jobs(jobs, workers=options.workers)
     found = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
     rows = summary(found, scales)
-    for cell in found:
-        one = cell["estimate"]
-        ends = (
-            ""
-            if one["interval"] is None
-            else f"[{one['interval']['low']:.4g}, {one['interval']['high']:.4g}]"
-        )
-        print(
-            f"{cell['log']:18}{name_of(cell):30}{one['verdict']['answer']:30}"
-            f"{one['value']:8.4g} {ends:22} truth {cell['truth']:8.4g}  score {cell['score']:6.1f}"
-        )
-    for row in rows:
-        print(row)
+    text = page(rows, found)
+    print(text)
     if options.results is not None:
         with atomic_file(options.results, force=True) as temporary:
             temporary.write_text(json.dumps({"logs": rows, "candidates": found}, indent=1) + "\n")
+        with atomic_file(options.results.parents[1] / "closed_loop.md", force=True) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+
+def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
+    """docs/closed_loop.md."""
+    answered, total = sum(row["answerable"] for row in rows), len(cells)
+    supported = [cell for cell in cells if cell["estimate"]["verdict"]["answer"] == "supported"]
+    lost = float(np.mean([row["best_score"] - row["chosen_score"] for row in rows]))
+    luck = float(np.mean([row["best_score"] - row["mean_score"] for row in rows]))
+    lines = [
+        "# Log → train → evaluate → choose",
+        "",
+        "Which of many trained policies should run? Here the log alone decides. On each log every algorithm "
+        "of [Control](control.md) is trained once: an original at its own settings, its kernel-loss twin at "
+        "its defaults and with a slow copy (tau). `koffline.evaluate` at its defaults values each last "
+        "network from the same log. The choice is the policy whose interval has the highest lower end, of "
+        "those that the verdict does not call *not answerable*. Only then the environment is asked. Scores: "
+        "uniform actions 0, the expert 100.",
+        "",
+        f"**The chosen policies score {lost:.0f} points less than the best candidate, on average over "
+        f"{len(rows)} logs; a candidate drawn at random scores {luck:.0f} less.** Of {total} questions the "
+        f"log answered {answered}; {sum(row['held'] for row in rows)} of their 95 % intervals hold the true "
+        f"discounted value, and {sum(map(_holds, supported))} of the {len(supported)} called *supported*. "
+        "A policy that was trained on the log is the hardest question to ask it: it was chosen for what its "
+        "critic believes.",
+        "",
+        "| log | candidates | answered | hold | chosen | its score | best score | mean score |",
+        "|---|---|---|---|---|---|---|---|",
+        *(
+            f"| {row['log']} | {row['candidates']} | {row['answerable']} | {row['held']} | {row['chosen']} "
+            f"| {row['chosen_score']} | {row['best_score']} ({row['best']}) | {row['mean_score']} |"
+            for row in rows
+        ),
+        "",
+        "## Every candidate",
+        "",
+        "Discounted values (γ of the log) over 1000 steps from 200 rollouts, estimates and 95 % intervals.",
+        "",
+        "| log | policy | verdict | estimate | interval | truth | score |",
+        "|---|---|---|---|---|---|---|",
+        *map(_line, cells),
+        "",
+        "Made by `python -m scripts.bench.closed_loop`; numbers are in `docs/results/closed_loop.json`.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _line(cell: dict[str, Any]) -> str:
+    one, interval = cell["estimate"], cell["estimate"]["interval"]
+    ends = "–" if interval is None else f"{interval['low']:.4g} … {interval['high']:.4g}"
+    answer = one["verdict"]["answer"].removesuffix(" from this log")
+    return (
+        f"| {cell['log']} | {name_of(cell)} | {answer} | {one['value']:.4g} | {ends} | {cell['truth']:.4g} "
+        f"± {cell['truth_se']:.2g} | {cell['score']:.0f} |"
+    )
 
 
 if __name__ == "__main__":

@@ -177,7 +177,7 @@ def page(results: dict[str, Any], figure: str) -> str:
         "gradient through s' and the conservative term, which KLossSAC has at its defaults, both cost there. "
         "Where it shows few (expert, medium) take the defaults: with a slow copy KLossSAC, KLossDQN and "
         "KLossDiscreteSAC believe in actions that nobody tried, as their originals do. "
-        "[The log itself says which](#does-the-log-say-which-policy-to-take).",
+        "[The log itself says which](closed_loop.md).",
         "",
         "What this does not say: the defaults and the slow copy's settings were chosen with logs of these "
         "worlds at hand (the replay logs, two of the three seeds).",
