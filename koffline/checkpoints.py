@@ -23,8 +23,8 @@ from torch import Tensor
 from koffline.batches import ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.store.files import remove_abandoned, temporary_beside
+from koffline.untrusted.arrays import load_tensors
 from koffline.untrusted.limits import Refused
-from koffline.untrusted.models import load_tensors
 
 _NAME = re.compile(r"step_(\d{9,})\.pt")
 _ARRAY, _TUPLE = "a numpy array", "a tuple"  # how these are marked in a file that holds no code

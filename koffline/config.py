@@ -116,21 +116,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update({key: value for key, value in layer.items() if value is not None})
-    known = EvaluationSettings.model_fields
-    for key in merged:
-        if key not in known:
-            raise ConfigError(f"unknown option '{key}'; {nearest_name(key, sorted(known))}")
-    if "gamma" not in merged:
-        raise ConfigError("gamma is missing; give the discount factor, as in --gamma 0.99")
-    try:
-        return EvaluationSettings(**merged)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(
-            f"option '{name}' is {merged[name]!r}: {message}; it is the {known[name].description}"
-        ) from None
+    return read_section(EvaluationSettings, merged)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -174,12 +160,15 @@ def describe_error(model: type[BaseModel], error: ValidationError, where: str = 
         for parent in parents:
             model = model.model_fields[parent].annotation  # type: ignore[assignment]
         return ConfigError(f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}")
+    field = model.model_fields.get(last)
+    about = None if parents or field is None else field.description
     if first["type"] == "missing" or first["input"] is None:
-        return ConfigError(f"{name} is missing; give a value")
+        return ConfigError(f"{name} is missing; give {f'the {about}' if about else 'a value'}")
     shown = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     if first["type"] in ("model_type", "dict_type"):
         return ConfigError(f"{name} is {shown}; write it as lines of 'key: value'")
-    return ConfigError(f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
+    meant = f"; it is the {about}" if about else ""
+    return ConfigError(f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}{meant}")
 
 
 def read_layers(

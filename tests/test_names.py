@@ -36,7 +36,7 @@ def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
         ((*EVALUATE, "--discount", "0.9"), ("no option '--discount'", "'--gamma'? see 'koffline evaluate")),
         (("evalute",), ("no command 'evalute'", "'evaluate'?")),
         (("data", "inof"), ("no command 'inof'", "'info'?")),
-        ((*EVALUATE, "--set", "lr=0.1"), ("unknown option 'lr'", "'learning_rate'?")),
+        ((*EVALUATE, "--set", "lr=0.1"), ("lr is unknown", "'learning_rate'?")),
         (
             (
                 "build",

@@ -158,8 +158,7 @@ def _read(
     shard_of = np.searchsorted(ends, units, side="right")
     items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
     passes = settings or PassSettings()
-    mapped = passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name)
-    pieces = [one.value for one in mapped]
+    pieces = list(passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name))
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     found = Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
     return UnitSample(found, units, len(units) == int(sizes.sum()))
