@@ -46,14 +46,12 @@ class Interval(NamedTuple):
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
-def mean_over_seeds(values: PerSeed) -> Interval:
+def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
     """The mean and its t-interval: NaN where a seed has no finite number, the whole line for a single one."""
-    mean, count = float(np.mean(values, dtype=np.float64)), len(values)
-    if not np.isfinite(mean):
-        return Interval(np.nan, np.nan, np.nan)
-    if count < 2:
-        return Interval(mean, -np.inf, np.inf)
-    half = _quantile(count) * np.std(values, ddof=1) / np.sqrt(count)
+    count = values.shape[-1]
+    kept = np.where(np.isfinite(values).all(axis=-1, keepdims=True), values, np.nan).astype(np.float64)
+    mean = kept.mean(axis=-1)
+    half = np.inf if count < 2 else _quantile(count) * kept.std(axis=-1, ddof=1) / np.sqrt(count)
     return Interval(mean, mean - half, mean + half)
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
 from koffline.data.units import unit_hash
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
-from koffline.last_layers import FeatureMap
 from koffline.objectives import fitted_q
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
@@ -284,13 +282,3 @@ def _best_constant(problem: EvaluationProblem) -> float:
     constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
     low, high = problem.value_bounds
     return min(max(constant, low), high)
-
-
-def network_features(network: StackedMLP) -> FeatureMap:
-    """What the last layer of the first replica reads; in float64, where sums do not depend on blocks."""
-    one = network.select([0])
-    return partial(_read_by_last_layer, one.with_flat(one.flat.double()))
-
-
-def _read_by_last_layer(network: StackedMLP, inputs: Tensor) -> Float[Tensor, "row feature"]:
-    return network.features(inputs.to(network.flat))[0]

@@ -12,15 +12,14 @@ import numpy as np
 from koffline.config import EvaluationSettings
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.fitting import Progress
-from koffline.last_layers import FeatureMap
 from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.doubly_robust import RowSums
-from koffline.ope.features import FeatureSystem, default_features, make_feature_system
+from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.learning import Ensemble, draw_ensemble, network_features
+from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
@@ -161,7 +160,9 @@ class Workspace:
         if self.settings.feature_source == "random":
             return self.fixed_system
         first = np.flatnonzero(self.fitted.alive[: self.ensemble.full])[:1].tolist()
-        return self._system(network_features(self.fitted.record.network.select(first)))
+        one = self.fitted.record.network.select(first)
+        exact = one.with_flat(one.flat.double())  # in which sums do not depend on blocks
+        return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0])
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:

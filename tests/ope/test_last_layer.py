@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.last_layers import with_last_layer
-from koffline.ope.last_layer import accumulate_systems, dual_weights, last_layer, minimise_kernel_loss
+from koffline.ope.last_layer import (
+    accumulate_systems,
+    dual_weights,
+    last_layer,
+    minimise_kernel_loss,
+    with_last_layer,
+)
 from tests.ope.problems import plain_hidden, prepared, stack
 
 
