@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -13,7 +14,7 @@ from koffline.config import EvaluationSettings
 from koffline.data.columns import counted
 from koffline.data.table.counts import GAPS
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError
+from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.ope.coverage import LOW_COVERAGE
 from koffline.ope.doubly_robust import drl
 from koffline.ope.importance import estimate_one
@@ -39,15 +40,13 @@ from koffline.ope.names import (
     check_interval,
 )
 from koffline.ope.network_estimates import estimate_by_networks, spread_of_networks
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, Verdict
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # episodes
-_OTHER_STARTS = (
-    "it estimates the return of the logged episodes, and other start states were given; leave them out"
-)
+_OTHER_STARTS = "is of the logged episodes, and other start states were given; leave them out"
 
 
 def choose_estimator(workspace: Workspace) -> str:
@@ -61,20 +60,21 @@ def choose_estimator(workspace: Workspace) -> str:
     one_step = log.has_episodes and facts.longest == 1 and facts.terminated == facts.rows
     known = log.behavior_log_probabilities is not None and settings.behavior != ESTIMATED
     if one_step and known and settings.interval == DEFAULT:
-        found = estimate_by_importance(workspace, "wis")  # the same weights, and no network
-        if isinstance(found, PointEstimate) and (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
-            return "dr"
+        with contextlib.suppress(DataError, PolicyError):
+            found = estimate_by_importance(workspace, "wis")  # the same weights, and no network
+            if (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
+                return "dr"
     return "kloss"
 
 
-def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
-    """One of the estimators over episodes; doubly robust ones lean on out-of-bag kernel-loss networks."""
+def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
+    """One of the estimators over episodes; doubly robust ones lean on out-of-bag kernel-loss networks.
+
+    Raises DataError and PolicyError where it does not apply.
+    """
     if workspace.initial_observations is not None:
-        return Unavailable(name, _OTHER_STARTS)
-    episodes = workspace.episodes
-    if isinstance(episodes, str):
-        return Unavailable(name, episodes)
-    settings = workspace.settings
+        raise DataError(f"{name} {_OTHER_STARTS}")
+    episodes, settings = workspace.episodes, workspace.settings
     kind = settings.interval if settings.interval in EPISODE_KINDS else EPISODES_T
     model = workspace.row_values_of_episodes if name in WITH_MODEL else None
     return estimate_one(
@@ -82,18 +82,18 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | U
     )
 
 
-def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
-    """The estimate with the interval that the settings ask for, as far as the log allows one."""
+def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
+    """The estimate with the interval that the settings ask for, as far as the log allows one.
+
+    Raises KofflineError where the estimator does not apply.
+    """
     check_interval(name, workspace.settings.interval)
-    found: PointEstimate | Unavailable
     if name in OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
         found = drl(workspace.row_sums, spread_of_networks(workspace), workspace.settings.level)
     else:
         found = estimate_by_networks(workspace, name)
-    if isinstance(found, Unavailable):
-        return found
     found = _with_interval(workspace, name, found)
     limits = workspace.limits.of_logged_returns() if name in OVER_EPISODES else workspace.limits
     return limits.settle(found, _reasons(workspace, found))  # no interval that would be made up or impossible

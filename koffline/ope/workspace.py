@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from koffline.config import EvaluationSettings
-from koffline.errors import DataError, KofflineError, PolicyError
+from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
@@ -184,26 +184,23 @@ class Workspace:
         )
 
     @cached_property
-    def episodes(self) -> EpisodeProblem | str:
-        """The log's episodes with the policy's weights, or why there are none.
+    def episodes(self) -> EpisodeProblem:
+        """The log's episodes with the policy's weights. Raises DataError and PolicyError.
 
         To estimate the behaviour takes observations: then they are those in memory.
         """
         settings, rows, target = self.settings, self.transitions, None
-        try:
-            if self.sees_all_episodes:
-                rows, target = episodes_of_log(self.log, self.policy)
-            return prepare_episodes(
-                rows,
-                self.policy,
-                settings.gamma,
-                behavior=settings.behavior,
-                clip=settings.weight_clip,
-                seed=settings.seed,
-                target=target,
-            )
-        except (DataError, PolicyError) as error:
-            return str(error)
+        if self.sees_all_episodes:
+            rows, target = episodes_of_log(self.log, self.policy)
+        return prepare_episodes(
+            rows,
+            self.policy,
+            settings.gamma,
+            behavior=settings.behavior,
+            clip=settings.weight_clip,
+            seed=settings.seed,
+            target=target,
+        )
 
     @property
     def sees_all_episodes(self) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from koffline.errors import DataError
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
 from koffline.ope.importance.statistics import (
@@ -26,7 +27,7 @@ from koffline.ope.names import (
     WHOLE_WEIGHT,
     WITH_MODEL,
 )
-from koffline.ope.results import PointEstimate, Unavailable, Uplift
+from koffline.ope.results import PointEstimate, Uplift
 
 BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0
@@ -48,15 +49,15 @@ def estimate_one(
     draws: int = BOOTSTRAP_DRAWS,
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
-) -> PointEstimate | Unavailable:
+) -> PointEstimate:
     """One of ``OVER_EPISODES`` on prepared episodes; ``model`` as of the whole log.
 
     interval: one of ``EPISODE_KINDS``; every other kind that applies is in ``diagnostics["intervals"]``.
-    reward_range: what rewards can be, for certified kinds (default: what the log holds).
+    reward_range: what rewards can be, for certified kinds (default: what the log holds). Raises DataError
+    where the estimator has nothing to say.
     """
-    reason = _why_not(name, problem, model)
-    if reason:
-        return Unavailable(name, reason)
+    if reason := _why_not(name, problem, model):
+        raise DataError(reason)
     generator = np.random.default_rng([seed, 13, OVER_EPISODES.index(name)])
     weights, own, mixed = problem.weights, None, {}
     if name in WITH_MODEL:
@@ -70,8 +71,7 @@ def estimate_one(
         value, error = float(mix @ whole.partial_values(cuts)), None
         mixed = {"blend_steps": list(cuts), "blend_shares": mix.tolist()}
     if not np.isfinite(value):
-        return Unavailable(
-            name,
+        raise DataError(
             f"the largest weight is e^{weights.log_weights.max():.0f}, beyond what numbers hold; cap "
             "weights with clip, or use a self-normalised estimator (wis, wpdis)",
         )
@@ -127,9 +127,9 @@ def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size
 def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:
     """Why an estimator has nothing to say, None where it has."""
     if name in WITH_MODEL and model is None:
-        return "it needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
+        return f"{name} needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
     if name == "magic" and problem.weights.n_episodes < 2:
-        return "it weighs bias against variance over episodes, this log has one; give more, or use wdr"
+        return f"{name} weighs bias against variance over episodes, this log has one; give more, or use wdr"
     gone = problem.weightless_from
     if gone == 0:
         return _NO_WEIGHT.format(steps="the first step")
