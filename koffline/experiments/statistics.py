@@ -133,7 +133,7 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
         interquartile_mean(part[generator.integers(len(part), size=(_DRAWS, len(part)))])
         for part in (np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64))
     ]
-    tail = tail_share(count - 1, count)
+    tail = tail_share(count)
     low, high = np.quantile(drawn[0] - drawn[1], [tail, 1.0 - tail])
     return Interval(value, float(low), float(high))
 
@@ -145,5 +145,5 @@ def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
     rows = np.random.default_rng(0).integers(runs, size=(_BAND_DRAWS, runs))
     drawn = interquartile_mean(np.moveaxis(curves[rows], 1, -1))  # (draw, time)
-    tail = tail_share(runs - 1, runs)
+    tail = tail_share(runs)
     return Interval(mean, *np.quantile(drawn, [tail, 1.0 - tail], axis=0))

@@ -112,17 +112,16 @@ def draw_ensemble(
     resampled: int,
     seed: int,
     units: Int[np.ndarray, " unit"] | None = None,
-    stream: int = _NETWORKS,
 ) -> Ensemble:
     """Weights of rows and start states for every replica.
 
-    units: numbers of the problem's units in the log, by default 0, 1, 2, … stream: of the networks' seeds.
+    units: numbers of the problem's units in the log, by default 0, 1, 2, …
     """
     units = np.arange(len(problem.episode_starts)) if units is None else units
     streams = tuple(_stream(problem, units, seed, replica) for replica in range(resampled))
     resampling = Resampling(seed, full, streams)
     rows = resampling.row_counts(problem, units)
-    seeds = np.random.default_rng([seed, stream]).integers(2**31, size=full + resampled)
+    seeds = np.random.default_rng([seed, _NETWORKS]).integers(2**31, size=full + resampled)
     return Ensemble(
         resampling=resampling,
         units=units,

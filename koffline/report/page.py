@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from koffline.errors import ConfigError
 from koffline.ope.results import percent
 from koffline.report import words
-from koffline.store.files import atomic_folder, remove_abandoned, temporary_beside
+from koffline.store.files import atomic_folder, remove_abandoned
 from koffline.store.run_record import FILE, shown_command
 
 if TYPE_CHECKING:
@@ -26,32 +26,21 @@ _TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"} 
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
-    """ConfigError before any work when ``out`` is a file, holds something, or cannot be made.
+    """ConfigError before any work when ``out`` is a file, or holds something.
 
     marker: the file without which a folder is not ours to replace, even with ``force``.
     """
     remove_abandoned(out)
     occupied = out.is_dir() and any(out.iterdir())
-    parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     refusal = None
     if out.exists() and not out.is_dir():
-        refusal = " is a file; name a directory"
+        refusal = "is a file; name a directory"
     elif occupied and not force:
-        refusal = " is not empty; name another directory or add --force to replace it"
+        refusal = "is not empty; name another directory or add --force to replace it"
     elif occupied and not any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker))):
-        refusal = f" holds no {marker}, so --force will not replace it; name another directory"
-    elif not parent.is_dir():
-        refusal = f": {parent} is a file; name a directory"
-    else:
-        try:  # permissions alone do not tell (as in /proc)
-            probe = temporary_beside(parent / out.name)
-            probe.mkdir()
-            probe.rmdir()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            refusal = f": {parent} is not writable ({reason}); name a directory that is"
+        refusal = f"holds no {marker}, so --force will not replace it; name another directory"
     if refusal is not None:
-        raise ConfigError(f"--out {out}{refusal}")
+        raise ConfigError(f"--out {out} {refusal}")
 
 
 def write_page(
