@@ -63,9 +63,7 @@ class EvaluationSettings(Section):
         description="gradient steps of every replica; by default rounds until the estimate settles",
     )
     agreement: float = Field(
-        0.1,
-        gt=0.0,
-        description="share of the interval's width that a settled estimate moves",
+        0.1, gt=0.0, description="share of the interval's width that a settled estimate moves"
     )
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
@@ -73,9 +71,7 @@ class EvaluationSettings(Section):
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
     resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
     sample_rows: int = Field(
-        200_000,
-        ge=2,
-        description="about so many rows of a larger log, whole episodes, train networks",
+        200_000, ge=2, description="about so many rows of a larger log, whole episodes, train networks"
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 

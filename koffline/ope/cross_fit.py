@@ -50,10 +50,7 @@ class CrossFitted:
 
 
 def cross_fit(
-    transitions: Transitions,
-    fit: Callable[[Transitions], Any],
-    folds: int = 2,
-    seed: int = 0,
+    transitions: Transitions, fit: Callable[[Transitions], Any], folds: int = 2, seed: int = 0
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
 

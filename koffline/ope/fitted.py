@@ -26,13 +26,7 @@ from koffline.ope.last_layer import (
     minimise_kernel_loss,
     solve_temporal_difference,
 )
-from koffline.ope.learning import (
-    Ensemble,
-    draw_ensemble,
-    fit_features,
-    make_table,
-    start_values,
-)
+from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, start_values
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance

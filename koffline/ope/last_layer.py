@@ -141,10 +141,7 @@ def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge
 
 
 def dual_weights(
-    network: StackedMLP,
-    systems: LinearSystems,
-    starts: Float[Tensor, "replica parameter"],
-    ridge: float,
+    network: StackedMLP, systems: LinearSystems, starts: Float[Tensor, "replica parameter"], ridge: float
 ) -> Float[Tensor, "replica instrument"]:
     """α (R, m) of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
 

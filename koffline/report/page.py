@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
-from koffline.ope.results import percent
 from koffline.report import words
 from koffline.store.files import atomic_folder, remove_abandoned
 from koffline.store.run_record import FILE, shown_command
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDTH = 116
-
-
 _TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # of one command
 
 
@@ -79,28 +76,15 @@ def write_page(
 def render_page(template: str, figures: Mapping[str, str], found: Any, context: Mapping[str, Any]) -> str:
     """The page as text. template: a file of this folder that extends ``base.html.j2``.
 
-    In a template ``figures.name`` is an SVG element (mark it safe) and ``| number`` gives four digits,
-    ``| percent`` a level, ``| promise`` what a kind of interval is, ``| described`` a nested record line by
-    line, ``| setting`` what a setting is.
+    In a template ``figures.name`` is an SVG element (mark it safe), and the functions of
+    `koffline.report.words` are filters: ``| number`` gives four digits, ``| setting`` what a setting is.
     """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    named = (
-        "number",
-        "promise",
-        "count_of",
-        "described",
-        "setting",
-        "return_words",
-        "describe_log",
-        "uplift",
-        "group_rows",
-    )
-    environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in named}})
-    environment.globals["estimator_words"] = words.estimator_words
+    environment.filters |= {name: function for name, function in vars(words).items() if callable(function)}
     page = environment.get_template(template)
     return page.render(found=found, figures=figures, command=shown_command(), **context)
 

@@ -63,10 +63,7 @@ def test_estimates_are_those_of_this_process(
     quick = {"steps": 60, "full_replicas": 2, "instruments": 200, "feature_source": "random", "features": 32}
     here, there = (
         evaluate(log, "uniform", 0.9, estimator=estimator, stream=stream, **quick)
-        for stream in (
-            StreamSettings(),
-            StreamSettings(ray=address),
-        )
+        for stream in (StreamSettings(), StreamSettings(ray=address))
     )
     assert there.value == pytest.approx(here.value, rel=1e-10)
     assert here.interval is not None

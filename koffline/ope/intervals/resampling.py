@@ -25,12 +25,7 @@ from koffline.ope.intervals.settings import (
     describe_starts,
     enough_draws,
 )
-from koffline.ope.last_layer import (
-    accumulate_systems,
-    last_layer,
-    last_layer_features,
-    penalty,
-)
+from koffline.ope.last_layer import accumulate_systems, last_layer, last_layer_features, penalty
 from koffline.ope.learning import row_blocks
 from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.ope.results import Interval

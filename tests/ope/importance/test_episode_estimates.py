@@ -7,12 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.ope.names import (
-    HOEFFDING,
-    OVER_EPISODES,
-    WITH_MODEL,
-    WITHOUT_MODEL,
-)
+from koffline.ope.names import HOEFFDING, OVER_EPISODES, WITH_MODEL, WITHOUT_MODEL
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
