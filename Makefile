@@ -40,7 +40,7 @@ format: $(VENV)/.dev  ## reformat the code
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
 bench: $(VENV)/.dev  ## speed, as ratios measured side by side
-	@$(BIN)/python scripts/bench/replay.py && $(BIN)/python scripts/bench/replicas.py && $(BIN)/python scripts/bench/blockwise.py && $(BIN)/python scripts/bench/online.py
+	@$(BIN)/python scripts/bench/replay.py && $(BIN)/python scripts/bench/replicas.py && $(BIN)/python scripts/bench/online.py
 
 $(VENV)/.docs: $(VENV)/.base
 	@echo "installing the tools of the site"

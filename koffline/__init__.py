@@ -52,7 +52,7 @@ _NAMES_IN = {
     "koffline.policy_specs": ["load_policy"],
 }
 _HOME_OF = {name: home for home, names in _NAMES_IN.items() for name in names}
-_MODULES = {"bellman", "errors", "fitting", "kernel_loss", "kernels", "objectives", "online", "policies"}
+_MODULES = {"errors", "fitting", "kernel_loss", "kernels", "objectives", "online", "policies"}
 _MODULES |= {"replicas"}
 
 __all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]

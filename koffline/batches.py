@@ -65,6 +65,13 @@ class Table:
         """m, the drawn continuations of each row."""
         return 1 if self.next_inputs.ndim == 2 else self.next_inputs.shape[1]
 
+    @property
+    def compared(self) -> Tensor:
+        """What a kernel compares, (N, k). Raises ConfigError where there is nothing."""
+        if self.kernel_inputs is None:
+            raise ConfigError("the objective has a kernel, the table no kernel_inputs; give them")
+        return self.kernel_inputs
+
     def columns(self) -> list[tuple[str, Tensor]]:
         """The columns that are there, by name."""
         pairs = [(item.name, getattr(self, item.name)) for item in fields(self)]

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written to a temporary name and renamed, read without running any code.
+"""Checkpoints of a run: written whole or not at all, read without running any code.
 
 Of a long run the last few are kept, and a damaged one is never the end. Logs that grow beside them are cut
 back to what a checkpoint knew.
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
-from koffline.errors import ConfigError
-from koffline.store.files import remove_abandoned, temporary_beside
+from koffline.errors import ConfigError, DataError
+from koffline.store.files import atomic_file
+from koffline.untrusted.arrays import load_tensors
 from koffline.untrusted.limits import Refused
-from koffline.untrusted.models import load_tensors
 
 _NAME = re.compile(r"step_(\d{9,})\.pt")
 _ARRAY, _TUPLE = "a numpy array", "a tuple"  # how these are marked in a file that holds no code
@@ -32,21 +32,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state` so that `path` holds either the old or the new state, whatever happens meanwhile."""
+    """Write `state`, whole or not at all, over an older one. Raises DataError where the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path)
-    temporary = temporary_beside(path)
-    try:
-        with temporary.open("wb") as file:
-            content = io.BytesIO()  # written at once, so that a full disk is an OSError and not torch's own
-            torch.save(state, content)
-            file.write(content.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with atomic_file(path, force=True) as temporary:
+        content = io.BytesIO()  # written at once, so that a full disk is an OSError and not torch's own
+        torch.save(state, content)
+        temporary.write_bytes(content.getbuffer())
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
@@ -103,13 +94,11 @@ def save(folder: Path, fingerprint: str, saved: Saved, keep: int) -> None:
         write_checkpoint(path, {"fingerprint": fingerprint, **_packed(vars(saved))})
         for old in checkpoints(folder)[:-keep]:
             old.unlink()
-    except OSError as error:
+    except (DataError, OSError) as error:
         before = [other.name for other in checkpoints(folder) if other != path]
-        raise ConfigError(
-            f"checkpoint {path} cannot be written ({error.strerror}); "
-            f"{before[-1] + ' before it is intact' if before else 'there is none before it'}: free the disk, "
-            "then --resume"
-        ) from error
+        intact = f"{before[-1]} before it is intact" if before else "there is none before it"
+        said = str(error).partition(";")[0]
+        raise ConfigError(f"checkpoint {said}; {intact}: free the disk, then --resume") from error
 
 
 def checkpoints(folder: Path) -> list[Path]:

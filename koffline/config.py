@@ -63,9 +63,7 @@ class EvaluationSettings(Section):
         description="gradient steps of every replica; by default rounds until the estimate settles",
     )
     agreement: float = Field(
-        0.1,
-        gt=0.0,
-        description="share of the interval's width that a settled estimate moves",
+        0.1, gt=0.0, description="share of the interval's width that a settled estimate moves"
     )
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
@@ -73,9 +71,7 @@ class EvaluationSettings(Section):
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
     resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
     sample_rows: int = Field(
-        200_000,
-        ge=2,
-        description="about so many rows of a larger log, whole episodes, train networks",
+        200_000, ge=2, description="about so many rows of a larger log, whole episodes, train networks"
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
@@ -116,21 +112,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     merged: dict[str, Any] = {}
     for layer in layers:
         merged.update({key: value for key, value in layer.items() if value is not None})
-    known = EvaluationSettings.model_fields
-    for key in merged:
-        if key not in known:
-            raise ConfigError(f"unknown option '{key}'; {nearest_name(key, sorted(known))}")
-    if "gamma" not in merged:
-        raise ConfigError("gamma is missing; give the discount factor, as in --gamma 0.99")
-    try:
-        return EvaluationSettings(**merged)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(
-            f"option '{name}' is {merged[name]!r}: {message}; it is the {known[name].description}"
-        ) from None
+    return read_section(EvaluationSettings, merged)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -174,12 +156,15 @@ def describe_error(model: type[BaseModel], error: ValidationError, where: str = 
         for parent in parents:
             model = model.model_fields[parent].annotation  # type: ignore[assignment]
         return ConfigError(f"{name} is unknown; {nearest_name(last, sorted(model.model_fields))}")
+    field = model.model_fields.get(last)
+    about = None if parents or field is None else field.description
     if first["type"] == "missing" or first["input"] is None:
-        return ConfigError(f"{name} is missing; give a value")
+        return ConfigError(f"{name} is missing; give {f'the {about}' if about else 'a value'}")
     shown = str(first["input"]).lower() if isinstance(first["input"], bool) else repr(first["input"])
     if first["type"] in ("model_type", "dict_type"):
         return ConfigError(f"{name} is {shown}; write it as lines of 'key: value'")
-    return ConfigError(f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}")
+    meant = f"; it is the {about}" if about else ""
+    return ConfigError(f"{name} is {shown}: {first['msg'][0].lower()}{first['msg'][1:]}{meant}")
 
 
 def read_layers(

@@ -22,14 +22,7 @@ from koffline.kernels import Kernel
 from koffline.memory_loss import MemoryLoss, MemoryStep
 from koffline.objectives import NextFrom, Objective, Rows, ValueGradients
 from koffline.replicas import StackedMLP, StackedNetwork, affine, outer_sum
-from koffline.steps import (
-    BatchSource,
-    StackedAdam,
-    Step,
-    full_gradient,
-    read_values,
-    spread_gradient,
-)
+from koffline.steps import BatchSource, StackedAdam, Step, full_gradient, read_values, spread_gradient
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ A residual is what the Bellman equation lacks: δ = reward + discount · value o
 Terminations enter once, through the discount. Nothing here detaches: gradients flow through both values.
 
 Residuals are (N,) and give a scalar, or (R, N) with a replica axis and give (R,). Gram matrices are (N, N),
-or (R, N, N) where every replica has its own rows. All but the blockwise form are differentiable.
+or (R, N, N) where every replica has its own rows. All are differentiable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from koffline.errors import ConfigError, DataError
-from koffline.kernels import Gaussian, Kernel
 
 Residual = Float[Tensor, "*replica row"]
 Gram = Float[Tensor, "*grams row row"]
@@ -108,43 +107,6 @@ def feature_v_statistic(features: Float[Tensor, "*maps row feature"], residual: 
 
 
 @torch.no_grad()
-def blockwise_v_statistic(
-    x: Float[Tensor, "row d"], residual: Residual, kernel: Kernel, block_size: int = 1024
-) -> Loss:
-    """The exact V-statistic of all rows with one block of the Gram matrix in memory at a time; float64.
-
-    Blocks are computed in the dtype of `x`, above the diagonal only, and summed in float64. Time O(n² d),
-    memory O(block_size²). No gradient.
-    (Feng et al. 2019, equ:vstat)
-    """
-    if x.ndim != 2 or residual.ndim not in (1, 2) or residual.shape[-1] != len(x):
-        raise DataError(
-            f"x has shape {tuple(x.shape)}, residual {tuple(residual.shape)}; give (N, d) and (N,) or (R, N)"
-        )
-    if block_size < 1:
-        raise ConfigError(f"block_size is {block_size}; give a positive number of rows")
-    rows = len(x)
-    columns = residual.reshape(-1, rows).to(x).T.contiguous()  # (N, R)
-    exponents = kernel.exponent_columns(x) if isinstance(kernel, Gaussian) else None
-    buffer = x.new_empty(min(block_size, rows) ** 2)
-    total = torch.zeros(columns.shape[1], dtype=torch.float64, device=x.device)
-    for start in range(0, rows, block_size):
-        here = slice(start, start + block_size)
-        for other_start in range(start, rows, block_size):
-            there = slice(other_start, other_start + block_size)
-            if exponents is None:
-                block = kernel.gram(x[here], x[there])
-            else:
-                left, right = exponents[0][here], exponents[1][there]
-                block = buffer[: len(left) * len(right)].view(len(left), len(right))
-                torch.mm(left, right.T, out=block).exp2_()
-                if other_start == start:
-                    block.diagonal().fill_(1.0)  # exactly, whatever the rounding of the exponent
-            part = ((block @ columns[there]).double() * columns[here]).sum(dim=0)  # (b, b) @ (b, R)
-            total += part if other_start == start else 2.0 * part
-    return (total / rows**2).reshape(residual.shape[:-1])
-
-
 def check_diag_weight(diag_weight: float) -> None:
     """Raise ConfigError outside [0, 1]."""
     if not 0.0 <= diag_weight <= 1.0:

@@ -101,12 +101,12 @@ def as_policy(
         f"this is a class; give an instance of it or {function}": isinstance(policy, type),
         f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(policy),
     }
-    if _is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
+    if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
         from koffline.algos.d3_policy import policy_from_algo
 
         return policy_from_algo(policy, name, action_space, observation_shape)
     refuse(wrong, name)
-    if _is_instance_of_loaded("torch.nn", "Module", policy):
+    if is_instance_of_loaded("torch.nn", "Module", policy):
         policy = ModuleFunction(policy)
     if _parameters(policy)[:1] == ("table",):
         policy = TableFunction(policy, _fitting(features, observation_shape, name))
@@ -150,7 +150,7 @@ def _numbered(function: Callable[..., Any], name: str, features: Features, obser
     return features.numbers(function(observations), name)
 
 
-def _is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
+def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     """isinstance against a class of a heavy library, without importing it: no import, no instance."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,30 +32,28 @@ def interquartile_mean(scores: Shaped[np.ndarray, "*draw score"]) -> Shaped[np.n
     return np.asarray(np.sort(scores, axis=-1)[..., cut : count - cut].mean(axis=-1))
 
 
-def spread_of(strata: Sequence[Shaped[np.ndarray, " score"]], draws: int = _DRAWS, seed: int = 0) -> Spread:
-    """Interquartile mean of all scores together, and its stratified bootstrap interval.
+def spread_of(scores: Shaped[np.ndarray, " score"], draws: int = _DRAWS) -> Spread:
+    """Interquartile mean of scores and its bootstrap interval.
 
-    Scores are drawn again within their stratum. The percentiles are pushed outward to those whose normal
-    interval is as wide as Student's, because the bootstrap's is too narrow for few scores (Hesterberg 2015);
-    it stays inside the scores, so that with fewer than five it cannot reach 95 %.
+    The percentiles are pushed outward to those whose normal interval is as wide as Student's, because the
+    bootstrap's is too narrow for few scores (Hesterberg 2015); it stays inside the scores, so that with fewer
+    than five it cannot reach 95 %.
     """
-    kept = [np.asarray(part, dtype=np.float64) for part in strata if len(part)]
-    scores = np.concatenate(kept) if kept else np.empty(0)
-    if not len(scores):
+    scores, count = np.asarray(scores, dtype=np.float64), len(scores)
+    if not count:
         return Spread(math.nan, math.nan, math.nan)
     value = float(interquartile_mean(scores))
-    if all(len(part) < 2 for part in kept):
+    if count < 2:
         return Spread(value, math.nan, math.nan)
-    generator, draws = np.random.default_rng(seed), min(draws, max(1000, _MOST_DRAWN // len(scores)))
-    drawn = [part[generator.integers(len(part), size=(draws, len(part)))] for part in kept]
-    means = interquartile_mean(np.concatenate(drawn, axis=1))
-    tail = tail_share(len(scores) - len(kept), min(len(part) for part in kept if len(part) > 1))
+    draws = min(draws, max(1000, _MOST_DRAWN // count))
+    means = interquartile_mean(scores[np.random.default_rng(0).integers(count, size=(draws, count))])
+    tail = tail_share(count)
     # The inverse of the distribution itself: infinite scores have no point between them.
     low, high = np.quantile(means, [tail, 1.0 - tail], method="inverted_cdf")
     return Spread(value, float(low), float(high))
 
 
-def tail_share(freedom: int, smallest: int) -> float:
-    """Share of draws beyond either end: Φ(−t √(n / (n − 1))) for the n of the smallest stratum."""
-    reach = stats.t.ppf(0.5 + LEVEL / 2.0, max(freedom, 1)) * math.sqrt(smallest / (smallest - 1))
+def tail_share(count: int) -> float:
+    """Share of draws beyond either end: Φ(−t √(n / (n − 1))) for n scores."""
+    reach = stats.t.ppf(0.5 + LEVEL / 2.0, count - 1) * math.sqrt(count / (count - 1))
     return float(stats.norm.cdf(-reach))

@@ -49,14 +49,14 @@ class BatchSource:
             del parts["next_inputs"]
         self._wide = False
         if isinstance(kernel, Gaussian):  # the columns whose product is its exponent, computed once
-            columns = _kernel_inputs(table)
+            columns = table.compared
             parts["left"], parts["right"] = kernel.exponent_columns(columns)
             corners = torch.stack((columns.amin(dim=0), columns.amax(dim=0)))
             low, high = kernel.exponent_columns(corners)
             # Corners so far apart have kernel values that single precision cannot hold normally.
             self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
         elif kernel is not None:
-            parts["kernel_inputs"] = _kernel_inputs(table)
+            parts["kernel_inputs"] = table.compared
         self._widths = {name: part.shape[1] for name, part in parts.items()}
         self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
         groups = len(plan.groups)
@@ -218,9 +218,3 @@ def read_values(outputs: Tensor, readout: Tensor | None) -> Tensor:
 def spread_gradient(gradient: Tensor, readout: Tensor | None) -> Tensor:
     """The transpose of `read_values`: gradients in values (R, B) as gradients in outputs (R, B, n)."""
     return gradient.unsqueeze(-1) if readout is None else gradient.unsqueeze(-1) * readout
-
-
-def _kernel_inputs(table: Table) -> Tensor:
-    if table.kernel_inputs is None:
-        raise ConfigError("the objective has a kernel, the table no kernel_inputs; give them")
-    return table.kernel_inputs

@@ -14,7 +14,7 @@ from jaxtyping import install_import_hook
 _CHECKED = (
     "batches", "bellman", "builders", "checkpoints", "data", "dual_objectives", "envs", "experiments",
     "fitting", "kernel_loss", "kernels", "objectives", "online.collector", "online.critics",
-    "online.learner", "ope", "policies", "replicas", "runs", "last_layers", "steps",
+    "online.learner", "ope", "policies", "replicas", "runs", "steps",
 )  # fmt: skip
 _ALWAYS, _EVERY = 50, 20
 _calls: Counter[CodeType] = Counter()

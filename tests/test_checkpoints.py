@@ -8,7 +8,7 @@ import torch
 
 from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.data.hdf5 import disk_faults
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 
 
 class Evil:
@@ -49,7 +49,7 @@ def test_a_failed_write_leaves_the_old_checkpoint(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("koffline.checkpoints.torch.save", torn)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(DataError, match="disk full"):
         write_checkpoint(path, {"fingerprint": "x", "step": 2})
     monkeypatch.undo()
     assert read_checkpoint(path, "x") == {"fingerprint": "x", "step": 1}

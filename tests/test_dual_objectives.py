@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.dual_objectives import (
-    GradientTD2,
-    SaddlePoint,
-    make_step,
-    projected_error,
-)
+from koffline.dual_objectives import GradientTD2, SaddlePoint, make_step, projected_error
 from koffline.fitting import FitSettings, fit
 from koffline.replicas import StackedMLP
 from koffline.steps import BatchSource, StackedAdam

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import (
-    blockwise_v_statistic,
     discount,
     feature_v_statistic,
     kernel_loss,
@@ -17,7 +16,7 @@ from koffline.kernel_loss import (
     u_statistic,
     v_statistic,
 )
-from koffline.kernels import Gaussian, Laplacian, Linear, random_fourier_features
+from koffline.kernels import Gaussian, Linear, random_fourier_features
 from tests import reference
 from tests.refusals import refused
 from tests.strategies import draw_finite_case, finite_cases
@@ -134,34 +133,6 @@ def test_feature_form_is_the_v_statistic_of_its_kernel():
     assert feature_v_statistic(features(x), residual).item() == pytest.approx(exact, rel=0.1)
 
 
-@pytest.mark.parametrize("block_size", [1, 7, 16, 64, 100])
-@pytest.mark.parametrize("kernel", [Gaussian(0.8), Laplacian(0.8), Linear()], ids=lambda k: type(k).__name__)
-def test_blockwise_form_is_the_dense_one(kernel, block_size):
-    x, residual = problem(64)
-    dense = v_statistic(residual, kernel.gram(x))
-    blockwise = blockwise_v_statistic(x, residual, kernel, block_size)
-    assert blockwise.shape == ()
-    torch.testing.assert_close(blockwise, dense, rtol=1e-12, atol=0.0)
-    several = torch.stack((residual, 2.0 * residual))
-    torch.testing.assert_close(
-        blockwise_v_statistic(x, several, kernel, block_size), torch.stack((dense, 4.0 * dense))
-    )
-
-
-def test_blockwise_form_never_asks_for_more_than_a_block():
-    asked = []
-
-    class Recording(Linear):
-        def gram(self, x, y=None):
-            asked.append((len(x), len(y)))
-            return super().gram(x, y)
-
-    x, residual = problem(1000)
-    blockwise_v_statistic(x, residual, Recording(), block_size=128)
-    assert max(max(pair) for pair in asked) == 128
-    assert len(asked) == 8 * 9 // 2  # the upper triangle of 8 by 8 blocks
-
-
 @pytest.mark.parametrize(
     ("kind", "statistic", "arguments", "words"),
     [
@@ -177,7 +148,6 @@ def test_blockwise_form_never_asks_for_more_than_a_block():
         (ConfigError, kernel_loss, (torch.zeros(2), torch.eye(2), 1.1), "diag_weight is"),
         (ConfigError, kernel_loss, (torch.zeros(2), torch.eye(2), float("nan")), "diag_weight is"),
         (ConfigError, mixture_diag_weight, (2.0, 10), "alpha is 2"),
-        (ConfigError, blockwise_v_statistic, (torch.zeros(3, 2), torch.zeros(3), Linear(), 0), "size is 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(kind, statistic, arguments, words):

@@ -53,18 +53,18 @@ def algorithm_types() -> tuple[str, ...]:
     return tuple(sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED)))
 
 
-def resolve_params(kind: Any, params: Mapping[str, Any], where: str = "algo") -> dict[str, Any]:
+def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
     known = algorithm_types()
     is_known = isinstance(kind, str) and kind in known
-    policy = f"{where}.params.policy is unknown; name the policy's file as {where}.policy"
+    policy = "algo.params.policy is unknown; name the policy's file as algo.policy"
     wrong = {
-        f"{where}.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
-        f"{where}.type is {kind!r}; {nearest_name(str(kind), known)}": not is_known,
+        f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
+        f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": not is_known,
         policy: kind in EVALUATORS and "policy" in params,
     }
     refuse(wrong, kind=ConfigError)
-    return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, f"{where}.params")
+    return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params")
 
 
 class _Slot(NamedTuple):

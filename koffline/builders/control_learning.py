@@ -141,14 +141,8 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                 actions = _actions(settings, copies, learner, generator, step, observations)
                 here = copies.step([0], actions)
                 over = bool(here.terminated[0] | here.truncated[0])
-                row = (
-                    observations,
-                    actions,
-                    here.rewards,
-                    here.observations,
-                    here.terminated,
-                    here.truncated,
-                )
+                ends = here.terminated, here.truncated
+                row = observations, actions, here.rewards, here.observations, *ends
                 for name, values in zip(_ROW_KEYS, row, strict=True):
                     rows[name][step] = values[0]
                 rows["episode_ids"][step], rows["steps"][step] = episode, length

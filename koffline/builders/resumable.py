@@ -22,7 +22,7 @@ from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, write_text
-from koffline.store.run_record import digests_of, versions, within_epsilon
+from koffline.store.run_record import digest_of, digests_of, versions, within_epsilon
 from koffline.store.targets import locked
 from koffline.untrusted.arrays import read_arrays
 
@@ -53,10 +53,7 @@ class PartsFolder:
         return player.join(list(self.batches(player, progress)))
 
     def build_shards(
-        self,
-        player: RolloutPlayer,
-        writer: ShardWriter,
-        progress: Progress = lambda episodes: None,
+        self, player: RolloutPlayer, writer: ShardWriter, progress: Progress = lambda episodes: None
     ) -> None:
         """All batches as shards, one in memory at a time."""
         clipped = 0
@@ -127,7 +124,7 @@ def add_to_manifest(
         "made_with": {package: version(package) for package in ("koffline", "numpy", "h5py", "gymnasium")},
     }
     if dataset.is_file():
-        entry["files"] = {dataset.name: {"sha256": hashlib.sha256(dataset.read_bytes()).hexdigest()}}
+        entry["files"] = {dataset.name: {"sha256": digest_of(dataset)}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
     with locked(path, wait=True):  # builds that end together write one after the other
         entries = read_manifest(path) | {name: entry}

@@ -138,8 +138,7 @@ class RolloutPlayer:
         if where is None or (where.ray is None and where.workers == 1):
             return map(self.play_batch, numbers)
         work = RolloutWork(self._settings, tuple(self._given))
-        mapped = where.map(play_batch, numbers, work, name=lambda number: f"batch {number} of episodes")
-        return (batch.value for batch in mapped)
+        return where.map(play_batch, numbers, work, name=lambda number: f"batch {number} of episodes")
 
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""

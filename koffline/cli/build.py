@@ -174,13 +174,7 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 @worker_options
 @_target_options
 def rollouts(
-    policies: Any,
-    weights: Any,
-    quiet: bool,
-    workers: int,
-    ray: Any,
-    target: BuildTarget,
-    **given: Any,
+    policies: Any, weights: Any, quiet: bool, workers: int, ray: Any, target: BuildTarget, **given: Any
 ) -> None:
     """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
 

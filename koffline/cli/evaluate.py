@@ -57,10 +57,7 @@ What each promises is printed with it.
 @click.option("--policy", required=True, type=POLICY, help="The policy to evaluate: a file or a name.")
 @gamma_option()
 @click.option(
-    "--estimator",
-    type=ESTIMATOR,
-    metavar="NAME[,NAME…]|all",
-    help="One or more estimators; default auto.",
+    "--estimator", type=ESTIMATOR, metavar="NAME[,NAME…]|all", help="One or more estimators; default auto."
 )
 @click.option(
     "--interval", type=INTERVAL, metavar="KIND", help="Kind of interval; default: the estimator's own."

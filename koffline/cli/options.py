@@ -15,7 +15,7 @@ import click
 from koffline.cli.completion import FILE
 from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.errors import ConfigError, DataError
+from koffline.errors import DataError
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.run_record import start_run
@@ -30,27 +30,16 @@ def added(options: Sequence[Any]) -> Option:
 
 
 def whole(flag: str, least: int = 1, **more: Any) -> Option:
-    """An option for a whole number. It refuses with ConfigError what is less than ``least``."""
-
-    def check(context: click.Context, parameter: click.Parameter, value: int | None) -> int | None:
-        if value is not None and value < least:
-            raise ConfigError(f"{flag} is {value}; give a whole number of at least {least}")
-        return value
-
-    return click.option(flag, type=int, callback=check, **more)
-
-
-def _check_gamma(context: click.Context, parameter: click.Parameter, gamma: float | None) -> float | None:
-    if gamma is not None and not 0.0 < gamma < 1.0:
-        raise ConfigError(f"--gamma is {gamma:.10g}; give a discount factor strictly between 0 and 1")
-    return gamma
+    """An option for a whole number of at least ``least``."""
+    return click.option(flag, type=click.IntRange(least), **more)
 
 
 def gamma_option(
     text: str = "Discount factor, inside (0, 1); default: the log's own hint.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
-    return click.option("--gamma", type=float, callback=_check_gamma, help=text, **more)
+    inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
+    return click.option("--gamma", type=inside, help=text, **more)
 
 
 def set_option(text: str, **more: Any) -> Option:

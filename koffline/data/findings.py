@@ -157,11 +157,11 @@ def inspect_log(
     tally: WarningTally | None = None
     errors: list[str] = []
     edited: list[str] = []
-    for mapped in passes.map(inspect_shard, range(len(names)), log, lambda shard: names[shard], progress):
-        if isinstance(mapped.value, list):
-            errors += mapped.value
+    for found in passes.map(inspect_shard, range(len(names)), log, lambda shard: names[shard], progress):
+        if isinstance(found, list):
+            errors += found
         else:
-            one, said = mapped.value
+            one, said = found
             edited += said
             if tally is None:
                 tally = one

@@ -195,8 +195,8 @@ def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
     from koffline.jobs import PassSettings
 
     names, total = shard_names(log), LogTally(log.action_space, log.has_episodes, log.observation_shape)
-    for mapped in PassSettings().map(tally_shard, range(len(names)), (log, part, True), names.__getitem__):
-        total.merge(mapped.value)
+    for tally in PassSettings().map(tally_shard, range(len(names)), (log, part, True), names.__getitem__):
+        total.merge(tally)
     if not total.rows:
         raise DataError("no row is left in that part of the log; hold out another share of it")
     return total

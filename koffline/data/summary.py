@@ -69,8 +69,8 @@ def summarise(
     names, tally = shard_names(log), LogTally(log.action_space, log.has_episodes)
     passes = settings or PassSettings()
     shared = (log, None, False)
-    for mapped in passes.map(tally_shard, range(len(names)), shared, lambda shard: names[shard], progress):
-        tally.merge(mapped.value)
+    for one in passes.map(tally_shard, range(len(names)), shared, lambda shard: names[shard], progress):
+        tally.merge(one)
     counts = tally.action_counts
     whole: dict[str, Any] = {}
     if tally.episodes is not None:

@@ -53,8 +53,10 @@ def _mix(state: Any) -> Any:
         return state ^ (state >> np.uint64(31))
 
 
-def hash_rows(block: Transitions, names: tuple[str, ...] = ROW_NUMBERS) -> np.ndarray:
-    """(B,) uint64 of each row's numbers in the named columns: of two random sums of them.
+def hash_rows(
+    block: Transitions, names: tuple[str, ...] = ROW_NUMBERS, precision: type = np.float64
+) -> np.ndarray:
+    """(B,) uint64 of each row's numbers in the named columns, rounded: of two random sums of them.
 
     Equal rows agree, and others almost never.
     """
@@ -63,7 +65,7 @@ def hash_rows(block: Transitions, names: tuple[str, ...] = ROW_NUMBERS) -> np.nd
     for name in names:
         column = getattr(block, name)
         weights = generator.standard_normal((max(1, int(np.prod(column.shape[1:]))), 2))
-        part = np.asarray(column, dtype=np.float64)
+        part = np.asarray(column, dtype=precision).astype(np.float64, copy=False)
         # einsum, whose sums do not depend on the number of rows at hand as those of a matrix product do
         sums += np.einsum("nd,dk->nk", part.reshape(len(part), -1), weights)
     bits = (sums + 0.0).view(np.uint64)  # 0.0 and −0.0 are equal
@@ -158,8 +160,7 @@ def _read(
     shard_of = np.searchsorted(ends, units, side="right")
     items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
     passes = settings or PassSettings()
-    mapped = passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name)
-    pieces = [one.value for one in mapped]
+    pieces = list(passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name))
     joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
     found = Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
     return UnitSample(found, units, len(units) == int(sizes.sum()))

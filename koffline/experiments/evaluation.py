@@ -197,7 +197,7 @@ def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: s
     variance = results.extra["truths"][world]["value_variance"]
     style.draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
     for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
-        mean = style.band_over_seeds(values).value
+        mean = mean_over_seeds(values).value
         shown = np.where(mean > 0.0, mean, np.nan)
         axes.plot(epochs, shown, color=style.COLOURS[method], ls=_PAPER, lw=0.8, zorder=2)
         axes.set_ylim(min(axes.get_ylim()[0], 0.9 * float(np.nanmin(shown, initial=np.inf))))
@@ -207,7 +207,7 @@ def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: s
 
 def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
     shown = _at_best(results, curves, world, "bellman_error")
-    starts = [style.band_over_seeds(values[:1]).value for _, values in shown.values()]
+    starts = [mean_over_seeds(values[:1]).value for _, values in shown.values()]
     style.draw_errors(axes, shown, _WIDEST * float(np.nanmedian(starts)))
     axes.set(title=f"{title} Bellman error", xlabel="epoch", ylabel="$\\|\\mathcal{B}V - V\\|^2$ per state")
 

@@ -37,10 +37,7 @@ _COLUMNS = 4  # of panels
 _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum": "Inverted Pendulum"}
 _WHERE = "Section 5.3, fig:mujoco_bench"
 _DOUBLE_SAMPLING = "Sections 2 and 3 (double sampling), inside Trust-PCL"
-_SENTENCES = {
-    "final": "learns a better policy than",
-    "area": "learns with fewer data than",
-}
+_SENTENCES = {"final": "learns a better policy than", "area": "learns with fewer data than"}
 _GRIDS = {"final": "equal settings or grid for all", "paper": "the paper's grid and learner"}
 _OURS = ("kloss", "memory")
 _RIVALS = ("td0", "fvi", "rg")

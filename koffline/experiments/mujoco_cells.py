@@ -239,7 +239,7 @@ def row_of(group: Group, part: Learned, threshold: float | None) -> ReturnRow:
 
 def _spread(name: str, values: np.ndarray) -> dict[str, Any]:
     """The interquartile mean over runs and its interval; None for an end that a single run does not have."""
-    found = spread_of([values])
+    found = spread_of(values)
     ends = {name: found.iqm, f"{name}_low": found.low, f"{name}_high": found.high}
     return {key: six_digits(end) if math.isfinite(end) else None for key, end in ends.items()}
 

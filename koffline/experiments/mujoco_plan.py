@@ -18,14 +18,7 @@ from koffline.config import parse_assignments
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS
-from koffline.experiments.mujoco_cells import (
-    MujocoCell,
-    MujocoResult,
-    Place,
-    joined,
-    read_mujoco,
-    six_digits,
-)
+from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, Place, joined, read_mujoco, six_digits
 from koffline.experiments.results import SearchRow, is_archive
 from koffline.online.config import OnlineConfig, OnlineRun, load_config
 from koffline.spread import interquartile_mean

@@ -72,11 +72,11 @@ class Tuples:
     next_states: Points
     terminated: Bool[np.ndarray, " row"]
 
-    def table(self, world: BoxWorld, reward_scale: float, gamma: float = GAMMA) -> Table:
+    def table(self, world: BoxWorld, reward_scale: float) -> Table:
         """States on the unit square, rewards divided by ``reward_scale``, single precision."""
         states = torch.from_numpy(to_unit_square(world, self.states)).float()
         following = torch.from_numpy(to_unit_square(world, self.next_states)).float()
-        discounts = torch.from_numpy(gamma * ~self.terminated).float()
+        discounts = torch.from_numpy(GAMMA * ~self.terminated).float()
         rewards = torch.from_numpy(self.rewards / reward_scale).float()
         return Table(states, following, rewards, discounts, kernel_inputs=states)
 

@@ -46,14 +46,12 @@ class Interval(NamedTuple):
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
 
 
-def mean_over_seeds(values: PerSeed) -> Interval:
+def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
     """The mean and its t-interval: NaN where a seed has no finite number, the whole line for a single one."""
-    mean, count = float(np.mean(values, dtype=np.float64)), len(values)
-    if not np.isfinite(mean):
-        return Interval(np.nan, np.nan, np.nan)
-    if count < 2:
-        return Interval(mean, -np.inf, np.inf)
-    half = _quantile(count) * np.std(values, ddof=1) / np.sqrt(count)
+    count = values.shape[-1]
+    kept = np.where(np.isfinite(values).all(axis=-1, keepdims=True), values, np.nan).astype(np.float64)
+    mean = kept.mean(axis=-1)
+    half = np.inf if count < 2 else _quantile(count) * kept.std(axis=-1, ddof=1) / np.sqrt(count)
     return Interval(mean, mean - half, mean + half)
 
 
@@ -135,7 +133,7 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
         interquartile_mean(part[generator.integers(len(part), size=(_DRAWS, len(part)))])
         for part in (np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64))
     ]
-    tail = tail_share(count - 1, count)
+    tail = tail_share(count)
     low, high = np.quantile(drawn[0] - drawn[1], [tail, 1.0 - tail])
     return Interval(value, float(low), float(high))
 
@@ -147,5 +145,5 @@ def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))
     rows = np.random.default_rng(0).integers(runs, size=(_BAND_DRAWS, runs))
     drawn = interquartile_mean(np.moveaxis(curves[rows], 1, -1))  # (draw, time)
-    tail = tail_share(runs - 1, runs)
+    tail = tail_share(runs)
     return Interval(mean, *np.quantile(drawn, [tail, 1.0 - tail], axis=0))

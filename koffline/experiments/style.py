@@ -15,11 +15,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-from scipy import stats
 
-from koffline.experiments.statistics import Interval
+from koffline.experiments.statistics import mean_over_seeds
 from koffline.report.plots import INK, STYLE
-from koffline.spread import LEVEL
 from koffline.store.files import atomic_file
 
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
@@ -73,21 +71,11 @@ def save_figure(figure: Figure, path: Path) -> None:
                 figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
-def band_over_seeds(values: Shaped[np.ndarray, "time seed"]) -> Interval:
-    """The mean of one curve per seed and its 95 % t-interval, (T,); NaN from where a seed diverged."""
-    seeds = values.shape[1]
-    kept = np.where(np.isfinite(values).all(axis=1, keepdims=True), values, np.nan).astype(np.float64)
-    mean, half = kept.mean(axis=1), np.full(len(kept), np.nan)
-    if seeds > 1:
-        half = stats.t.ppf(0.5 + LEVEL / 2.0, seeds - 1) * kept.std(axis=1, ddof=1) / np.sqrt(seeds)
-    return Interval(mean, mean - half, mean + half)
-
-
 def draw_errors(axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = np.inf) -> None:
     """Curves of methods, (T,) and (T, S), on a logarithmic axis up to ``most``; where seeds diverged."""
     for method, (x, values) in shown.items():
         _draw_curve(axes, method, x, values, most)
-    _log_limits(axes, [band_over_seeds(values).value for _, values in shown.values()], most)
+    _log_limits(axes, [mean_over_seeds(values).value for _, values in shown.values()], most)
     for method, (x, values) in shown.items():
         _mark_divergences(axes, method, x, values)
 
@@ -96,7 +84,7 @@ def _draw_curve(
     axes: Axes, method: str, x: np.ndarray, values: Shaped[np.ndarray, "time seed"], most: float
 ) -> None:
     """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
-    (mean, low, high), look = band_over_seeds(values), line_look(method)
+    (mean, low, high), look = mean_over_seeds(values), line_look(method)
     mean = np.where(mean > 0.0, mean, np.nan)
     floor = 0.1 * np.nanmin(mean, initial=np.inf)  # stands for zero and below
     shown = np.isfinite(low) & (mean < most)

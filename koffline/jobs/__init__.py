@@ -42,14 +42,6 @@ class JobError(KofflineError):
         self.trace = trace
 
 
-@dataclass(frozen=True, eq=False)
-class Mapped:
-    """The value of one item."""
-
-    item: Any
-    value: Any
-
-
 Report = Callable[[JobStatus], None]
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
@@ -81,7 +73,7 @@ class PassSettings:
         shared: Any = None,
         name: Name | None = None,
         progress: bool | Report | None = None,
-    ) -> Iterator[Mapped]:
+    ) -> Iterator[Any]:
         """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
 
         call: must not change ``shared``, which a worker receives once and keeps for its next items.
@@ -92,13 +84,13 @@ class PassSettings:
         """
         name = name or (lambda item: f"item {item}")
 
-        def mapped(item: Any, value: Any) -> Mapped:
+        def value_of_item(item: Any, value: Any) -> Any:
             if isinstance(value, JobFailure):
                 raise self._error_of(replace(value, name=name(item))) from None
-            return Mapped(item, value)
+            return value
 
         with closing(self.results(call, items, shared, name, progress)) as results:
-            yield from starmap(mapped, results)  # no name here keeps a large value alive
+            yield from starmap(value_of_item, results)  # no name here keeps a large value alive
 
     def results(
         self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Report | None

@@ -63,11 +63,7 @@ class Collector:
     """
 
     def __init__(
-        self,
-        copies: Copies,
-        shape: Shape,
-        generators: Sequence[np.random.Generator],
-        config: OnlineConfig,
+        self, copies: Copies, shape: Shape, generators: Sequence[np.random.Generator], config: OnlineConfig
     ) -> None:
         self._copies, self._shape, self._generators = copies, shape, generators
         self._each, self._path_length = config.num_envs, config.path_length

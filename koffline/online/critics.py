@@ -20,7 +20,7 @@ from torch import Tensor
 from koffline.kernels import FourierFeatures, Gaussian
 from koffline.memory_loss import Memory
 from koffline.online.networks import AgentStack, Density
-from koffline.online.windows import Minibatch, Rows
+from koffline.online.paths import Minibatch, Rows
 
 Coefficients = tuple[Tensor, Tensor]  # λ and τ, (K, 1) each
 _SMALLEST_BANDWIDTH = 1e-6

@@ -17,7 +17,7 @@ from koffline.online import critics
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import Coefficients, CriticGradients, RememberedLoss
 from koffline.online.networks import AgentStack
-from koffline.online.windows import Minibatch, Rows, WindowCutter
+from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.steps import StackedAdam
 
 

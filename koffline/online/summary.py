@@ -152,7 +152,7 @@ def _read_curves(
 def _score(values: Float[np.ndarray, " seed"]) -> Score:
     cleaned = np.where(np.isnan(values), -math.inf, values)
     kept = np.sort(cleaned)[-max(1, len(values) - 1) :]
-    return Score(tuple(map(float, cleaned)), spread_of([cleaned]), float(kept.mean()))
+    return Score(tuple(map(float, cleaned)), spread_of(cleaned), float(kept.mean()))
 
 
 def _draw_curves(summary: OnlineSummary, path: Path) -> None:

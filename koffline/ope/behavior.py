@@ -18,9 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
-from koffline.last_layers import last_layer
 from koffline.ope.fitted import FittedValues
-from koffline.ope.last_layer import minimise_kernel_loss
+from koffline.ope.last_layer import last_layer, minimise_kernel_loss
 from koffline.ope.learning import Resampling
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.replica_sums import PartSystems, systems_of_part

@@ -50,12 +50,7 @@ class CrossFitted:
 
 
 def cross_fit(
-    transitions: Transitions,
-    fit: Callable[[Transitions], Any],
-    folds: int = 2,
-    seed: int = 0,
-    *,
-    name: str | None = None,
+    transitions: Transitions, fit: Callable[[Transitions], Any], folds: int = 2, seed: int = 0
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
 
@@ -68,7 +63,7 @@ def cross_fit(
     for number in range(folds):
         training = transitions.select(np.flatnonzero(assigned != number))
         seen = Provenance.of(training)
-        parts.append(as_value_function(fit(training), *spaces, name=name, trained_on=seen))
+        parts.append(as_value_function(fit(training), *spaces, trained_on=seen))
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))
 
 

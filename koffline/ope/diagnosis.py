@@ -21,6 +21,7 @@ from koffline.ope.results import Record, plain
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
+_MOST_NUMBERS = 6  # of a state that is named
 _MOST_MAPS = 6  # one per discrete action
 _BEHIND = ("shown_test", "by_value", "by_step", "maps")
 _SHOWN = (
@@ -202,10 +203,10 @@ def _warnings(test: BellmanTest, coverage: Coverage) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def describe_place(center: np.ndarray, most: int = 6) -> str:
+def describe_place(center: np.ndarray) -> str:
     """A state in few characters."""
-    parts = [f"{number:.3g}" for number in center[:most]]
-    return f"({', '.join(parts)}{', …' if len(center) > most else ''})"
+    parts = [f"{number:.3g}" for number in center[:_MOST_NUMBERS]]
+    return f"({', '.join(parts)}{', …' if len(center) > _MOST_NUMBERS else ''})"
 
 
 def describe_action(action: Any) -> str:

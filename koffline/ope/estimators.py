@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -14,7 +15,8 @@ from koffline.data.columns import counted
 from koffline.data.features import ACTIONS
 from koffline.data.table.counts import GAPS
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError
+from koffline.errors import DataError, KofflineError, PolicyError
+from koffline.ope import names
 from koffline.ope.coverage import LOW_COVERAGE
 from koffline.ope.doubly_robust import drl
 from koffline.ope.importance import estimate_one
@@ -22,34 +24,15 @@ from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import MUCH_UNSEEN, contradiction
-from koffline.ope.names import (
-    AUTO,
-    BOOTSTRAP_PIVOT,
-    CERTIFIED_EPISODE_KINDS,
-    CERTIFIED_KINDS,
-    CERTIFIED_SYSTEM_KINDS,
-    DEFAULT,
-    EPISODE_KINDS,
-    EPISODES_T,
-    FITTED,
-    OVER_EPISODES,
-    READ_OFF,
-    SYSTEM_KINDS,
-    WITH_MODEL,
-    WITHOUT_MODEL,
-    check_interval,
-)
 from koffline.ope.network_estimates import estimate_by_networks, spread_of_networks
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Unavailable, Verdict
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _FEW_ACTIONS = 8
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # episodes
-_OTHER_STARTS = (
-    "it estimates the return of the logged episodes, and other start states were given; leave them out"
-)
+_OTHER_STARTS = "is of the logged episodes, and other start states were given; leave them out"
 
 
 def choose_estimator(workspace: Workspace) -> str:
@@ -58,46 +41,47 @@ def choose_estimator(workspace: Workspace) -> str:
     There ``dr`` is unbiased whatever the networks say, and its weights are single ratios.
     """
     settings, facts, log = workspace.settings, workspace.facts, workspace.transitions
-    if settings.estimator != AUTO:
+    if settings.estimator != names.AUTO:
         return settings.estimator
     one_step = log.has_episodes and facts.longest == 1 and facts.terminated == facts.rows
     known = log.behavior_log_probabilities is not None and settings.behavior != ESTIMATED
-    if one_step and known and settings.interval == DEFAULT:
-        found = estimate_by_importance(workspace, "wis")  # the same weights, and no network
-        if isinstance(found, PointEstimate) and (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
-            return "dr"
+    if one_step and known and settings.interval == names.DEFAULT:
+        with contextlib.suppress(DataError, PolicyError):
+            found = estimate_by_importance(workspace, "wis")  # the same weights, and no network
+            if (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
+                return "dr"
     return "kloss"
 
 
-def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
-    """One of the estimators over episodes; doubly robust ones lean on out-of-bag kernel-loss networks."""
+def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
+    """One of the estimators over episodes; doubly robust ones lean on out-of-bag kernel-loss networks.
+
+    Raises DataError and PolicyError where it does not apply.
+    """
     if workspace.initial_observations is not None:
-        return Unavailable(name, _OTHER_STARTS)
-    episodes = workspace.episodes
-    if isinstance(episodes, str):
-        return Unavailable(name, episodes)
-    settings = workspace.settings
-    kind = settings.interval if settings.interval in EPISODE_KINDS else EPISODES_T
-    model = workspace.row_values_of_episodes if name in WITH_MODEL else None
+        raise DataError(f"{name} {_OTHER_STARTS}")
+    episodes, settings = workspace.episodes, workspace.settings
+    kind = settings.interval if settings.interval in names.EPISODE_KINDS else names.EPISODES_T
+    model = workspace.row_values_of_episodes if name in names.WITH_MODEL else None
     return estimate_one(
         name, episodes, model, settings.level, kind, reward_range=settings.reward_bounds, seed=settings.seed
     )
 
 
-def run_estimator(workspace: Workspace, name: str) -> PointEstimate | Unavailable:
-    """The estimate with the interval that the settings ask for, as far as the log allows one."""
-    check_interval(name, workspace.settings.interval)
-    found: PointEstimate | Unavailable
-    if name in OVER_EPISODES:
+def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
+    """The estimate with the interval that the settings ask for, as far as the log allows one.
+
+    Raises KofflineError where the estimator does not apply.
+    """
+    names.check_interval(name, workspace.settings.interval)
+    if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
         found = drl(workspace.row_sums, spread_of_networks(workspace), workspace.settings.level)
     else:
         found = estimate_by_networks(workspace, name)
-    if isinstance(found, Unavailable):
-        return found
     found = _with_interval(workspace, name, found)
-    limits = workspace.limits.of_logged_returns() if name in OVER_EPISODES else workspace.limits
+    limits = workspace.limits.of_logged_returns() if name in names.OVER_EPISODES else workspace.limits
     return limits.settle(found, _reasons(workspace, found))  # no interval that would be made up or impossible
 
 
@@ -105,16 +89,16 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     """Why there is no calibrated interval; None for a certified one, which holds whatever the log lacks."""
     if found.interval is None:
         return []
-    if found.interval.kind in CERTIFIED_KINDS:
+    if found.interval.kind in names.CERTIFIED_KINDS:
         return None
-    by_rows = found.interval.kind in SYSTEM_KINDS and found.interval.kind != BOOTSTRAP_PIVOT
+    by_rows = found.interval.kind in names.SYSTEM_KINDS and found.interval.kind != names.BOOTSTRAP_PIVOT
     reasons = workspace.limits.reasons_for_no_interval(by_rows)
     size = found.effective_sample_size
-    if found.name in OVER_EPISODES and size is not None and size < _FEWEST_WEIGHTED:
+    if found.name in names.OVER_EPISODES and size is not None and size < _FEWEST_WEIGHTED:
         reasons.append(f"{size:.1f} episodes carry all the weight")
-    elif found.name not in OVER_EPISODES:
+    elif found.name not in names.OVER_EPISODES:
         reasons += workspace.coverage.reasons
-    if found.name not in WITHOUT_MODEL:
+    if found.name not in names.WITHOUT_MODEL:
         fitted = workspace.fitted
         values = fitted.replica_values
         heads = {head: fitted.interval(values[head]) for head in fitted.estimate_by_head() if head != "lstd"}
@@ -126,13 +110,13 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
     """The estimate with the kind of interval that the settings ask for."""
     settings, kind = workspace.settings, workspace.settings.interval
-    if kind in CERTIFIED_EPISODE_KINDS:
+    if kind in names.CERTIFIED_EPISODE_KINDS:
         guesses = _guesses(settings, with_norm=False)
         interval = _marked(found.interval, guesses)
         return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *guesses))
-    if kind not in SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
+    if kind not in names.SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
         return found
-    if kind == BOOTSTRAP_PIVOT and name in FITTED:
+    if kind == names.BOOTSTRAP_PIVOT and name in names.FITTED:
         interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
         return dataclasses.replace(found, interval=interval)
     return _with_result(found, system_interval(workspace, kind))
@@ -140,7 +124,7 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
-    settings, is_certified = workspace.settings, kind in CERTIFIED_SYSTEM_KINDS
+    settings, is_certified = workspace.settings, kind in names.CERTIFIED_SYSTEM_KINDS
     result = make_interval(
         kind,
         workspace.fixed_system if is_certified else workspace.held_system,
@@ -158,7 +142,7 @@ def _marked(interval: Interval | None, guesses: tuple[str, ...]) -> Interval | N
     """Whose assumptions say that it is no certificate, where there are guesses."""
     if interval is None or not guesses:
         return interval
-    return dataclasses.replace(interval, assumptions=READ_OFF + interval.assumptions)
+    return dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
 
 
 def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
@@ -178,9 +162,9 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
 
     Those that rest on a value function are left out where no estimator in the table has one.
     """
-    kinds = [kind for kind in SYSTEM_KINDS if kind != BOOTSTRAP_PIVOT]
-    rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(OVER_EPISODES)]
-    for kind in CERTIFIED_EPISODE_KINDS:
+    kinds = [kind for kind in names.SYSTEM_KINDS if kind != names.BOOTSTRAP_PIVOT]
+    rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(names.OVER_EPISODES)]
+    for kind in names.CERTIFIED_EPISODE_KINDS:
         for name in ("is", "pdis"):
             made = estimates[name].diagnostics["intervals"] if name in estimates else {}
             if kind in made:
@@ -195,11 +179,11 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
         result = system_interval(workspace, kind)
     except (KofflineError, torch.linalg.LinAlgError) as error:
         return BoundRow(kind, None, str(error))
-    limits = workspace.limits
-    doubts = [*limits.reasons_for_no_interval(by_rows=True), *workspace.coverage.reasons]
-    reasons = [] if kind in CERTIFIED_KINDS else doubts
-    impossible = None if result.value is None or kind in CERTIFIED_KINDS else limits.impossible(result.value)
-    reasons += [impossible] if impossible else []
+    limits, reasons = workspace.limits, []
+    if kind not in names.CERTIFIED_KINDS:
+        impossible = None if result.value is None else limits.impossible(result.value)
+        reasons = limits.reasons_for_no_interval(by_rows=True) + workspace.coverage.reasons
+        reasons += [impossible] if impossible else []
     if result.interval is not None and reasons:
         return BoundRow(kind, None, "; ".join(reasons))
     return BoundRow(kind, result.interval, " ".join(result.warnings) or None)
@@ -220,7 +204,7 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
-    by_networks = found.name not in OVER_EPISODES
+    by_networks = found.name not in names.OVER_EPISODES
     sums = workspace.held_sums if by_networks else None  # all rows would take another pass
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(GAPS)]

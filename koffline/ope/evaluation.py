@@ -31,7 +31,7 @@ from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
-from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate, Unavailable
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import without_guess, without_guesswork
 from koffline.ope.working_log import hold
@@ -79,8 +79,6 @@ def evaluate(
         groups = None if by is None else groups_of(workspace, by)
         name = choose_estimator(workspace)
         found = run_estimator(workspace, name)
-        if isinstance(found, Unavailable):
-            raise DataError(f"{found.name}: {found.reason}")
         is_fitted = name in FITTED
         evidence = _evidence(workspace) if is_fitted else None
         verdict = verdict_on(workspace, found)
@@ -267,11 +265,12 @@ def estimate_all(
 def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
     """An estimator that fails on this log is a row with its reason."""
     started = time.perf_counter()
+    estimate: PointEstimate | None = None
+    reason: str | None = None
     try:
-        found: PointEstimate | Unavailable = run_estimator(workspace, name)
+        estimate = run_estimator(workspace, name)
     except (KofflineError, torch.linalg.LinAlgError) as error:
-        found = Unavailable(name, str(error))
-    estimate, reason = (None, found.reason) if isinstance(found, Unavailable) else (found, None)
+        reason = str(error)
     return EstimateRow(name, family, estimate, reason, time.perf_counter() - started)
 
 

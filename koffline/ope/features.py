@@ -7,6 +7,7 @@ Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -16,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
-from koffline.last_layers import FeatureMap, RandomFourierFeatures, combine_features, free_parameters
+from koffline.ope.last_layer import combine_features
 from koffline.ope.problem import EvaluationProblem
 
+FeatureMap = Callable[[Tensor], Tensor]  # from rows (N, d) to features (N, F), both float64
 _BLOCK = 8192
 _NOISE_ROWS = 256
 
@@ -87,7 +89,7 @@ class FeatureSystem:
     @property
     def free(self) -> Tensor:
         """Which parameters a ridge leaves alone, (p,) bool: those of the constants."""
-        return free_parameters(self.parameters, self.constants)
+        return torch.arange(self.parameters) >= self.parameters - self.constants
 
     def residuals(self, theta: Float[Tensor, " parameter"]) -> Float[Tensor, " row"]:
         """δ = r − Zθ, (N,)."""
@@ -106,7 +108,8 @@ def default_features(
     width: a multiple of the median distance between rows.
     """
     inputs = torch.as_tensor(problem.inputs[problem.row_weights > 0.0])
-    return RandomFourierFeatures(width * median_bandwidth(inputs), count, seed)
+    kernel, generator = Gaussian(width * median_bandwidth(inputs)), torch.Generator().manual_seed(seed)
+    return random_fourier_features(kernel, inputs.shape[1], count, generator)
 
 
 @torch.no_grad()

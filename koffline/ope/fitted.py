@@ -26,13 +26,7 @@ from koffline.ope.last_layer import (
     minimise_kernel_loss,
     solve_temporal_difference,
 )
-from koffline.ope.learning import (
-    Ensemble,
-    draw_ensemble,
-    fit_features,
-    make_table,
-    start_values,
-)
+from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, start_values
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.provenance import Provenance
@@ -170,14 +164,14 @@ class FittedValues:
         since = f", the first at step {min(steps)}" if steps else ""
         return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
 
-    def value_function(self, transitions: Transitions, head: str | None = None) -> ValueFunction:
-        """The mean network of a head (the chosen one when None), fitted to ``transitions``."""
-        name, kept = head or self.head, np.flatnonzero(self.alive).tolist()
+    def value_function(self, transitions: Transitions) -> ValueFunction:
+        """The mean network of the chosen head, fitted to ``transitions``."""
+        kept = np.flatnonzero(self.alive).tolist()
         if not kept:
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
         return ValueFunction(
-            name=name,
-            function=partial(_mean_values, self.heads[name].select(kept), self.problem.without_rows()),
+            name=self.head,
+            function=partial(_mean_values, self.chosen.select(kept), self.problem.without_rows()),
             action_space=transitions.action_space,
             observation_shape=transitions.observation_shape,
             trained_on=Provenance.of(transitions),

@@ -17,12 +17,51 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.last_layers import kernel_inputs, last_layer, last_layer_features, with_last_layer
 from koffline.ope.learning import row_blocks
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
 _LEVEL = 1e-9  # of the ridge: what is left for the level, so that rows without a future leave no gap
+
+
+def combine_features(
+    features: Float[Tensor, "*replica drawn feature"],
+    draws: int,
+    readout: Float[Tensor, "row output"] | None,
+    constant: bool,
+) -> Float[Tensor, "*replica row parameter"]:
+    """φ (…, N, p) with Σ readout · outputs = φᵀθ, from features (…, N · draws, F) averaged over draws.
+
+    θ is the last layer row by row: a weight of every output for the first feature, for the second, …, and
+    with `constant` the outputs' constants last; p = (F + 1) · outputs.
+    """
+    mean = features if draws == 1 else features.unflatten(-2, (-1, draws)).mean(dim=-2)
+    if constant:
+        mean = torch.cat([mean, mean.new_ones(*mean.shape[:-1], 1)], dim=-1)
+    if readout is None:
+        return mean
+    return (mean.unsqueeze(-1) * readout.to(mean).unsqueeze(-2)).flatten(-2)
+
+
+def last_layer_features(
+    network: StackedMLP, inputs: Float[Tensor, "row *draw input"], readout: Float[Tensor, "row output"] | None
+) -> Float[Tensor, "replica row parameter"]:
+    """φ with Σ readout · net(inputs) = φᵀθ for a network's last layer θ, averaged over draws; float64."""
+    hidden = network.features(inputs.reshape(-1, inputs.shape[-1])).double()
+    return combine_features(hidden, hidden.shape[1] // max(1, len(inputs)), readout, constant=True)
+
+
+def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
+    """θ (R, (H + 1) · n) in the order of `last_layer_features`; float64."""
+    weight, bias = network.layers(network.flat)[-1]
+    return torch.cat([weight, bias], dim=1).double().flatten(1)
+
+
+def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter"]) -> StackedMLP:
+    """The same networks in float64, the last layer replaced by θ."""
+    flat = network.flat.double().clone()
+    flat[:, -theta.shape[1] :] = theta  # weight rows, then the bias row: the layout of the flat parameters
+    return network.with_flat(flat)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +94,7 @@ def accumulate_systems(
 
     All in float64: in single precision what a layer gives for a row depends on the rows beside it.
     """
-    network, compared = network.with_flat(network.flat.double()), kernel_inputs(table)
+    network, compared = network.with_flat(network.flat.double()), table.compared
 
     def features(inputs: Tensor, readout: Tensor | None, rows: slice) -> Tensor:
         return last_layer_features(network, inputs[rows].double(), None if readout is None else readout[rows])
@@ -102,10 +141,7 @@ def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge
 
 
 def dual_weights(
-    network: StackedMLP,
-    systems: LinearSystems,
-    starts: Float[Tensor, "replica parameter"],
-    ridge: float,
+    network: StackedMLP, systems: LinearSystems, starts: Float[Tensor, "replica parameter"], ridge: float
 ) -> Float[Tensor, "replica instrument"]:
     """α (R, m) of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
 from koffline.data.units import unit_hash
 from koffline.fitting import FitRecord, FitSettings, Progress, fit
-from koffline.last_layers import FeatureMap
 from koffline.objectives import fitted_q
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
@@ -114,17 +112,16 @@ def draw_ensemble(
     resampled: int,
     seed: int,
     units: Int[np.ndarray, " unit"] | None = None,
-    stream: int = _NETWORKS,
 ) -> Ensemble:
     """Weights of rows and start states for every replica.
 
-    units: numbers of the problem's units in the log, by default 0, 1, 2, … stream: of the networks' seeds.
+    units: numbers of the problem's units in the log, by default 0, 1, 2, …
     """
     units = np.arange(len(problem.episode_starts)) if units is None else units
     streams = tuple(_stream(problem, units, seed, replica) for replica in range(resampled))
     resampling = Resampling(seed, full, streams)
     rows = resampling.row_counts(problem, units)
-    seeds = np.random.default_rng([seed, stream]).integers(2**31, size=full + resampled)
+    seeds = np.random.default_rng([seed, _NETWORKS]).integers(2**31, size=full + resampled)
     return Ensemble(
         resampling=resampling,
         units=units,
@@ -284,13 +281,3 @@ def _best_constant(problem: EvaluationProblem) -> float:
     constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
     low, high = problem.value_bounds
     return min(max(constant, low), high)
-
-
-def network_features(network: StackedMLP) -> FeatureMap:
-    """What the last layer of the first replica reads; in float64, where sums do not depend on blocks."""
-    one = network.select([0])
-    return partial(_read_by_last_layer, one.with_flat(one.flat.double()))
-
-
-def _read_by_last_layer(network: StackedMLP, inputs: Tensor) -> Float[Tensor, "row feature"]:
-    return network.features(inputs.to(network.flat))[0]

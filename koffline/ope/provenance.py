@@ -20,14 +20,12 @@ from jaxtyping import UInt64
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete
 from koffline.data.transitions import Transitions
-from koffline.data.units import split_log
+from koffline.data.units import hash_rows, split_log
 from koffline.errors import ConfigError, KofflineError
 from koffline.untrusted.limits import read_json
 
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with a twin from which on equal rows tell nothing
-_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_STEP = np.uint64(0x9E3779B97F4A7C15)
 _RECORD = "run.json"
 _LOG = logging.getLogger(__name__)
 
@@ -50,14 +48,8 @@ class Provenance:
 
 def row_fingerprints(transitions: Transitions) -> UInt64[np.ndarray, " row"]:
     """(N,) one number per (s, a, r, s') rounded to float32; equal rows have equal numbers."""
-    log, result = transitions, np.zeros(len(transitions), dtype=np.uint64)
-    for column in (log.observations, log.actions, log.rewards, log.next_observations):
-        with np.errstate(over="ignore"):
-            numbers = np.asarray(column, dtype=np.float32).reshape(len(log), -1)
-        bits = (numbers.T + np.float32(0.0)).view(np.uint32)  # −0 becomes 0
-        for index in range(len(bits)):
-            result = _scramble(result + _STEP + bits[index].astype(np.uint64))
-    return result
+    with np.errstate(over="ignore", invalid="ignore"):
+        return hash_rows(transitions, precision=np.float32)
 
 
 def measure_freshness(
@@ -104,13 +96,6 @@ def measure_freshness(
         count = round(seen * len(transitions))
         return True, (f"{count} of the rows equal rows that {name} was fitted to.",)
     return True, ()
-
-
-def _scramble(state: np.ndarray) -> np.ndarray:
-    """A bijection of 64-bit numbers in which every input bit reaches every output bit (splitmix64's end)."""
-    state = (state ^ (state >> np.uint64(30))) * _FIRST
-    state = (state ^ (state >> np.uint64(27))) * _SECOND
-    return state ^ (state >> np.uint64(31))
 
 
 def rows_of_run(model: Path) -> Provenance | None:

@@ -10,8 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
-from koffline.last_layers import last_layer_features
-from koffline.ope.last_layer import LinearSystems, accumulate_systems
+from koffline.ope.last_layer import LinearSystems, accumulate_systems, last_layer_features
 from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums

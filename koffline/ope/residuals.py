@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
-from koffline.last_layers import kernel_inputs
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.last_layer import compute_values
@@ -112,7 +111,7 @@ class RowReader:
         share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
         parts: list[Tensor] = []
         projected, squares = torch.zeros_like(self.duals), self.duals.new_zeros(len(self.duals))
-        compared = kernel_inputs(table)
+        compared = table.compared
         for rows in row_blocks(self.network, len(table), table.draws):
             now = compute_values(self.network, table.inputs, table.readout, rows)
             later = compute_values(self.network, table.next_inputs, table.next_readout, rows)

@@ -105,14 +105,6 @@ def percent(share: float) -> str:
 
 
 @dataclass(frozen=True)
-class Unavailable:
-    """No estimate, because of ``reason``: one line for a person, with the remedy where there is one."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Uplift(Record):
     """``value``: how much more the policy is worth than the one that wrote the log, which is worth
     ``behavior_value``. Both were estimated from the same resampled episodes; no interval without evidence.

@@ -10,7 +10,6 @@ import torch
 from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.kernels import FourierFeatures
-from koffline.last_layers import kernel_inputs
 from koffline.ope.last_layer import accumulate_systems, compute_residuals, minimise_kernel_loss
 from koffline.ope.learning import Ensemble, row_blocks
 from koffline.ope.problem import EvaluationProblem
@@ -79,7 +78,7 @@ class Watch:
 
     def _held_out_loss(self, network: StackedMLP) -> float:
         """Σ over resampled networks of ‖ψᵀδ‖² − ‖δ‖², δ of unseen rows: 0 of a perfect one."""
-        table, compared = self._table, kernel_inputs(self._table)
+        table, compared = self._table, self._table.compared
         projected, squares = self._weights.new_zeros(network.replicas, 1), self._weights.new_zeros(())
         for rows in row_blocks(network, len(table), table.draws):
             residual = (compute_residuals(network, table, rows) * self._unseen[:, rows]).nan_to_num()

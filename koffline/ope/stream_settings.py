@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import io
 import pickle
-import re
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,8 +20,6 @@ from koffline.jobs import PassSettings
 from koffline.store.files import atomic_file
 from koffline.untrusted.limits import check_regular
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_SIZE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 DEFAULT_MEMORY = "2GB"
 SAVED = ".sums"  # what files of saved passes end in
 _ARRAYS = {
@@ -59,14 +56,12 @@ class StreamSettings(PassSettings):
 
 def parse_memory(size: int | str) -> int:
     """Bytes of a size such as "2GB", "1.5G", "500MiB" or a number. Raises ConfigError."""
-    found = _SIZE.fullmatch(str(size).strip())
-    if found is None or isinstance(size, bool):
-        raise ConfigError(f"memory is '{size}'; give a size such as 2GB or 500MB")
-    number, unit, binary = found.groups()
-    base = _UNITS[unit.lower()]
-    if binary and unit:
-        base = 1024 ** ("kmgt".index(unit.lower()) + 1)
-    return int(float(number) * base)
+    from pydantic import ByteSize, TypeAdapter, ValidationError
+
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(size if isinstance(size, int) else size.strip()))
+    except ValidationError:
+        raise ConfigError(f"memory is '{size}'; give a size such as 2GB or 500MB") from None
 
 
 def pickled(value: Any) -> bytes:

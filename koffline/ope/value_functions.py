@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from koffline.errors import DataError, KofflineError
 from koffline.ope.provenance import Provenance, rows_of_run
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions, one_line
+from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded
 
 _ACCEPTED = (
     "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
@@ -157,24 +157,16 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
     if isinstance(inner, ValueFunction):
         return inner
     name = str(name or getattr(q, "__name__", type(q).__name__))
-    if _is_a("d3rlpy.base", "LearnableBase", q):
+    if is_instance_of_loaded("d3rlpy.base", "LearnableBase", q):
         return _of_model(q, space, name)
     if isinstance(q, type) or not callable(q):
         what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
         raise DataError(f"{what} is no value function; give {_ACCEPTED}")
-    if not _is_a("torch.nn", "Module", q):
+    if not is_instance_of_loaded("torch.nn", "Module", q):
         return _of_function(q, space, shape, name, _positions(q))
-    from koffline.policy_specs import ModuleFunction
-
-    is_script = _is_a("torch.jit", "ScriptModule", q)
+    is_script = is_instance_of_loaded("torch.jit", "ScriptModule", q)
     positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
     return _of_function(ModuleFunction(q), space, shape, name, positions)
-
-
-def _is_a(module: str, attribute: str, value: Any) -> bool:
-    """isinstance against a class of a heavy module, without importing it: no import, no instance."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and isinstance(value, getattr(loaded, attribute))
 
 
 def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str) -> ValueFunction:
@@ -192,8 +184,6 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
     if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
-        from koffline.policy_specs import import_object
-
         return _read(import_object(spec), space, shape, name)
     what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
     raise DataError(f"{str(spec)!r}: {what}; a value function is {_ACCEPTED}")

@@ -136,7 +136,7 @@ class WorkingLog:
         )
         last = time.monotonic()
         for done, one in enumerate(mapped, start=before + 1):
-            total = one.value if total is None else total + one.value
+            total = one if total is None else total + one
             if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
                 write_sums(saved, (done, total))
                 last = time.monotonic()

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 
 from koffline.config import EvaluationSettings
-from koffline.errors import DataError, KofflineError, PolicyError
+from koffline.errors import KofflineError
 from koffline.fitting import Progress
-from koffline.last_layers import FeatureMap
 from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.doubly_robust import RowSums
-from koffline.ope.features import FeatureSystem, default_features, make_feature_system
+from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.learning import Ensemble, draw_ensemble, network_features
+from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
@@ -161,7 +160,9 @@ class Workspace:
         if self.settings.feature_source == "random":
             return self.fixed_system
         first = np.flatnonzero(self.fitted.alive[: self.ensemble.full])[:1].tolist()
-        return self._system(network_features(self.fitted.record.network.select(first)))
+        one = self.fitted.record.network.select(first)
+        exact = one.with_flat(one.flat.double())  # in which sums do not depend on blocks
+        return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0])
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
@@ -183,26 +184,23 @@ class Workspace:
         )
 
     @cached_property
-    def episodes(self) -> EpisodeProblem | str:
-        """The log's episodes with the policy's weights, or why there are none.
+    def episodes(self) -> EpisodeProblem:
+        """The log's episodes with the policy's weights. Raises DataError and PolicyError.
 
         To estimate the behaviour takes observations: then they are those in memory.
         """
         settings, rows, target = self.settings, self.transitions, None
-        try:
-            if self.sees_all_episodes:
-                rows, target = episodes_of_log(self.log, self.policy)
-            return prepare_episodes(
-                rows,
-                self.policy,
-                settings.gamma,
-                behavior=settings.behavior,
-                clip=settings.weight_clip,
-                seed=settings.seed,
-                target=target,
-            )
-        except (DataError, PolicyError) as error:
-            return str(error)
+        if self.sees_all_episodes:
+            rows, target = episodes_of_log(self.log, self.policy)
+        return prepare_episodes(
+            rows,
+            self.policy,
+            settings.gamma,
+            behavior=settings.behavior,
+            clip=settings.weight_clip,
+            seed=settings.seed,
+            target=target,
+        )
 
     @property
     def sees_all_episodes(self) -> bool:

@@ -27,10 +27,7 @@ from koffline.policies.base import (
     refuse,
 )  # fmt: skip
 
-CHOICES = {
-    "output": ("softmax", "argmax", "tanh", "identity", "gaussian"),
-    "activation": ("relu", "tanh"),
-}
+CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
 VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_high")
 _NEAR = 1e-6  # of the box: actions went through float32
 _LARGEST_SQUASHED = 1.0 - 1e-6  # tanh of anything beyond 7.25 is stored as ±1

@@ -30,8 +30,8 @@ from pydantic import BaseModel, PositiveInt, ValidationError
 
 from koffline.errors import PolicyError
 from koffline.policies.base import one_line, refuse
+from koffline.untrusted.arrays import PlainUnpickler, WantsImport, check_onnx, load_tensors
 from koffline.untrusted.limits import Refused, check_memory, check_regular
-from koffline.untrusted.models import PlainUnpickler, WantsImport, check_onnx, load_tensors
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "

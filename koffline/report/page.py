@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
-from koffline.ope.results import percent
 from koffline.report import words
-from koffline.store.files import atomic_folder, remove_abandoned, temporary_beside
+from koffline.store.files import atomic_folder, remove_abandoned
 from koffline.store.run_record import FILE, shown_command
 
 if TYPE_CHECKING:
@@ -20,38 +19,25 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDTH = 116
-
-
 _TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # of one command
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
-    """ConfigError before any work when ``out`` is a file, holds something, or cannot be made.
+    """ConfigError before any work when ``out`` is a file, or holds something.
 
     marker: the file without which a folder is not ours to replace, even with ``force``.
     """
     remove_abandoned(out)
     occupied = out.is_dir() and any(out.iterdir())
-    parent = next(folder for folder in [out.absolute(), *out.absolute().parents] if folder.exists())
     refusal = None
     if out.exists() and not out.is_dir():
-        refusal = " is a file; name a directory"
+        refusal = "is a file; name a directory"
     elif occupied and not force:
-        refusal = " is not empty; name another directory or add --force to replace it"
+        refusal = "is not empty; name another directory or add --force to replace it"
     elif occupied and not any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker))):
-        refusal = f" holds no {marker}, so --force will not replace it; name another directory"
-    elif not parent.is_dir():
-        refusal = f": {parent} is a file; name a directory"
-    else:
-        try:  # permissions alone do not tell (as in /proc)
-            probe = temporary_beside(parent / out.name)
-            probe.mkdir()
-            probe.rmdir()
-        except OSError as error:
-            reason = error.strerror or str(error)
-            refusal = f": {parent} is not writable ({reason}); name a directory that is"
+        refusal = f"holds no {marker}, so --force will not replace it; name another directory"
     if refusal is not None:
-        raise ConfigError(f"--out {out}{refusal}")
+        raise ConfigError(f"--out {out} {refusal}")
 
 
 def write_page(
@@ -90,28 +76,15 @@ def write_page(
 def render_page(template: str, figures: Mapping[str, str], found: Any, context: Mapping[str, Any]) -> str:
     """The page as text. template: a file of this folder that extends ``base.html.j2``.
 
-    In a template ``figures.name`` is an SVG element (mark it safe) and ``| number`` gives four digits,
-    ``| percent`` a level, ``| promise`` what a kind of interval is, ``| described`` a nested record line by
-    line, ``| setting`` what a setting is.
+    In a template ``figures.name`` is an SVG element (mark it safe), and the functions of
+    `koffline.report.words` are filters: ``| number`` gives four digits, ``| setting`` what a setting is.
     """
     from jinja2 import Environment, FileSystemLoader
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    named = (
-        "number",
-        "promise",
-        "count_of",
-        "described",
-        "setting",
-        "return_words",
-        "describe_log",
-        "uplift",
-        "group_rows",
-    )
-    environment.filters.update({"percent": percent, **{name: getattr(words, name) for name in named}})
-    environment.globals["estimator_words"] = words.estimator_words
+    environment.filters |= {name: function for name, function in vars(words).items() if callable(function)}
     page = environment.get_template(template)
     return page.render(found=found, figures=figures, command=shown_command(), **context)
 

@@ -6,15 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from koffline.ope.names import BANDIT, CERTIFIED_KINDS, READ_OFF
-from koffline.ope.results import (
-    CALIBRATED,
-    CERTIFIED,
-    EstimateRow,
-    EstimateTable,
-    Interval,
-    Uplift,
-    percent,
-)
+from koffline.ope.results import CALIBRATED, CERTIFIED, EstimateRow, EstimateTable, Interval, Uplift, percent
 
 UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8

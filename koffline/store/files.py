@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -163,7 +164,7 @@ def remove_abandoned(target: Path) -> None:
     An old folder that one of them had set aside and not yet replaced gets its name back.
     """
     with contextlib.suppress(OSError):
-        for path in target.parent.glob(f".{_escaped(target.name)}.*.tmp"):
+        for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
             if not _is_abandoned(path, target):
                 continue
             if path.name.endswith(_RETIRED) and not os.path.lexists(target):
@@ -231,7 +232,3 @@ def _this_place() -> str:
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"))
         known.append(str(os.stat("/proc/self/ns/pid").st_ino))
     return hashlib.sha256("\n".join(known).encode()).hexdigest()[:8]
-
-
-def _escaped(name: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", name)

@@ -11,7 +11,6 @@ import glob
 import json
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
@@ -25,7 +24,6 @@ from koffline.store.run_record import FILE, path_of
 from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
-_MARK = b"koffline writes here, or was killed: then its next command in this folder removes this file\n"
 RECORD, CONFIG = FILE, "config.yaml"
 _NAMES = {None: "a training run", "online": "an online run"}  # by the ``kind`` in their records
 Record = Mapping[str, Any]
@@ -77,8 +75,8 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
     """One process at a time writes a file or folder; ConfigError for a second one, unless it is to wait.
 
     The lock is on a file beside the target, which goes away with it; the system lets go of it when the
-    process ends, however it ends, and the file of one that was killed is removed by the next command. Folders
-    made for it go away again where nothing was written.
+    process ends, however it ends, and the file of one that was killed goes away with the next lock on the
+    same target. Folders made for it go away again where nothing was written.
     """
     real = _real(target)
     if real in _claims.get():  # by the command that this is a part of
@@ -87,10 +85,6 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
     path, made, handle = real.with_name(f".{real.name}{LOCK}"), list[Path](), None
     try:
         handle = _acquired(path, target, made, wait)
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                os.write(handle, _MARK)
-                _remove_left_behind(path)
         yield
     finally:
         if handle is not None:
@@ -150,21 +144,6 @@ def _acquired(path: Path, target: Path, made: list[Path], wait: bool) -> int | N
         os.close(handle)  # the one before has removed it meanwhile
 
 
-def _remove_left_behind(own: Path) -> None:
-    """Remove the locks of commands that were killed, which nobody holds; files of others are not touched."""
-    import fcntl
-
-    for path in own.parent.glob(f".*{LOCK}"):
-        found = path.lstat()
-        if path == own or not stat.S_ISREG(found.st_mode) or found.st_size != len(_MARK):
-            continue
-        with contextlib.suppress(OSError), path.open("rb") as opened:
-            if opened.read() == _MARK:
-                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(os.fstat(opened.fileno()), path.lstat()):
-                    path.unlink()
-
-
 def _places(name: str) -> list[Path]:
     """What is there under a name, or under a pattern."""
     try:
@@ -201,10 +180,7 @@ def _lineage(path: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def open_run(
-    out: Path,
-    record: Record,
-    identity_of: Callable[[Record], dict[str, Any]],
-    resume: bool,
+    out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
 ) -> Iterator[None]:
     """Create or continue a run's folder; no second process gets in.
 
@@ -264,10 +240,7 @@ def is_free(out: Path, record: str) -> bool:
 
 
 def _check_run(
-    out: Path,
-    record: Record,
-    identity_of: Callable[[Record], dict[str, Any]],
-    resume: bool,
+    out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
 ) -> None:
     if is_free(out, RECORD):
         return

@@ -66,7 +66,7 @@ class Row:
     @cached_property
     def spread(self) -> Spread:
         """The interquartile mean and its bootstrap interval."""
-        return spread_of([np.array(self.scores)])
+        return spread_of(np.array(self.scores))
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from koffline.untrusted.limits import Refused, shown_bytes
 LARGEST_PIECE = 64 * 2**20
 # Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
 _CACHED_BYTES = 2**19
+_MOST_STRINGS = 1000
 _LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
 
 
@@ -71,14 +72,14 @@ class CheckedFile:
         self._tally.add(sum(needed.values()) + sum(needed[name] for name in twice))
         return {name: np.asarray(self.raw[name][()]) for name in names}
 
-    def strings(self, name: str, most: int = 1000) -> list[str]:
+    def strings(self, name: str) -> list[str]:
         """The words in a small array of text. Raises Refused."""
         import h5py
 
         found = self.raw[name]
         self._tally.add(max(_sizes(found, name)))
         is_text = h5py.check_string_dtype(found.dtype) is not None and found.shape is not None
-        if not is_text or math.prod(found.shape) > most:
+        if not is_text or math.prod(found.shape) > _MOST_STRINGS:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
         return [_word(value) for value in np.asarray(found[()], dtype=object).reshape(-1)]
 

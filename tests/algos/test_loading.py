@@ -11,15 +11,7 @@ import koffline
 from koffline.algos.model_files import export_policy
 from koffline.data.d3rlpy_import import quiet
 from koffline.errors import ConfigError, PolicyError
-from tests.algos.makers import (
-    ACTIONS,
-    fit,
-    make_buffer,
-    optimiser_states,
-    parameters,
-    same,
-    scalers,
-)
+from tests.algos.makers import ACTIONS, fit, make_buffer, optimiser_states, parameters, same, scalers
 from tests.d3_models import build, rewritten_config
 
 STOCK = ("DQN", "DiscreteSAC", "SAC", "IQL", "BCQ")
@@ -58,10 +50,7 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"type": "kloss_dqm"},
-            ["'kloss_dqm' is unknown; did you mean 'kloss_dqn'?", "import the package"],
-        ),
+        ({"type": "kloss_dqm"}, ["'kloss_dqm' is unknown; did you mean 'kloss_dqn'?", "import the package"]),
         ({"params": {"n_critics": 2}}, ["weights do not fit", "save it again"]),
         ({"observation_shape": [5]}, ["weights do not fit", "save it again"]),
     ],

@@ -218,8 +218,7 @@ class TestGuesses:
             np.testing.assert_array_equal(policy.probabilities(each.observations), expected)
             unknown = as_policy(lambda states: ["stand"] * len(states), *asked)
             with pytest.raises(
-                PolicyError,
-                match="is 'stand', no action of this log; its actions are go, pass, stop",
+                PolicyError, match="is 'stand', no action of this log; its actions are go, pass, stop"
             ):
                 unknown.probabilities(each.observations)
 

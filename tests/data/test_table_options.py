@@ -56,29 +56,9 @@ class TestCategories:
     @pytest.mark.parametrize("name", ["log.hdf5", "log.npz", "out.parquet", "log.arrow", "shards"])
     def test_names_survive_conversion(self, tmp_path, name):
         path = write(shuffled(walk(city=CITY)), tmp_path / "log.csv")
-        words = [
-            "data",
-            "convert",
-            str(path),
-            str(tmp_path / name),
-            "--observations",
-            "x_1,city",
-            "--action",
-            "a",
-        ]
-        words += [
-            "--reward",
-            "r",
-            "--episode",
-            "id",
-            "--time",
-            "t",
-            "--terminal",
-            "done",
-            "--encode",
-            "city=one-hot",
-        ]
-        words += ["--shard-rows", "4"] if name == "shards" else []
+        words = f"data convert {path} {tmp_path / name} --observations x_1,city --action a --reward r "
+        words += "--episode id --time t --terminal done --encode city=one-hot"
+        words += " --shard-rows 4" if name == "shards" else ""
         assert CliRunner().invoke(cli, words).exit_code == 0
         log = open_transitions(tmp_path / name)
         assert log.feature_names == ("x_1", "city=a", "city=b", "city=c")

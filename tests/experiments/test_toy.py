@@ -5,13 +5,7 @@ import pytest
 import torch
 
 from koffline.envs.finite import TSITSIKLIS_FEATURES
-from koffline.experiments.figure_toy import (
-    LinearKernelLoss,
-    ToySettings,
-    descend,
-    draw_log,
-    weight_errors,
-)
+from koffline.experiments.figure_toy import LinearKernelLoss, ToySettings, descend, draw_log, weight_errors
 from koffline.kernel_loss import state_value_residual
 from koffline.kernels import Linear
 from koffline.objectives import KernelLoss

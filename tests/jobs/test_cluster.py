@@ -63,10 +63,7 @@ def test_estimates_are_those_of_this_process(
     quick = {"steps": 60, "full_replicas": 2, "instruments": 200, "feature_source": "random", "features": 32}
     here, there = (
         evaluate(log, "uniform", 0.9, estimator=estimator, stream=stream, **quick)
-        for stream in (
-            StreamSettings(),
-            StreamSettings(ray=address),
-        )
+        for stream in (StreamSettings(), StreamSettings(ray=address))
     )
     assert there.value == pytest.approx(here.value, rel=1e-10)
     assert here.interval is not None
@@ -86,8 +83,8 @@ def test_rollouts_are_those_of_this_process(address: str) -> None:
 def test_a_node_that_is_lost_does_not_end_the_pass(tmp_path: Path) -> None:
     with two_nodes() as cluster, PassSettings(ray=cluster.address).kept():
         heard: list[tuple[int, str]] = []
-        for mapped in PassSettings(ray=cluster.address).map(functions.slowly, range(12)):
-            heard.append(mapped.value)
+        for value in PassSettings(ray=cluster.address).map(functions.slowly, range(12)):
+            heard.append(value)
             if len(heard) == 2:
                 cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
     assert [item for item, _ in heard] == list(range(12))

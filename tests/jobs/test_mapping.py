@@ -20,13 +20,12 @@ WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes
 
 
 def values(call: Any, items: Any, shared: Any = None, name: Any = None, **settings: Any) -> list[Any]:
-    return [mapped.value for mapped in PassSettings(**settings).map(call, items, shared, name)]
+    return list(PassSettings(**settings).map(call, items, shared, name))
 
 
 @pytest.mark.parametrize("where", WHERE)
 def test_values_come_in_the_order_of_the_items(where: dict[str, int]) -> None:
-    mapped = list(PassSettings(**where).map(functions.slow_first, range(5)))
-    assert [one.value for one in mapped] == [one.item for one in mapped] == [0, 1, 2, 3, 4]
+    assert values(functions.slow_first, range(5), **where) == [0, 1, 2, 3, 4]
     assert values(functions.double, iter((4, 2)), **where) == [8, 4]
     assert values(functions.double, [], **where) == []
 
@@ -45,7 +44,7 @@ def test_a_pass_left_in_the_middle_leaves_nothing(
     before = set(threading.enumerate())
     for _ in range(3):
         started = PassSettings(workers=2).map(functions.slow_later, range(9))
-        assert next(started).value == 0
+        assert next(started) == 0
         started.close()
     deadline = time.monotonic() + 20.0
     while set(threading.enumerate()) > before and time.monotonic() < deadline:
@@ -58,18 +57,16 @@ def test_a_pass_left_in_the_middle_leaves_nothing(
 def test_passes_share_kept_workers(tmp_path: Path) -> None:
     settings = PassSettings(workers=2)
     with settings.kept():
-        first, second = (
-            {one.value for one in settings.map(functions.surroundings, range(6))} for _ in range(2)
-        )
+        first, second = (set(settings.map(functions.surroundings, range(6))) for _ in range(2))
         assert first == second
         assert {threads for _, threads in first} == {"1"}
         assert os.getpid() not in {process for process, _ in first}
         deaths = functions.Deaths(tmp_path, times=1)
-        assert [one.value for one in settings.map(functions.die, range(3), deaths)] == [0, 1, 2]
+        assert list(settings.map(functions.die, range(3), deaths)) == [0, 1, 2]
         with pytest.raises(DataError):
             list(settings.map(functions.refuse_third, range(4), "data"))
         one, other = (settings.map(functions.double, range(3)) for _ in range(2))  # one within the other
-        assert [(a.value, b.value) for a, b in zip(one, other, strict=True)] == [(0, 0), (2, 2), (4, 4)]
+        assert list(zip(one, other, strict=True)) == [(0, 0), (2, 2), (4, 4)]
     assert not multiprocessing.active_children()
 
 
@@ -112,7 +109,7 @@ def die_over_two(shared, item):
         os.kill(os.getpid(), 9)
     return shared + item
 
-print([mapped.value for mapped in PassSettings(workers=2).map(die_over_two, range(4), 1)])
+print(list(PassSettings(workers=2).map(die_over_two, range(4), 1)))
 """
 
 

@@ -32,7 +32,7 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
     ("arguments", "message"),
     [
         (["--set", "env=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
-        (["--seed-count", "0"], "--seed-count is 0; give a whole number of at least 1"),
+        (["--seed-count", "0"], "'--seed-count': 0 is not in the range x>=1"),
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
     ],
 )

@@ -87,11 +87,7 @@ def test_a_finished_run_is_reported_and_not_touched(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "options", "message"),
     [
-        (
-            {"gamma": 0.9},
-            {},
-            "another config: gamma is 0.995 there and 0.9 here",
-        ),
+        ({"gamma": 0.9}, {}, "another config: gamma is 0.995 there and 0.9 here"),
         ({}, {"seed_count": 3}, "has the seeds 0, 1, not those that were asked for"),
         ({}, {"seed": 7}, "has the seeds 0, 1, not those that were asked for"),
         ({}, {"out": "elsewhere"}, "a run goes on in its own folder"),

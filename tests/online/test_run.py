@@ -129,7 +129,7 @@ def test_six_seeds_by_hand(tmp_path):
     assert final.best == 40.0  # without 10
     assert (sampled.spread.iqm, length.spread.iqm) == (17.5, 7.0)
     assert summary.average.spread.iqm == pytest.approx(35.0 * 2 / 3)
-    assert final.spread == spread_of([np.asarray(FINAL)])
+    assert final.spread == spread_of(np.asarray(FINAL))
     assert summary.points == (100, 200, 300)
     assert summary.curves["return"][0].best == pytest.approx(40.0 / 3)
     assert summary.steps_per_second == 180.0  # 6 seeds × 300 steps in 10 s

@@ -7,12 +7,7 @@ import pytest
 from scipy import stats
 
 from koffline.errors import DataError
-from koffline.ope.comparisons import (
-    compare_intervals,
-    compare_replicas,
-    holm,
-    score_selection,
-)
+from koffline.ope.comparisons import compare_intervals, compare_replicas, holm, score_selection
 from koffline.ope.results import Interval
 
 TRUTHS = np.array([10.0, 7.0, 4.0, 2.0])

@@ -7,8 +7,13 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.last_layers import with_last_layer
-from koffline.ope.last_layer import accumulate_systems, dual_weights, last_layer, minimise_kernel_loss
+from koffline.ope.last_layer import (
+    accumulate_systems,
+    dual_weights,
+    last_layer,
+    minimise_kernel_loss,
+    with_last_layer,
+)
 from tests.ope.problems import plain_hidden, prepared, stack
 
 
@@ -79,9 +84,7 @@ def test_the_level_of_all_values_is_free() -> None:
     """Rewards of one and a discount of 0.999: a network of zeros reaches 1000 in one solve."""
     _, network, table, instruments, weights = asked("discrete")
     table = dataclasses.replace(
-        table,
-        rewards=torch.ones_like(table.rewards),
-        discounts=torch.full_like(table.discounts, 0.999),
+        table, rewards=torch.ones_like(table.rewards), discounts=torch.full_like(table.discounts, 0.999)
     )
     zero = with_last_layer(network, torch.zeros_like(last_layer(network)))
     systems = accumulate_systems(zero, table, instruments, weights)

@@ -78,16 +78,7 @@ def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval(
 def test_no_number_on_the_screen_looks_like_knowledge_where_there_is_none(command, tmp_path) -> None:
     log = discrete_log()
     write_transitions(log.replace(actions=np.zeros(len(log), dtype=np.int64)), tmp_path / "log.hdf5")
-    asked = [
-        "evaluate",
-        str(tmp_path / "log.hdf5"),
-        "--policy",
-        "uniform",
-        "--gamma",
-        "0.9",
-        "--quiet",
-        command,
-    ]
+    asked = f"evaluate {tmp_path / 'log.hdf5'} --policy uniform --gamma 0.9 --quiet {command}".split()
     asked += [f"--set={name}={value}" for name, value in QUICK.items()]
     shown = CliRunner().invoke(cli, [*asked, "--out", str(tmp_path / "out")]).output
     assert NOT_ANSWERABLE in shown

@@ -93,7 +93,7 @@ def test_training_rows_can_be_allowed() -> None:
         ((*DIAGNOSE, "--level", "0.95"), "chance of a false alarm"),
         ((*DIAGNOSE, "--set", "steps=5"), "--set is for the models kloss and fqe"),
         ((*DIAGNOSE, "--model", "values_here:nothing"), "has no 'nothing'"),
-        ((*DIAGNOSE, "--model", "kloss", "--set", "stepps=5"), "unknown option 'stepps'"),
+        ((*DIAGNOSE, "--model", "kloss", "--set", "stepps=5"), "stepps is unknown"),
         ((*DIAGNOSE, "--model", "kloss", "--cross-fit", "50"), "folds is 50 for a log"),
         ((*DIAGNOSE, "--trained-on", "log.npz"), "was fitted to 100% of these rows"),
         ((*SELECT, "--policies", "uniform"), "--policies names uniform; give two or more"),

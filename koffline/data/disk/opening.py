@@ -23,12 +23,7 @@ from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, naming
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.flat import (
-    DESCRIPTION,
-    KNOWN_KEYS,
-    check_layout,
-    used_keys,
-)
+from koffline.data.flat import DESCRIPTION, KNOWN_KEYS, check_layout, used_keys
 from koffline.data.hdf5 import not_lazy, open_sliced
 from koffline.data.raw import (
     metadata_from_json,

@@ -12,16 +12,7 @@ import polars as pl
 from koffline.data import remote
 from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type
 from koffline.data.table.computed import Computed
-from koffline.data.table.files import (
-    COPIES,
-    CSV,
-    Room,
-    csv_frames,
-    csv_header,
-    faults,
-    frame_bytes,
-    width_of,
-)
+from koffline.data.table.files import COPIES, CSV, Room, csv_frames, csv_header, faults, frame_bytes, width_of
 from koffline.data.table.mapping import TableMapping
 from koffline.data.table.problems import Problems, check_unique, column_fault
 from koffline.errors import DataError

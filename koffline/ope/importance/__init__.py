@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from koffline.errors import DataError
+from koffline.ope import names
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
 from koffline.ope.importance.statistics import (
@@ -17,16 +19,7 @@ from koffline.ope.importance.statistics import (
     plain_mean,
     standard_error,
 )
-from koffline.ope.names import (
-    CERTIFIABLE,
-    CERTIFIED_EPISODE_KINDS,
-    EPISODES_BOOTSTRAP,
-    EPISODES_T,
-    OVER_EPISODES,
-    WHOLE_WEIGHT,
-    WITH_MODEL,
-)
-from koffline.ope.results import PointEstimate, Unavailable, Uplift
+from koffline.ope.results import PointEstimate, Uplift
 
 BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0
@@ -44,22 +37,22 @@ def estimate_one(
     problem: EpisodeProblem,
     model: RowValues | None,
     level: float = 0.95,
-    interval: str = EPISODES_T,
+    interval: str = names.EPISODES_T,
     draws: int = BOOTSTRAP_DRAWS,
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
-) -> PointEstimate | Unavailable:
-    """One of ``OVER_EPISODES`` on prepared episodes; ``model`` as of the whole log.
+) -> PointEstimate:
+    """One of ``names.OVER_EPISODES`` on prepared episodes; ``model`` as of the whole log.
 
     interval: one of ``EPISODE_KINDS``; every other kind that applies is in ``diagnostics["intervals"]``.
-    reward_range: what rewards can be, for certified kinds (default: what the log holds).
+    reward_range: what rewards can be, for certified kinds (default: what the log holds). Raises DataError
+    where the estimator has nothing to say.
     """
-    reason = _why_not(name, problem, model)
-    if reason:
-        return Unavailable(name, reason)
-    generator = np.random.default_rng([seed, 13, OVER_EPISODES.index(name)])
+    if reason := _why_not(name, problem, model):
+        raise DataError(reason)
+    generator = np.random.default_rng([seed, 13, names.OVER_EPISODES.index(name)])
     weights, own, mixed = problem.weights, None, {}
-    if name in WITH_MODEL:
+    if name in names.WITH_MODEL:
         assert model is not None
         own = problem.select(model)
     whole = make_statistic(name, weights, problem.rewards, problem.discounts, problem.gamma, own)
@@ -70,20 +63,19 @@ def estimate_one(
         value, error = float(mix @ whole.partial_values(cuts)), None
         mixed = {"blend_steps": list(cuts), "blend_shares": mix.tolist()}
     if not np.isfinite(value):
-        return Unavailable(
-            name,
+        raise DataError(
             f"the largest weight is e^{weights.log_weights.max():.0f}, beyond what numbers hold; cap "
-            "weights with clip, or use a self-normalised estimator (wis, wpdis)",
+            "weights with clip, or use a self-normalised estimator (wis, wpdis)"
         )
-    size = problem.effective_size(stepwise=name not in WHOLE_WEIGHT)
+    size = problem.effective_size(stepwise=name not in names.WHOLE_WEIGHT)
     made = {
-        EPISODES_T: intervals.student_interval(whole, level, size),
-        EPISODES_BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
+        names.EPISODES_T: intervals.student_interval(whole, level, size),
+        names.EPISODES_BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
     }
-    if name in CERTIFIABLE and not problem.ratios.is_estimated:
-        for kind in CERTIFIED_EPISODE_KINDS:
+    if name in names.CERTIFIABLE and not problem.ratios.is_estimated:
+        for kind in names.CERTIFIED_EPISODE_KINDS:
             made[kind] = intervals.certified_interval(
-                weights, problem.rewards, problem.gamma, level, kind, reward_range, CERTIFIABLE[name]
+                weights, problem.rewards, problem.gamma, level, kind, reward_range, names.CERTIFIABLE[name]
             )
     found = {kind: one for kind, one in made.items() if one is not None}
     if mixed:  # the blend's own spread leaves the model's error out: a wrong model would look exact
@@ -126,14 +118,14 @@ def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size
 
 def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:
     """Why an estimator has nothing to say, None where it has."""
-    if name in WITH_MODEL and model is None:
-        return "it needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
+    if name in names.WITH_MODEL and model is None:
+        return f"{name} needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
     if name == "magic" and problem.weights.n_episodes < 2:
-        return "it weighs bias against variance over episodes, this log has one; give more, or use wdr"
+        return f"{name} weighs bias against variance over episodes, this log has one; give more, or use wdr"
     gone = problem.weightless_from
     if gone == 0:
         return _NO_WEIGHT.format(steps="the first step")
-    if name in WHOLE_WEIGHT and not (problem.weights.last > -np.inf).any():
+    if name in names.WHOLE_WEIGHT and not (problem.weights.last > -np.inf).any():
         return _NO_WEIGHT.format(steps=f"{gone} steps" if gone else "its last step")
     return None
 
@@ -157,7 +149,7 @@ def _warnings(
         "Recording stopped before episodes ended: rewards after the cut are left out, about "
         f"{cut:.1%} of the value if rewards stay as they are.": model is None and cut > _CUT_SHARE,
         f"No episode has weight left from step {gone} on: {rest}.": (
-            gone is not None and name not in WHOLE_WEIGHT
+            gone is not None and name not in names.WHOLE_WEIGHT
         ),
     }
     notes = [*problem.ratios.warnings, *(sentence for sentence, applies in sentences.items() if applies)]
@@ -168,7 +160,7 @@ def _warnings(
 
 
 def _why_no_interval(interval: str, problem: EpisodeProblem) -> str:
-    if interval not in CERTIFIED_EPISODE_KINDS:
+    if interval not in names.CERTIFIED_EPISODE_KINDS:
         return (
             "one episode has all the weight, too many resampled logs have none, or the level asks for too "
             "many of them"

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from koffline.ope.bellman_test.forms import random_signs
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.settings import (
     IntervalResult,
@@ -228,7 +229,7 @@ def studentised_quantile(
     generator = np.random.default_rng([settings.seed, _STREAM])
     ordered = torch.sqrt(share).sort(descending=True).values
     largest, rest = ordered[:_SIGNED], float(ordered[_SIGNED:].square().sum())
-    draws = _signs(settings.draws, len(largest), generator) @ largest
+    draws = torch.as_tensor(random_signs((settings.draws, len(largest)), generator)) @ largest
     draws += math.sqrt(rest) * torch.as_tensor(generator.standard_normal(settings.draws))
     return _upper_quantile(draws.abs(), settings.level), counted
 
@@ -253,15 +254,9 @@ def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: in
     scaled = profile.residuals * system.row_weights / len(system)
     totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])
     for rows, psi in instruments(system, _SIGNS_BLOCK):
-        totals += (_signs(draws, len(psi), generator) * scaled[rows]) @ psi  # (draws, B) @ (B, m)
+        signs = torch.as_tensor(random_signs((draws, len(psi)), generator))
+        totals += (signs * scaled[rows]) @ psi  # (draws, B) @ (B, m)
     return _upper_quantile(totals.square().sum(dim=1), level)
-
-
-def _signs(draws: int, count: int, generator: np.random.Generator) -> Float[Tensor, "draw row"]:
-    """Random signs, from one random bit each."""
-    needed = draws * count
-    bits = np.unpackbits(np.frombuffer(generator.bytes(-(-needed // 8)), dtype=np.uint8), count=needed)
-    return torch.from_numpy(bits).to(torch.float64).mul_(2.0).sub_(1.0).view(draws, count)
 
 
 def _upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from koffline.errors import KofflineError
-from koffline.last_layers import kernel_inputs, last_layer, last_layer_features
 from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues
 from koffline.ope.intervals.calibrated import RIDGE, instruments, ridge_sizes, ridged_fit
@@ -26,7 +25,7 @@ from koffline.ope.intervals.settings import (
     describe_starts,
     enough_draws,
 )
-from koffline.ope.last_layer import accumulate_systems, penalty
+from koffline.ope.last_layer import accumulate_systems, last_layer, last_layer_features, penalty
 from koffline.ope.learning import row_blocks
 from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.ope.results import Interval
@@ -241,7 +240,7 @@ def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEqu
     systems = systems.mean(weights.sum()[None])
     if head == "kloss":
         matrix, ridge, solved = systems.kernel_matrix[0].cpu(), fitted.settings.ridge, "kloss"
-        blocks, compared = row_blocks(network, len(table), table.draws), kernel_inputs(table)
+        blocks, compared = row_blocks(network, len(table), table.draws), table.compared
         omega = torch.cat([instruments(compared[rows].double()).cpu() @ matrix for rows in blocks])
         curvature = matrix.mT @ matrix
     else:

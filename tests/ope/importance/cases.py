@@ -15,7 +15,7 @@ from koffline.ope.importance import estimate_one
 from koffline.ope.importance.problem import EpisodeWeights, RowValues, make_weights, prepare_episodes
 from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
 from koffline.ope.names import OVER_EPISODES
-from koffline.ope.results import PointEstimate, Unavailable
+from koffline.ope.results import PointEstimate
 from koffline.policies import DiscretePolicy
 from tests.ope.problems import uneven_log
 
@@ -78,14 +78,17 @@ def episode_estimates(
     behavior: str = "auto",
     clip: float | None = None,
     **options: Any,
-) -> dict[str, PointEstimate | Unavailable]:
+) -> dict[str, PointEstimate | str]:
     """Estimates by name, or why there are none. q: a value function or its values."""
-    try:
-        problem = prepare_episodes(log, policy, gamma, behavior=behavior, clip=clip)
-    except (DataError, PolicyError) as error:
-        return {name: Unavailable(name, str(error)) for name in names}
-    model = q if q is None or isinstance(q, RowValues) else values_of(q, log, policy)
-    return {name: estimate_one(name, problem, model, **options) for name in names}
+    found: dict[str, PointEstimate | str] = {}
+    for name in names:
+        try:
+            problem = prepare_episodes(log, policy, gamma, behavior=behavior, clip=clip)
+            model = q if q is None or isinstance(q, RowValues) else values_of(q, log, policy)
+            found[name] = estimate_one(name, problem, model, **options)
+        except (DataError, PolicyError) as error:
+            found[name] = str(error)
+    return found
 
 
 def log_of_steps(

@@ -7,13 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from koffline.ope.names import (
-    HOEFFDING,
-    OVER_EPISODES,
-    WITH_MODEL,
-    WITHOUT_MODEL,
-)
-from koffline.ope.results import Unavailable
+from koffline.ope.names import HOEFFDING, OVER_EPISODES, WITH_MODEL, WITHOUT_MODEL
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
@@ -64,7 +58,7 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
 
 
 def all_unavailable(found: dict, text: str) -> bool:
-    return all(isinstance(part, Unavailable) and text in part.reason for part in found.values())
+    return all(isinstance(part, str) and text in part for part in found.values())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +67,7 @@ def all_unavailable(found: dict, text: str) -> bool:
         ("chain_tuples", {}, "this log's rows stand alone; add episode_ids"),
         ("chain_off", {"behavior": "log"}, "no behavior_log_probabilities"),
         ("linear_off_deterministic", {}, "it is deterministic: its actions have no density"),
-        ("chain_off", {"names": WITH_MODEL}, "it needs a value function"),
+        ("chain_off", {"names": WITH_MODEL}, "needs a value function"),
     ],
 )
 def test_what_does_not_apply_has_a_reason(name: str, options: dict, reason: str) -> None:
@@ -98,8 +92,7 @@ def test_weights_beyond_numbers_are_refused_or_normalised() -> None:
     policy = DiscretePolicy(3, lambda o: np.tile([1.0, 0.0, 0.0], (len(o), 1)), "always")
     found = episode_estimates(log, policy, 0.9, names=WITHOUT_MODEL, draws=FEW)
     for name in ("is", "pdis"):
-        assert isinstance(found[name], Unavailable)
-        assert "e^1200" in found[name].reason
+        assert "e^1200" in found[name]
     for name in ("wis", "wpdis"):
         assert found[name].value == pytest.approx((1.0 - 0.9**30) / 0.1)
     capped = episode_estimates(log, policy, 0.9, names=["is"], clip=100.0, draws=FEW)["is"]

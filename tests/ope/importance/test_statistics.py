@@ -11,13 +11,7 @@ from scipy.optimize import minimize
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError
 from koffline.ope.importance.problem import EpisodeWeights, RowValues, make_weights
-from koffline.ope.importance.statistics import (
-    cut_steps,
-    least_error_mix,
-    magic,
-    plain_mean,
-    standard_error,
-)
+from koffline.ope.importance.statistics import cut_steps, least_error_mix, magic, plain_mean, standard_error
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
 from tests.ope.importance.cases import Case, episode_estimates, random_case, three_states

@@ -56,11 +56,7 @@ def true_parameters(name: str) -> Tensor:
 
 
 def small_system(
-    seed: int = 0,
-    rows: int = 12,
-    parameters: int = 3,
-    constants: int = 0,
-    fixed_starts: bool = False,
+    seed: int = 0, rows: int = 12, parameters: int = 3, constants: int = 0, fixed_starts: bool = False
 ) -> FeatureSystem:
     """Random numbers in every column."""
     generator = np.random.default_rng(seed)

@@ -6,11 +6,7 @@ import math
 import pytest
 import torch
 
-from koffline.ope.intervals.calibrated import (
-    invert_test,
-    make_profile,
-    studentised_quantile,
-)
+from koffline.ope.intervals.calibrated import invert_test, make_profile, studentised_quantile
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from tests.ope.intervals.systems import small_system
 

@@ -6,12 +6,13 @@ import torch
 
 import koffline
 from koffline.errors import ConfigError
-from koffline.last_layers import RandomFourierFeatures
+from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.features import make_feature_system
 from koffline.ope.intervals import make_interval
 from koffline.ope.problem import prepare_problem
 from koffline.policies import ContinuousPolicy
 
+FEATURES = random_fourier_features(Gaussian(1.5), 2, 20, torch.Generator().manual_seed(0))
 WIDE = ContinuousPolicy(1, lambda s: np.zeros((len(s), 1)), lambda s, g: g.uniform(-1.0, 1.0, (len(s), 1)))
 
 
@@ -29,16 +30,15 @@ def system(seed: int, starts: int = 1, n: int = 400):
     problem = prepare_problem(
         bandit(seed, n), WIDE, 0.9, 8, np.random.default_rng(seed), np.zeros((starts, 1))
     )
-    return problem, make_feature_system(problem, RandomFourierFeatures(1.5, 20), gamma=0.9, instruments=200)
+    return problem, make_feature_system(problem, FEATURES, gamma=0.9, instruments=200)
 
 
 def test_the_noise_is_the_covariance_of_the_mean_over_draws() -> None:
     problem, made = system(0, starts=3)
     assert made.start_draws * 3 >= 16_384
-    one = RandomFourierFeatures(1.5, 20)
     expected = torch.zeros(made.parameters, made.parameters, dtype=torch.float64)
     for inputs in problem.start_inputs:
-        drawn = one(torch.as_tensor(inputs)).double()
+        drawn = FEATURES(torch.as_tensor(inputs)).double()
         drawn = torch.cat([drawn, torch.ones(len(drawn), 1, dtype=torch.float64)], dim=1)
         expected += torch.cov(drawn.T) / len(drawn) / 9.0
     noise = made.start_noise

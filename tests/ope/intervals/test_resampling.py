@@ -8,7 +8,6 @@ import torch
 
 import koffline.ope.intervals.resampling as resampling
 from koffline.config import make_settings
-from koffline.last_layers import last_layer
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.calibrated import make_profile
@@ -21,6 +20,7 @@ from koffline.ope.intervals.resampling import (
 )
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import best_constant
+from koffline.ope.last_layer import last_layer
 from koffline.ope.learning import draw_ensemble
 from koffline.ope.names import SYSTEM_KINDS
 from tests.exact_problems import EXACT_PROBLEMS
