@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from tests.online.small_online import small
-from tests.refusals import run_cli
+from tests.refusals import assert_refused, run_cli
 
 
 @pytest.fixture
@@ -39,9 +39,7 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
 def test_what_is_wrong_is_one_line(arguments, message, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run_cli("online", config, *arguments)
-    assert done.exit_code == 2
-    assert message in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert_refused(done, message)
     assert not (tmp_path / "runs").exists()
 
 
