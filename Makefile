@@ -22,6 +22,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing the test tools"
 	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -e '.[docs]' || echo "the tools of the site cannot be installed: the test that builds it is skipped"
 	@touch $@
 
 demo: $(VENV)/.base  ## evaluate a policy from the bundled log: a table and a report

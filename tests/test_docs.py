@@ -166,12 +166,12 @@ def test_the_shell_completes_files_and_imports_no_torch(tmp_path: Path) -> None:
     assert done.stdout.strip() == "['file'] False"
 
 
-@pytest.mark.slow
 def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) -> None:
     for package in ("mkdocs", "material", "mkdocstrings", "mkdocs_gen_files", "mkdocs_jupyter"):
         pytest.importorskip(package)
     variables = {
         **os.environ,
+        "KOFFLINE_RUN_NOTEBOOKS": "false",  # another test runs them
         "NO_MKDOCS_2_WARNING": "1",
         "DISABLE_MKDOCS_2_WARNING": "true",
         "PYTHONWARNINGS": "ignore",

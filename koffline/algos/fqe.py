@@ -138,6 +138,9 @@ class _FQE(KernelCriticAlgo):
             kinds = "KLossFQE for continuous actions, DiscreteKLossFQE for discrete ones"
             remedy = f"koffline.load(path) reads one from a file; {kinds}"
             raise ConfigError(f"{what}, received a {type(algo).__name__}; {remedy}")
+        if config is not None and not isinstance(config, KLossFQEConfig):
+            what = f"{type(self).__name__} received a {type(config).__name__}"
+            raise ConfigError(f"{what}; give a KLossFQEConfig, which has the same options")
         self._algo = algo
         super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
 

@@ -18,6 +18,10 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from koffline.errors import ConfigError, nearest_name
 from koffline.policies.base import refuse
 
+_NOT_HERE = {
+    "target_update_interval": "leave it out: the kernel loss has no target network (tau moves a slow copy)",
+    "alpha": "the weight of the conservative term is conservative_weight",
+}
 _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
 _Algo = TypeVar("_Algo", bound=type)
 
@@ -61,6 +65,14 @@ class KernelCriticConfig(LearnableConfig):
     initial_value: Any = "mean"
     tau: float = 0.0
     backup: str = "own"
+
+    def __new__(cls, *values: Any, **options: Any) -> Any:
+        """Raises ConfigError for an option that there is not; d3rlpy's own configs raise TypeError."""
+        known = [field.name for field in dataclasses.fields(cls) if field.init]
+        for name in options.keys() - set(known):
+            what = f"{cls.__name__} has no option {name}"
+            raise ConfigError(f"{what}; {_NOT_HERE.get(name) or nearest_name(name, known)}")
+        return super().__new__(cls)
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
         """The algorithm. Raises ConfigError where gradients are to be shared among processes."""

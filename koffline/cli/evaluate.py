@@ -67,9 +67,9 @@ What each promises is printed with it.
 @click.option(
     "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
 )
-@whole("--sample-rows", 2, help="Rows that networks are trained on, about; default 200,000.")
+@whole("--sample-rows", 2, help="Train networks on about so many rows; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
-@click.option("--by", metavar="COLUMN", help="Values for each group of start states: a column or feature.")
+@click.option("--by", metavar="COLUMN", help="Also a value for each group of start states.")
 @settings_options
 @result_options("estimate.json")
 @log_options("data", reading_options)

@@ -63,8 +63,8 @@ _TABLE = (
     ("--time", "COLUMN", "Table: column that orders the rows of an episode."),
     ("--terminal", "COLUMN", "Table: column that is true where the world ended."),
     ("--truncated", "COLUMN", "Table: column that is true where recording stopped."),
-    ("--last-row", "terminal|cut", "Table: what the last row of an episode is that has no flag."),
-    ("--drop-duplicates", "exact|first|last", "Table: of rows at one time keep one if equal, the first, …"),
+    ("--last-row", "terminal|cut", "Table: what the last row of an episode means, if no flag tells."),
+    ("--drop-duplicates", "exact|first|last", "Table: of two rows at one time keep one if equal, or one."),
     ("--behavior-probability", "COLUMN", "Table: probability of the logged action."),
     ("--behavior-log-probability", "COLUMN", "Table: its logarithm."),
     ("--weight", "COLUMN", "Table: weight of the row."),
@@ -76,7 +76,7 @@ _TABLE = (
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
 _COMMA = "Table: in texts of numbers 1,5 is one and a half."
-_ONE_STEP = "Every row is an episode of one step that ends; or (table) all rows are one record."
+_ONE_STEP = "Each row is an episode of its own; or (table) all rows are one episode."
 _LOW_HIGH = "Declare continuous actions within these bounds."
 
 

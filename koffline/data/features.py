@@ -95,7 +95,17 @@ class Features:
         return pl.DataFrame(list(columns.values()))
 
     def numbers(self, actions: Any, policy: str) -> Any:
-        """Actions by their number where they are texts, anything else as it is. Raises PolicyError."""
+        """Actions by their number where they are texts, probabilities by the names of a frame's columns.
+
+        A frame (polars, pandas) or a mapping with a column for each action may have them in any order.
+        Anything else stays as it is. Raises PolicyError for names that are no actions of the log.
+        """
+        columns = list(getattr(actions, "columns", actions if isinstance(actions, Mapping) else ()))
+        if self.actions and len(columns) > 1:
+            if sorted(map(str, columns)) != sorted(self.actions):
+                what = f"columns of the output are {listed(list(map(str, columns)))}"
+                raise PolicyError(f"{policy}: {what}; name them as the log's actions, {listed(self.actions)}")
+            return np.stack([np.asarray(actions[name], dtype=np.float64) for name in self.actions], axis=1)
         try:
             texts: Any = np.zeros(0) if hasattr(actions, "detach") else np.asarray(actions)
         except ValueError:  # rows of several lengths

@@ -55,8 +55,10 @@ def return_words(found: Any) -> str:
 
 def is_one_step(found: Any) -> bool:
     """Whether the log is a bandit's: every row ends its episode."""
-    ended: bool = getattr(found, "diagnostics", {}).get("n_terminated") == found.n_transitions
-    return ended
+    seen = getattr(found, "diagnostics", {})
+    ended = seen.get("n_terminated")  # equal episodes count once
+    alone = found.n_episodes == found.n_transitions and not seen.get("n_truncated")
+    return bool(ended and (alone or ended == found.n_transitions))
 
 
 def estimator_words(row: EstimateRow, found: EstimateTable) -> str:

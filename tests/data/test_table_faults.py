@@ -11,6 +11,7 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -135,8 +136,16 @@ def test_an_arrow_file_that_ends_before_its_end(tmp_path):
     place = [found.start() for found in re.finditer(b"\xff\xff\xff\xff", content)][2]
     content[place : place + 8] = b"\xff\xff\xff\xff\0\0\0\0"
     path.write_bytes(content)
-    said = "it has 1 of 3 parts that its end lists; copy or export it again"
-    assert refusal(path) == f"{path} is not read: {said}"
+    said = "is a truncated or corrupt Arrow file (Unexpected empty message in IPC file format)"
+    assert refusal(path) == f"{path} {said}; copy or export it again"
+
+
+def test_arrow_files_of_polars(tmp_path):
+    """Their texts are views, and no stream could be read from the file's middle."""
+    path, table = tmp_path / "log.arrow", walk()
+    pl.DataFrame(table).write_ipc(path)
+    found = open_transitions(path, mapping=MAPPING)
+    assert found.sha256 == open_transitions(write(table, tmp_path / "log.parquet"), mapping=MAPPING).sha256
 
 
 def test_csv_marks_ends_and_separators(tmp_path):

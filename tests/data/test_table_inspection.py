@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import polars as pl
 import pytest
 import yaml
 
@@ -12,7 +13,7 @@ from koffline.data.flat import write_npz
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.table.inspection import inspect_table
 from koffline.envs.finite import FiniteMDP
-from koffline.errors import PolicyError
+from koffline.errors import DataError, PolicyError
 from koffline.policy_specs import as_policy
 from tests.data.table_rows import MAPPING, walk, write, write_text
 from tests.refusals import assert_refused, run_cli
@@ -177,6 +178,17 @@ class TestGuesses:
         for words in ("x: 1 value is missing", "r: 1 value is missing", "done: its name says terminal"):
             assert words in said
 
+    def test_a_text_among_numbers_drops_no_feature(self, tmp_path):
+        table = walk([5] * 12, [True] * 12)
+        table["x_1"] = ["?" if row == 7 else f"{row}.5" for row in range(60)]
+        found = inspect_table(write(table, tmp_path / "log.csv"))
+        said = "x_1: 1 of 60 values is no number ('?'); write a number there, or leave it empty"
+        assert said in found.problems
+        assert "x_1" in found.mapping["observations"]
+        assert "x_1" not in found.mapping.get("encode", {})
+        with pytest.raises(DataError, match=r"x_1.*'\?'"):
+            open_transitions(tmp_path / "log.csv", mapping=found.mapping)
+
     def test_a_feature_that_tells_the_action_is_a_problem(self, tmp_path):
         acts = ["mail", "none", "voucher"] * 20
         prices = [{"mail": 0.2, "none": 0.0, "voucher": 0.9}[act] for act in acts]
@@ -216,6 +228,14 @@ class TestGuesses:
             policy = as_policy(lambda table: np.where(table["x_1"] > 0, "stop", "pass"), *asked)
             expected = np.eye(3)[np.where(each.observations[:, 0] > 0, 2, 1)]
             np.testing.assert_array_equal(policy.probabilities(each.observations), expected)
+            named = {"stop": 0.2, "go": 0.7, "pass": 0.1}  # in any order
+            for kind in (pl.DataFrame, dict):
+                shares = {name: np.full(len(each), share) for name, share in named.items()}
+                policy = as_policy(lambda states, shares=shares, kind=kind: kind(shares), *asked)
+                np.testing.assert_allclose(policy.probabilities(each.observations)[0], [0.7, 0.1, 0.2])
+            strange = as_policy(lambda states: {"go": np.ones(len(states)), "leave": 0.0}, *asked)
+            with pytest.raises(PolicyError, match="columns of the output are go, leave; name them"):
+                strange.probabilities(each.observations)
             unknown = as_policy(lambda states: ["stand"] * len(states), *asked)
             with pytest.raises(
                 PolicyError, match="is 'stand', no action of this log; its actions are go, pass, stop"

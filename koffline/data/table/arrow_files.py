@@ -24,8 +24,6 @@ from koffline.errors import DataError
 from koffline.store.files import atomic_file
 from koffline.untrusted.limits import Refused
 
-_MAGIC_BYTES = 8  # before the stream in an Arrow file
-
 
 @contextlib.contextmanager
 def arrow_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader]:
@@ -48,10 +46,10 @@ def arrow_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader]:
         source.seek(0)
         if start == STREAM:
             with pa.ipc.open_stream(source) as found:
-                yield ArrowReader(source, 0, found.schema, None)
+                yield ArrowReader(source, True, found.schema)
         else:
             with pa.ipc.open_file(source) as found:
-                yield ArrowReader(source, _MAGIC_BYTES, found.schema, found.num_record_batches)
+                yield ArrowReader(source, False, found.schema)
 
 
 @cache
@@ -117,12 +115,11 @@ class ParquetReader:
 
 @dataclass(frozen=True)
 class ArrowReader:
-    """``source`` has a stream from byte ``start`` on; a file's end says how many batches there are."""
+    """An open stream, or a file whose end says where its batches are."""
 
     source: Any
-    start: int
+    is_stream: bool
     schema: Any
-    count: int | None
 
     def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
         """Nothing: rows are counted when they are read."""
@@ -132,17 +129,15 @@ class ArrowReader:
         """The columns in record batches of at most ``rows`` rows."""
         import pyarrow as pa
 
-        self.source.seek(self.start)
+        self.source.seek(0)
         indices = sorted(self.schema.get_field_index(name) for name in columns)
-        found = 0
         options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
-        with pa.ipc.open_stream(self.source, options=options) as opened:
-            for whole in opened:
-                found += 1
+        opening = pa.ipc.open_stream if self.is_stream else pa.ipc.open_file
+        with opening(self.source, options=options) as opened:
+            count = 0 if self.is_stream else opened.num_record_batches
+            for whole in opened if self.is_stream else map(opened.get_batch, range(count)):
                 for start in range(0, whole.num_rows, rows):
                     yield whole.select(columns).slice(start, rows)
-        if self.count not in (None, found):
-            raise Refused(f"it has {found} of {self.count} parts that its end lists; copy or export it again")
 
 
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.

@@ -216,6 +216,8 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
     episodes, encoded = "episode" in mapping, mapping.get("encode", {})
     impute: dict[str, str] = {}
     for each in found.columns:
+        if each.stray and each.role != IGNORED:
+            found.problems.append(f"{each.name}: {each.stray}; write a number there, or leave it empty")
         if each.missing and each.role != IGNORED:
             found.problems.append(f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing")
             if each.role in ("episode", "time", "terminal", "truncated") or each.values.dtype.is_nested():

@@ -26,6 +26,7 @@ _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$"
 _MIXED = "times, not all written alike"
 DECIMAL_COMMA = "numbers with decimal commas"
+_MOSTLY = 0.8  # of the values, from which on texts among numbers are a fault
 _DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
 # Words in names, the likeliest first.
@@ -37,8 +38,10 @@ _WORDS = {
     "reward": "reward rewards r payoff profit revenue spend conversion converted clicked click outcome gain",
     "action": "action actions a act treatment arm decision choice offer dose recommendation variant bid",
     "weight": "weight weights w",
-    "time": "timestamp time t ts datetime date timestep step tick hour day week month period visit",
-    "episode": "episode episodes trajectory traj rollout session ep patient customer user subject client id",
+    "time": "timestamp time t ts datetime date unixtime timestep step tick hour day week month period visit"
+    " when created occurred",
+    "episode": "episode episodes trajectory traj rollout session ep patient customer user subject client"
+    " account visitor cookie household player subscriber uid guid id",
 }  # fmt: skip
 _ROLES = {role: words.split() for role, words in _WORDS.items()}
 
@@ -58,6 +61,7 @@ class Profile:
     is_flag: bool
     role: str = IGNORED
     reason: str = ""
+    stray: str = ""  # of numbers and a few texts: how many texts, and one of them
 
     @property
     def is_number(self) -> bool:
@@ -87,7 +91,7 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object, pl.Unknown, pl.Null):
         shown = printable(str(column.drop_nulls().head(1).to_list())[1:-1])[:24]
         return Profile(name, kind, column, column.null_count(), 0, None, None, shown, False)
-    is_flag = column.dtype == pl.Boolean
+    is_flag, stray, missing = column.dtype == pl.Boolean, "", column.null_count()
     if column.dtype == pl.String and column.null_count() < len(column):
         found = TextKind(name, False, list(TEXT_WAYS))
         stripped = column.str.strip_chars()
@@ -100,18 +104,31 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
             kind = _MIXED if isinstance(dates, float) and dates > 0.5 else "text"
             if stripped.drop_nulls().str.contains(_DECIMAL_COMMA).all():
                 column, kind = stripped.str.replace(",", ".", literal=True).cast(pl.Float64), DECIMAL_COMMA
+            elif kind == "text" and (stray := _strays(stripped)):
+                column, kind = stripped.cast(pl.Float64, strict=False), "numbers and texts"
     elif column.dtype.is_numeric():
         kind = f"numbers ({kind})"
     column = column.fill_nan(None) if column.dtype.is_float() else column
     there = column.drop_nulls()
+    missing = missing if stray else len(column) - len(there)
     distinct = there.n_unique()
-    if 0 < distinct <= 2:
+    if 0 < distinct <= 2 and not stray:
         is_flag = (
             is_flag or set(there.unique().cast(pl.String).str.strip_chars().str.to_lowercase()) <= _FLAGS
         )
     low, high = (there.min(), there.max()) if distinct else (None, None)
     example = printable(str(there[0]))[:24] if distinct else ""
-    return Profile(name, kind, column, len(column) - len(there), distinct, low, high, example, is_flag)
+    return Profile(name, kind, column, missing, distinct, low, high, example, is_flag, stray=stray)
+
+
+def _strays(texts: pl.Series) -> str:
+    """What a column of numbers holds besides, "2 of 100 values are no numbers ('?')"; empty for none such."""
+    strays = texts.filter(texts.is_not_null() & texts.cast(pl.Float64, strict=False).is_null())
+    count = len(texts) - texts.null_count()
+    if not len(strays) or len(strays) > (1.0 - _MOSTLY) * count:
+        return ""
+    are = "is no number" if len(strays) == 1 else "are no numbers"
+    return f"{len(strays)} of {count} values {are} ({printable(strays[0])[:24]!r})"
 
 
 def guess_roles(profiles: Sequence[Profile]) -> None:

@@ -89,7 +89,9 @@ def _methods(
             chosen = _fitting(names, [pattern], "impute", set(), problems) if pattern else states
         if pattern in names and pattern not in allowed:
             remedy = (
-                f"end the episode before such a row ({pattern}=cut)" if pattern in cut else "drop the rows"
+                f"end the episode before such a row ({pattern}=cut)"
+                if pattern in cut
+                else "take it out of impute"
             )
             said = f"impute names {pattern}, but only observations, reward and weight can be imputed"
             problems.add(f"{said}; {remedy}")
