@@ -46,6 +46,9 @@ _SAME = (  # words for the same thing, here and elsewhere
     "mwl mis",
     "dualdice dice",
     "lstdq lstd-q",
+    "by group-by groupby group groups segment",
+    "one-step bandit contextual-bandit",
+    "interval bootstrap ci",
 )
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 

@@ -107,6 +107,10 @@ class KofflineGroup(click.Group):
         raise _failed(message)
 
 
+# Commands of groups, which are not imported to be suggested.
+_INSIDE = ("data info", "data inspect", "data validate", "data convert", "build rollouts", "build uniform")
+
+
 def _with_remedy(error: click.ClickException) -> str:
     """click's message; for a name that is none with one for the same thing, or the nearest."""
     context, message = getattr(error, "ctx", None), " ".join(error.format_message().split()).rstrip(".")
@@ -117,6 +121,8 @@ def _with_remedy(error: click.ClickException) -> str:
         return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
     if message.startswith("No such command") and isinstance(context.command, click.Group):
         name = message.split("'")[1]
+        if inside := [other for other in _INSIDE if name == other.split()[1] and context.parent is None]:
+            return f"there is no command '{name}'; did you mean '{inside[0]}'?"
         return f"there is no command '{name}'; {nearest_name(name, context.command.list_commands(context))}"
     return message
 

@@ -65,7 +65,7 @@ class StepLengths:
         usual, found = self._shown(self.first[middle][1]), self._shown(length)
         lost = np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0  # rows, at each
         share = float(lost @ number[-len(gaps) :]) / float(lost @ number[-len(gaps) :] + number.sum())
-        rows = f", about {share:.0%} of the steps may be missing" if is_regular else ""
+        rows = f", about {share:.1%} of the steps may be missing" if is_regular else ""
         return [
             f"{GAPS}{said} longer than others (as that up to {where}: {found}, usually about {usual}){rows}; "
             "where rows are missing, the row before is joined to a state that it did not lead to; give what "

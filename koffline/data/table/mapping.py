@@ -19,6 +19,7 @@ from koffline.untrusted.yaml_files import read_yaml_file
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight""".split()  # noqa: SIM905
 _EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
+_BANDIT = "(every row a decision of its own: --one-step, not the last three)"
 _INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
 CUT = "cut"
 # A row that is an episode by itself has none of these.
@@ -231,5 +232,5 @@ def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
     """The error for a table without a mapping: its columns, and options of an example."""
     return DataError(
         f"{source} is a {kind} table with columns {listed(names)}; say what they are, as in {_EXAMPLE} "
-        f"(or --mapping FILE.yaml; in Python mapping=); {_INSPECT}"
+        f"{_BANDIT} (or --mapping FILE.yaml; in Python mapping=); {_INSPECT}"
     )
