@@ -192,8 +192,8 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
         f"candidate goes before one *with care*, the choice scores {safe:.0f} less than the best (last "
         f"columns). Of {total} questions the log answered {answered}; {sum(row['held'] for row in rows)} of "
         f"their 95 % intervals hold the true discounted value, and {sum(map(_holds, supported))} of the "
-        f"{len(supported)} called *supported*. A policy that was trained on the log is the hardest question to ask it: it was chosen for what its "
-        "critic believes.",
+        f"{len(supported)} called *supported*. A policy that was trained on the log is the hardest "
+        "question to ask it: it was chosen for what its critic believes.",
         "",
         "| log | candidates | answered | hold | chosen | its score | best score | mean score "
         "| chosen, supported first | its score |",
