@@ -43,7 +43,7 @@ KEYS = {
 }
 KNOWN_KEYS = [key for keys in KEYS.values() for key in keys]
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
-_REQUIRED = ("observations", "actions", "rewards", "terminated")
+REQUIRED = ("observations", "actions", "rewards", "terminated")
 # The attribute of a file, or the member of an archive, that holds what describe_log says.
 DESCRIPTION = "koffline"
 
@@ -98,11 +98,12 @@ def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, on
     be as long as it likes.
     """
     keys = used_keys(found)
-    needed = _REQUIRED[:-1] if one_step else _REQUIRED  # rows that are episodes all end
+    needed = REQUIRED[:-1] if one_step else REQUIRED  # rows that are episodes all end
     if missing := [KEYS[name][0] for name in needed if name not in keys]:
         listed = ", ".join(sorted(names)[:12]) or "none"
         expected = "expected observations, actions, rewards, terminals, and others optionally"
-        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; rename them")
+        remedy = f"rename them, or say which is which: koffline data inspect {source} --out mapping.yaml"
+        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; {remedy}")
     sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
     rows = sizes.pop("observations")
     hint = " (one per step and a last one: store next_observations instead)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import polars as pl
 import pytest
@@ -145,6 +146,92 @@ def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
     assert_refused(run_cli("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")
 
 
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
+    """Shuffled rows of whole episodes, one array of vectors; the log is that of a table of the same rows."""
+    generator = np.random.default_rng(0)
+    columns = {
+        "obs": generator.normal(size=(60, 3)).astype(np.float32), "act": np.arange(60) % 3,
+        "rew": generator.normal(size=(60, 1)).astype(">f8"), "ep_id": np.repeat(np.arange(12), 5),
+        "t": np.tile(np.arange(5), 12), "done": np.tile(np.arange(5) == 4, 12),
+    }  # fmt: skip
+    order = generator.permutation(60)
+    path, mapping = tmp_path / f"log.{suffix}", tmp_path / "m.yaml"
+    mixed = {name: column[order] for name, column in columns.items()} | {"version": np.arange(2)}
+    if suffix == "npz":
+        mixed["act"] = np.array(["go", "stay", "turn"])[mixed["act"]]
+        np.savez(path, **mixed)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, column in mixed.items():
+                file[f"data/{name}" if name == "rew" else name] = column
+    assert_refused(run_cli("data", "info", path), "lacks observations", f"koffline data inspect {path}")
+    assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
+    log = open_transitions(path, mapping=mapping)
+    first = np.unique(columns["ep_id"][order], return_index=True)[1]  # episodes by first appearance
+    rows = np.concatenate([np.arange(5) + 5 * columns["ep_id"][order][i] for i in np.sort(first)])
+    np.testing.assert_array_equal(log.observations, columns["obs"][rows])
+    np.testing.assert_array_equal(log.actions, columns["act"][rows])
+    np.testing.assert_array_equal(log.rewards, columns["rew"][rows, 0])
+    assert (len(log), log.n_episodes, int(log.terminated.sum())) == (60, 12, 12)
+    shards = run_cli("data", "convert", path, tmp_path / "shards", "--mapping", mapping, "--shard-rows", 20)
+    assert shards.exit_code == 0
+    np.testing.assert_array_equal(open_transitions(tmp_path / "shards").rewards, log.rewards)
+
+
+class TestTimes:
+    """inspect says how each time is read, with examples."""
+
+    @pytest.mark.parametrize(
+        ("texts", "said"),
+        [
+            (
+                ["2024-10-27T02:10:00+01:00", "2024-10-27T02:30:00+02:00", "2024-10-27T05:30:00Z"],
+                "times with a UTC offset, in the order of instants: '2024-10-27T02:10:00+01:00' is "
+                "2024-10-27 01:10:00 UTC, '2024-10-27T02:30:00+02:00' is 2024-10-27 00:30:00 UTC, "
+                "'2024-10-27T05:30:00Z' is 2024-10-27 05:30:00 UTC",
+            ),
+            (
+                ["2024-10-27 02:10", "2024-10-27 02:30", "2024-10-27 02:40"],
+                "times without a UTC offset, in the order of instants: '2024-10-27 02:10' is 2024-10-27 "
+                "02:10:00 UTC,",
+            ),
+            (["09:30", "10:45:00", "23:59:59"], "times of day, in the order of instants, from 09:30:00 to"),
+            ([1730000000, 1730000060, 1730000120], "numbers, in the order of their size; they look like "
+             "seconds since 1970: 1730000000 is 2024-10-27 03:33:20 UTC"),
+            ([1730000000000, 1730000000060, 1730000000120], "they look like milliseconds since 1970"),
+            ([7, 8, 9], "numbers, in the order of their size"),
+        ],
+    )  # fmt: skip
+    def test_rule_and_examples(self, tmp_path, texts, said):
+        table = walk([3] * 4, [True] * 4, t=None, when=texts * 4)
+        for path in (tmp_path / "log.csv", tmp_path / "log.parquet"):
+            note = inspect_table(write(table, path)).notes[0]
+            assert note.startswith("times in when: ")
+            assert said in note
+
+    def test_times_of_day_are_sorted_within_a_day(self, tmp_path):
+        table = walk([3], [True], t=["09:30:00.5", "08:10", "23:59"], id=["e"] * 3, done=[False] * 2 + [True])
+        log = open_transitions(write(table, tmp_path / "log.csv"), mapping=MAPPING)
+        assert log.observations[:, 0].tolist() == [0.5, 0.0, 1.0]
+        assert [note for note in log.metadata.notes if note.startswith("times in t have no date")]
+
+
+def test_what_a_mapping_lacks_and_what_it_leaves_open_are_told_together(tmp_path):
+    table = write(walk(), tmp_path / "log.csv")
+    given = run_cli("data", "info", table, "--observations", "x_*", "--reward", "r")
+    assert_refused(given, "the mapping lacks action", "no column says which rows belong together")
+    given = run_cli("data", "info", table, "--reward", "r", "--episode", "id")
+    assert_refused(given, "the mapping lacks observations, action", "nothing says how episodes end")
+
+
+def test_every_column_that_cannot_be_filled_forward_is_named(tmp_path):
+    table = walk(x_1=[None, *np.arange(7.0)], x_2=[None, *np.arange(7.0)])
+    mapping = {**MAPPING, "impute": "forward"}
+    with pytest.raises(DataError, match=r"x_1 has 1 missing value with no earlier.*x_2 has 1 missing value"):
+        open_transitions(write(table, tmp_path / "log.parquet"), mapping=mapping)
+
+
 class TestGuesses:
     def test_roles_of_a_plain_table(self, tmp_path):
         lengths, n = [5] * 12, 60
@@ -209,7 +296,7 @@ class TestGuesses:
             assert not [note for note in inspect_table(write(table, path)).notes if "longer" in note]
             table["t"] = np.where(np.arange(400) < 200, times, times + gap)
             notes = inspect_table(write(table, path)).notes
-            assert [note for note in notes if note.startswith("gaps: 1 step is longer than others")]
+            assert [note for note in notes if note.startswith("few gaps: 1 step is longer than others")]
 
     def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
         """A policy's "stop" is no other action in a log that has no "pass"; texts say it without numbers."""

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: rows as frames, and what a file says of its columns before; a log as a table.
+"""Parquet, Arrow, HDF5 and NPZ files: rows as frames, what a file says of its columns; a log as a table.
 
 pyarrow reads them: polars ends the process on a damaged page or message (it allocates the length that is
 declared there), decodes a row group at a time, and tells no sizes before it reads.
@@ -7,7 +7,8 @@ declared there), decodes a row group at a time, and tells no sizes before it rea
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,21 +17,34 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import describe_log
-from koffline.data.table.files import PARQUET, STREAM, faults, open_bytes, width_of
+from koffline.data.table.files import HDF5, NO_TABLE, NPZ, PARQUET, STREAM, faults, open_bytes, width_of
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
+from koffline.untrusted.arrays import read_arrays
+from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
 
 @contextlib.contextmanager
-def arrow_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader]:
-    """The schema and rows of a Parquet file, Arrow file or Arrow stream."""
+def table_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader | ArraysReader]:
+    """The schema and rows of a Parquet file, Arrow file or stream, or of arrays in HDF5 or NPZ."""
     import pyarrow as pa
     import pyarrow.parquet
 
+    if kind in (HDF5, NPZ):
+        with faults(name, kind), remote.local_file(name) as path:
+            if kind == NPZ:
+                yield arrays_reader(read_arrays(Path(path)), name)
+                return
+            with open_hdf5(Path(path)) as file:
+                reader = arrays_reader({each: file.raw[each] for each in file.datasets}, name)
+                file.slices(list(reader.arrays))
+                yield reader
+        return
     with faults(name, kind), open_bytes(name) as source:
         if kind == PARQUET:
             opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
@@ -138,6 +152,54 @@ class ArrowReader:
             for whole in opened if self.is_stream else map(opened.get_batch, range(count)):
                 for start in range(0, whole.num_rows, rows):
                     yield whole.select(columns).slice(start, rows)
+
+
+@dataclass(frozen=True)
+class ArraysReader:
+    """Arrays as columns: of one number (or text) a row, or of a list of numbers."""
+
+    arrays: dict[str, Any]
+    schema: Any
+
+    def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
+        """Bytes of the columns in memory; they are read by slices."""
+        arrays = [self.arrays[name] for name in columns]
+        return sum(array.size * max(itemsize, array.dtype.itemsize) for array in arrays), 0
+
+    def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
+        """The columns in record batches of at most ``rows`` rows."""
+        import pyarrow as pa
+
+        for start in range(0, len(self.arrays[columns[0]]), rows):
+            found = []
+            for name in columns:
+                block = self.arrays[name][start : start + rows]
+                flat = block.astype(block.dtype.newbyteorder("="), copy=False).reshape(-1)
+                column = pa.array(flat.tolist() if flat.dtype.kind == "U" else flat)
+                is_list = pa.types.is_fixed_size_list(self.schema.field(name).type)
+                found.append(pa.FixedSizeListArray.from_arrays(column, block.shape[1]) if is_list else column)
+            yield pa.record_batch(found, columns)
+
+
+def arrays_reader(found: Mapping[str, Any], name: str) -> ArraysReader:
+    """Those of the arrays that have one row per transition, which is the commonest number of rows.
+
+    Raises DataError where there are none, or episodes are groups of their own.
+    """
+    import pyarrow as pa
+
+    is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
+    kept = {each: a for each, a in found.items() if a.ndim in (1, 2) and a.size and a.dtype.kind in "biufU"}
+    rows, count = Counter(len(array) for array in kept.values()).most_common(1)[0] if kept else (0, 0)
+    if count < 3 or is_other:
+        raise DataError(f"{name} {NO_TABLE}")
+    kept = {each: array for each, array in kept.items() if len(array) == rows}
+    fields = {}
+    for each, array in kept.items():
+        is_text, width = array.dtype.kind == "U", array.size // rows
+        kind = pa.string() if is_text else pa.from_numpy_dtype(array.dtype.newbyteorder("="))
+        fields[each] = kind if width == 1 else pa.list_(kind, width)
+    return ArraysReader(kept, pa.schema(fields))
 
 
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.

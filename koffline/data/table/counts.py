@@ -12,6 +12,7 @@ import polars as pl
 from koffline.data.columns import counted
 
 GAPS = "gaps: "  # how a note on missing rows begins
+_FEW = 0.01  # of the steps: so few wrong transitions stop nobody
 _PARTS = 16  # of an octave: steps of about one length are counted together
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # a step of a regular log that is no rounding
 _FAR = 3.0  # interquartile ranges of the logarithm above the third quartile: Tukey's far out
@@ -65,9 +66,10 @@ class StepLengths:
         usual, found = self._shown(self.first[middle][1]), self._shown(length)
         lost = np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0  # rows, at each
         share = float(lost @ number[-len(gaps) :]) / float(lost @ number[-len(gaps) :] + number.sum())
+        head = "few " + GAPS if number[-len(gaps) :].sum() < _FEW * number.sum() else GAPS
         rows = f", about {share:.1%} of the steps may be missing" if is_regular else ""
         return [
-            f"{GAPS}{said} longer than others (as that up to {where}: {found}, usually about {usual}){rows}; "
+            f"{head}{said} longer than others (as that up to {where}: {found}, usually about {usual}){rows}; "
             "where rows are missing, the row before is joined to a state that it did not lead to; give what "
             "follows another episode id"
         ]

@@ -65,6 +65,7 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
         if roles.truncated is None and not roles.stands_alone:
             log["truncated"] = last & ~log["terminated"]
             counts.cut += int(log["truncated"].sum())
+    table.problems.refuse()
     labels, ids = log.pop("labels", None), log.get("episode_ids")
     if labels is not None and ids is not None:
         labels = labels[np.append(True, ids[1:] != ids[:-1])[: len(ids)]]
@@ -239,7 +240,7 @@ class _Columns:
             if column.null_count():
                 missing = counted(column.null_count(), "missing value")
                 remedy = f"impute a number or the mean ({name}=mean)"
-                raise column_fault(table.source, name, f"has {missing} with no earlier value; {remedy}")
+                table.problems.add(f"column {name} has {missing} with no earlier value; {remedy}")
         else:
             value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
             said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)

@@ -19,7 +19,11 @@ from koffline.errors import DataError
 from koffline.store.files import MINARI, reading
 from koffline.untrusted.limits import Refused, memory_allowance, shown_bytes
 
-PARQUET, ARROW, CSV = "Parquet", "Arrow", "CSV"
+PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
+NO_TABLE = (
+    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
+    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
+)
 _SUFFIXES = {
     **dict.fromkeys((".parquet", ".pq"), PARQUET),
     **dict.fromkeys((".arrow", ".feather", ".arrows", ".ipc"), ARROW),
@@ -51,16 +55,11 @@ def is_table_source(name: str) -> bool:
     return bool(_files_below(name))
 
 
-def is_other(name: str) -> bool:
-    """Whether a file is HDF5, NPZ or a pickle by its content."""
-    return not remote.is_folder(name) and remote.read_bytes(name, 16).startswith(_OTHERS)
-
-
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
 
-    With ``is_table`` a text file is CSV whatever its name. Raises DataError where there is none, for one that
-    is damaged, or for files of different kinds.
+    With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
+    Raises DataError where there is none, for one that is damaged, or for files of different kinds.
     """
     is_folder = remote.is_folder(name)
     if _is_pattern(name) and not remote.exists(name):
@@ -74,11 +73,15 @@ def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     if kinds:
         return next(iter(kinds.values())), tuple(kinds)
     if not is_table:
-        raise DataError(f"{name} is no table that koffline knows; give Parquet, Arrow or CSV")
+        raise DataError(f"{name} {NO_TABLE}")
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path")
-    if is_folder or (remote.read_bytes(name, 16) or _OTHERS[0]).startswith(_OTHERS):
-        raise DataError(f"{name} is no table that koffline knows, and a mapping is for tables; leave it out")
+    head = b"" if is_folder else remote.read_bytes(name, 16)
+    for mark, kind in zip(_OTHERS, (HDF5, NPZ), strict=False):
+        if head.startswith(mark):
+            return kind, (name,)
+    if not head or head.startswith(_OTHERS):
+        raise DataError(f"{name} {NO_TABLE}")
     return CSV, (name,)
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -13,9 +14,12 @@ import yaml
 
 from koffline.data import remote
 from koffline.data.columns import counted
+from koffline.data.disk.opening import is_shard_folder
+from koffline.data.flat import REQUIRED, used_keys
+from koffline.data.minari import data_folder
 from koffline.data.table.counts import TableCounts
 from koffline.data.table.episodes import assemble
-from koffline.data.table.files import CSV, faults, find_tables, is_other, is_table_source
+from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import Problems, is_pattern
 from koffline.data.table.profiles import (
@@ -119,11 +123,14 @@ def _text(value: Any) -> str:
 def inspect_source(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
     """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
-    if is_table_source(name):
-        kind, files = find_tables(name, is_table=False)
-        is_log = own_mapping(stored_columns(files[0], kind)[0]) is not None
-    else:
-        is_log = name.startswith(MINARI) or remote.is_folder(name) or (remote.exists(name) and is_other(name))
+    is_log = name.startswith(MINARI) or (
+        remote.is_folder(name) and (is_shard_folder(name) or data_folder(Path(name)) is not None)
+    )
+    if not is_log:
+        kind, files = find_tables(name, is_table=True)
+        stored = stored_columns(files[0], kind)[0]
+        is_log = own_mapping(stored) is not None
+        is_log = is_log or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys())
     if is_log:
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
@@ -157,6 +164,9 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
         if each.kind == DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
     _check_time(found)
+    for each in columns:
+        if each.role == "time":
+            found.notes.append(f"times in {each.name}: {each.time_rule()}")
     _propose(found, held)
     _check_states(found)
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]

@@ -22,6 +22,15 @@ _EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --t
 _BANDIT = "(every row a decision of its own: --one-step, not the last three)"
 _INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
 CUT = "cut"
+WHICH_ROWS = (
+    "no column says which rows belong together; name the episode column (--episode COLUMN), or say that "
+    "every row is an episode of one step (--one-step), or that all rows are one record in order "
+    "(--one-record)"
+)
+HOW_EPISODES_END = (
+    "nothing says how episodes end; name a column (--terminal), or say what the last row of every episode is "
+    "(--last-row terminal, or cut by the end of logging)"
+)
 # A row that is an episode by itself has none of these.
 _OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")
 
@@ -189,6 +198,10 @@ def _contradictions(given: Mapping[str, Any]) -> list[str]:
     missing = [name for name in ("observations", "action", "reward") if not given.get(name)]
     if missing:
         wrong.append(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}, or {_INSPECT}")
+        if not any(given.get(name) is not None for name in ("one_step", *_OF_EPISODES)):
+            wrong.append(WHICH_ROWS)
+        if given.get("episode") and not (given.get("terminal") or given.get("last_row")):
+            wrong.append(HOW_EPISODES_END)
     if given.get("behavior_probability") and given.get("behavior_log_probability"):
         wrong.append("the mapping names behavior_probability and its logarithm; keep one of them")
     if given.get("one_step") is True and (named := [name for name in _OF_EPISODES if given.get(name)]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.table.problems import is_pattern
-from koffline.data.table.rows import TEXT_WAYS, TextKind
+from koffline.data.table.rows import CLOCK, TEXT_WAYS, TextKind
 from koffline.errors import printable
 
 IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored, though the name says what it is
@@ -26,6 +27,7 @@ _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$"
 _MIXED = "times, not all written alike"
 DECIMAL_COMMA = "numbers with decimal commas"
+_OLDEST, _LATEST = 2e8, 5e9  # seconds since 1970 that numbers of a log may be
 _MOSTLY = 0.8  # of the values, from which on texts among numbers are a fault
 _DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
@@ -35,8 +37,9 @@ _WORDS = {
     "behavior_probability": "probability prob propensity pscore behaviour behavior p mu",
     "terminal": "terminal terminals terminated done dones death dead ended end churned",
     "truncated": "truncated truncation timeout timeouts censored cut",
-    "reward": "reward rewards r payoff profit revenue spend conversion converted clicked click outcome gain",
-    "action": "action actions a act treatment arm decision choice offer dose recommendation variant bid",
+    "reward": "reward rewards rew r payoff profit revenue spend conversion converted clicked click outcome"
+    " gain",
+    "action": "action actions a act acts treatment arm decision choice offer dose recommendation variant bid",
     "weight": "weight weights w",
     "time": "timestamp time t ts datetime date unixtime timestep step tick hour day week month period visit"
     " when created occurred",
@@ -62,6 +65,7 @@ class Profile:
     role: str = IGNORED
     reason: str = ""
     stray: str = ""  # of numbers and a few texts: how many texts, and one of them
+    texts: pl.Series | None = None  # as they stand in the file, where times are read from texts
 
     @property
     def is_number(self) -> bool:
@@ -81,8 +85,33 @@ class Profile:
     @property
     def range(self) -> str:
         """Least and greatest value."""
+        if self.is_time:
+            return f"{self._read(self.low)} … {self._read(self.high)}"
         numbers = self.is_number and self.values.dtype != pl.Boolean and self.low is not None
-        return f"{self.low:.6g} … {self.high:.6g}" if numbers else f"{self.low} … {self.high}" * self.is_time
+        return f"{self.low:.6g} … {self.high:.6g}" if numbers else ""
+
+    def _read(self, value: Any) -> str:
+        """A time as it is read."""
+        shown = str(value).removesuffix("+00:00") + " UTC" * str(value).endswith("+00:00")
+        return shown.removeprefix("1970-01-01 ").removesuffix(" UTC") if self.kind == CLOCK else shown
+
+    def time_rule(self) -> str:
+        """How a column of times is read: the rule, with examples."""
+        if self.values.dtype.is_numeric():
+            said, since = "numbers, in the order of their size", ""
+            for unit, per_second in (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6)):
+                ends = (float(self.low) / per_second, float(self.high) / per_second)
+                if ends[0] > _OLDEST and ends[1] < _LATEST:
+                    first = datetime.datetime.fromtimestamp(ends[0], datetime.UTC)
+                    since = f"; they look like {unit} since 1970: {self.low} is {self._read(first)}"
+            return said + since
+        rule = f"{self.kind}, in the order of instants"
+        if self.texts is None or self.kind == CLOCK:
+            return f"{rule}, from {self.range.replace(' … ', ' to ')}"
+        both = pl.DataFrame({"text": self.texts, "time": self.values, "end": self.texts.str.tail(6)})
+        both = both.drop_nulls().unique(subset="end", keep="first", maintain_order=True).head(3)
+        shown = [f"'{printable(text)}' is {self._read(time)}" for text, time, _ in both.iter_rows()]
+        return f"{rule}: {', '.join(shown)}"
 
 
 def profile(column: pl.Series, is_typed: bool) -> Profile:
@@ -92,12 +121,13 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
         shown = printable(str(column.drop_nulls().head(1).to_list())[1:-1])[:24]
         return Profile(name, kind, column, column.null_count(), 0, None, None, shown, False)
     is_flag, stray, missing = column.dtype == pl.Boolean, "", column.null_count()
+    texts: pl.Series | None = None
     if column.dtype == pl.String and column.null_count() < len(column):
         found = TextKind(name, False, list(TEXT_WAYS))
         stripped = column.str.strip_chars()
         found.look(stripped, "")
         if found.ways:
-            column = found.read(stripped)
+            texts, column = stripped, found.read(stripped)
             kind = found.ways[0] if column.dtype.is_temporal() else "numbers" + " as text" * is_typed
         else:
             dates = stripped.drop_nulls().str.contains(_DATE).mean()
@@ -117,8 +147,10 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
             is_flag or set(there.unique().cast(pl.String).str.strip_chars().str.to_lowercase()) <= _FLAGS
         )
     low, high = (there.min(), there.max()) if distinct else (None, None)
-    example = printable(str(there[0]))[:24] if distinct else ""
-    return Profile(name, kind, column, missing, distinct, low, high, example, is_flag, stray=stray)
+    texts = texts if column.dtype.is_temporal() else None
+    example = printable(str((there if texts is None else texts.drop_nulls())[0]))[:40] if distinct else ""
+    fields = (name, kind, column, missing, distinct, low, high, example, is_flag)
+    return Profile(*fields, stray=stray, texts=texts)
 
 
 def _strays(texts: pl.Series) -> str:

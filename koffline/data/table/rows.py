@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.arrow_files import arrow_reader, frame_of, polars_type
+from koffline.data.table.arrow_files import frame_of, polars_type, table_reader
 from koffline.data.table.computed import Computed
 from koffline.data.table.files import COPIES, CSV, Room, csv_frames, csv_header, faults, frame_bytes, width_of
 from koffline.data.table.mapping import TableMapping
@@ -39,7 +39,7 @@ def stored_columns(name: str, kind: str) -> tuple[dict[str, Any], frozenset[str]
     else:
         import pyarrow as pa
 
-        with arrow_reader(name, kind) as opened:
+        with table_reader(name, kind) as opened:
             fields = [(each.name, polars_type(each.type)) for each in opened.schema]
             categories = frozenset(f.name for f in opened.schema if pa.types.is_dictionary(f.type))
             described = opened.schema.metadata or {}
@@ -83,13 +83,14 @@ def _times(texts: pl.Series, ending: str) -> pl.Series:
     return parts.select(instants.alias(texts.name)).to_series()
 
 
-# Ways to read texts, the narrowest first; the last two are for times.
-_LOCAL = "times without a UTC offset"
+# Ways to read texts, the narrowest first; the last three are for times.
+_LOCAL, CLOCK = "times without a UTC offset", "times of day"
 _WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
     "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
     "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
     "times with a UTC offset": lambda texts: _times(texts, _OFFSET),
     _LOCAL: lambda texts: _times(texts, "$"),
+    CLOCK: lambda texts: _times("1970-01-01T" + texts, "$"),
 }
 TEXT_WAYS = tuple(_WAYS)
 _MOST_SHOWN = 60
@@ -117,13 +118,18 @@ class TextKind:
                 f"holds {text!r} in row {self.rows + place + 1}, no number or time like those above; {remedy}"
             )
             raise column_fault(source, self.name, said)
-        self.has_clock = self.has_clock or bool((column.str.len_bytes() > len("2024-01-31")).any())
+        self.has_clock = self.has_clock or bool(column.str.contains(":", literal=True).any())
         self.rows += len(column)
 
     @property
     def is_naive(self) -> bool:
         """Whether the texts are times of a clock whose zone is not told."""
         return self.ways == [_LOCAL] and self.has_clock
+
+    @property
+    def is_clock(self) -> bool:
+        """Whether the texts are times of day."""
+        return self.ways == [CLOCK]
 
     @property
     def dtype(self) -> Any:
@@ -199,7 +205,7 @@ class TableRows:
     def _frames(self, file: str, columns: dict[str, Any], room: Room | None) -> Iterator[pl.DataFrame]:
         """The columns of a file: texts of CSV as these types where that is possible."""
         with faults(file, self.kind), contextlib.ExitStack() as stack:
-            opened = None if self.kind == CSV else stack.enter_context(arrow_reader(file, self.kind))
+            opened = None if self.kind == CSV else stack.enter_context(table_reader(file, self.kind))
             present = set(opened.schema.names if opened else csv_header(file)[0])
             missing = next((name for name in columns if name not in present), None)
             if missing is not None:

@@ -152,15 +152,10 @@ def _check_counts(table: Table) -> None:
         return
     is_asked = roles.one_step is None and not table.asked.stands_alone and not table.flagged
     if is_asked and table.asked.episode is None and not (table.asked.terminal and roles.terminal is None):
-        which = "name the episode column (--episode COLUMN), or say that every row is an episode of one step"
-        last = "or that all rows are one record in order (--one-record)"
-        problems.add(f"no column says which rows belong together; {which} (--one-step), {last}")
+        problems.add(mappings.WHICH_ROWS)
         table.is_open = True
     if table.asked.episode is not None and table.asked.terminal is None and roles.last_row is None:
-        which = "name a column (--terminal), or say what the last row of every episode is"
-        problems.add(
-            f"nothing says how episodes end; {which} (--last-row terminal, or cut by the end of logging)"
-        )
+        problems.add(mappings.HOW_EPISODES_END)
 
 
 def _remedy(table: Table, missing: Iterable[str]) -> str:
@@ -205,7 +200,9 @@ def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
     """What the table or its mapping leaves open, whether it does, and how it was taken."""
     roles, texts, time = table.roles, table.rows.texts, table.roles.time or ""
     kind = table.rows.schema.get(time)
-    is_naive = kind == pl.Time or (isinstance(kind, pl.Datetime) and kind.time_zone is None)
+    is_clock = kind == pl.Time or (time in texts and texts[time].is_clock)
+    yield is_clock, f"times in {time} have no date: rows after midnight were put before those of the evening"
+    is_naive = isinstance(kind, pl.Datetime) and kind.time_zone is None
     is_naive = is_naive or (time in texts and texts[time].is_naive)
     where = "where a local clock was set back, rows of that hour may be out of order"
     yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
