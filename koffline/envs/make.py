@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
@@ -29,7 +30,9 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """gymnasium.make with its errors in one line. Raises ConfigError."""
     _hush_mujoco(identifier)
     try:
-        return gymnasium.make(identifier, **options)
+        with warnings.catch_warnings():  # "CartPole" is the newest of its versions, as was meant
+            warnings.filterwarnings("ignore", ".*Using the latest versioned environment")
+            return gymnasium.make(identifier, **options)
     except gymnasium.error.NameNotFound:
         known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
         near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]

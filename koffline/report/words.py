@@ -10,7 +10,15 @@ from koffline.ope.results import CALIBRATED, CERTIFIED, EstimateRow, EstimateTab
 
 UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
-_SHARES = ("coverage", "beyond_cuts", "cut_share", "largest_share", "mean_probability_of_logged_actions")
+_SHARES = (
+    "unseen",
+    "negative_share",
+    "coverage",
+    "beyond_cuts",
+    "cut_share",
+    "largest_share",
+    "mean_probability_of_logged_actions",
+)
 _WORDS = {  # for readers; what is missing has its key
     "coverage": "policy's actions that lie near logged ones",
     "n_terminated": "rows where the world ended",
@@ -35,6 +43,17 @@ _WORDS = {  # for readers; what is missing has its key
     "sample_rows": "rows that networks were trained on",
     "largest_share": "share of the episode of the largest weight",
     "cut_share": "share of the value that lies after cuts",
+    "longest_episode": "rows of the longest episode",
+    "behavior": "where probabilities of the policy that wrote the log come from",
+    "probabilities": "what is odd about them",
+    "blend_steps": "steps that values follow the log before networks say the rest",
+    "blend_shares": "share of each in the value",
+    "direct_value": "value by the networks alone",
+    "correction": "what the log's rewards add to it, weighted as the policy acts",
+    "effective_units": "episodes that the weighted log counts as",
+    "mass": "mean of all weights (1 where they fit)",
+    "negative_share": "share of negative weights",
+    "unseen": "share of rows valued by networks that have not seen them",
 }
 
 
@@ -125,7 +144,9 @@ def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     if "actions" in record:
         shown["actions"] = action_shares(record["actions"])
     return [
-        (_WORDS.get(name, name.replace("_", " ")), describe_lines(value)) for name, value in shown.items()
+        (_WORDS.get(name, name.replace("_", " ")), describe_lines(value))
+        for name, value in shown.items()
+        if value not in ([], None)
     ]
 
 

@@ -129,8 +129,10 @@ def _check_counts(table: Table) -> None:
     for name, (count, where, text) in unread.items():
         more = f", as {count - 1} more" if count > 1 else ""
         remedy = "mend it, leave it out, or encode categories (--encode COLUMN=one-hot)"
-        if text.count(",") == 1 and text.replace(",", "").replace(".", "").strip(" +-").isdecimal():
+        if text.count(",") == 1 and text.replace(",", "").strip(" +-").isdecimal():
             remedy = "say that commas are decimal (--decimal-comma), or write points"
+        elif "," in text and text.replace(",", "").replace(".", "").strip(" +-").isdecimal():
+            remedy = "write numbers without separators of thousands"
         problems.add(f"column {name} in {where} is not all numbers ({text!r}{more}); {remedy}")
     missing: dict[str, int] = {}
     for name, count in table.missing.items():
