@@ -244,7 +244,12 @@ class _Columns:
         else:
             value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
             said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
-        self.counts.imputed.update({(name, said): count} if count else {})
+        origin = table.encoded.get(name, name)
+        if count and name in (
+            origin,
+            next((each for each, of in table.encoded.items() if of == origin), name),
+        ):
+            self.counts.imputed[origin, said] += count  # features of one category are missing together
         return column.to_numpy()
 
 

@@ -157,6 +157,10 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
         each.name = column
     guess_roles(columns)
     found = Inspection(name, held.height, columns)
+    if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
+        found.problems.append(
+            f"the first line holds numbers ({', '.join(list(stored)[:3])}, …); name the columns"
+        )
     for each in columns:
         if each.role == UNFIT:
             each.role = IGNORED
@@ -178,6 +182,10 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     keys = likely_keys(columns) if "episode" not in found.mapping else []
     found.notes += [f"{each.name} may tell episodes apart: {each.distinct} values" for each in keys]
     return found
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\s*[+-]?\d*[.,]?\d*(e[+-]?\d+)?\s*", text, re.I) is not None
 
 
 def _check_time(found: Inspection) -> None:

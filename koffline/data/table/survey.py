@@ -221,4 +221,4 @@ def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
     is_open = roles.terminal is None and roles.last_row != "terminal"
     yield is_open, f"no terminal {named} no episode was taken to have ended by itself"
     ended = "to have ended by itself" if roles.last_row == "terminal" else "to be cut by the end of logging"
-    yield roles.last_row is not None, f"an episode whose last row has no flag was taken {ended}, as said"
+    yield roles.last_row is not None, f"an episode whose last row has no flag was taken {ended} (last_row)"
