@@ -245,11 +245,9 @@ class _Columns:
             value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
             said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
         origin = table.encoded.get(name, name)
-        if count and name in (
-            origin,
-            next((each for each, of in table.encoded.items() if of == origin), name),
-        ):
-            self.counts.imputed[origin, said] += count  # features of one category are missing together
+        features = [feature for feature, of in table.encoded.items() if of == origin]
+        if count and features[:1] in ([], [name]):  # features of one category are missing together
+            self.counts.imputed[origin, said] += count
         return column.to_numpy()
 
 

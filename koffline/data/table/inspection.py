@@ -158,9 +158,8 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     guess_roles(columns)
     found = Inspection(name, held.height, columns)
     if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
-        found.problems.append(
-            f"the first line holds numbers ({', '.join(list(stored)[:3])}, …); name the columns"
-        )
+        first = ", ".join(list(stored)[:3])
+        found.problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
     for each in columns:
         if each.role == UNFIT:
             each.role = IGNORED
