@@ -195,7 +195,8 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
         f"{len(supported)} called *supported*. A policy that was trained on the log is the hardest "
         "question to ask it: it was chosen for what its critic believes. And misses come together: the "
         "candidates of a log share its episodes. Those of the Pendulum logs begin in lucky states (under "
-        "uniform actions their 200 steps are worth −498 ± 16, fresh ones −530 ± 5), so that most answers there are too high.",
+        "uniform actions their 200 steps are worth −498 ± 16, fresh ones −530 ± 5), so that most "
+        "answers there are too high.",
         "",
         "| log | candidates | answered | hold | chosen | its score | best score | mean score "
         "| chosen, supported first | its score |",
