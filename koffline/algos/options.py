@@ -174,7 +174,7 @@ _RULES: dict[str, Any] = {
     "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
-    "critic": Literal["kloss", "fvi", "td0", "rg"],
+    "critic": Literal["kloss", "fvi", "td0", "rg", "kloss_slow"],
 }
 
 

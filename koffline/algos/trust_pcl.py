@@ -87,7 +87,7 @@ class TrustPCLImpl(KernelImpl):
         """Critic's loss and policy's surrogate; their gradients reach different networks."""
         log_probability = self._log_probabilities(self._modules.policy, paths)
         residual = self._path_residual(paths, log_probability.detach())
-        if self._config.critic == "kloss":
+        if self._config.critic.startswith("kloss"):
             critic_loss = self._modules.kernel(residual, paths.observations, paths.actions).sum()
         else:
             critic_loss = residual.square().mean(dim=1).sum()
@@ -155,7 +155,7 @@ class TrustPCLImpl(KernelImpl):
     def _both_values(self, paths: TorchPathBatch) -> tuple[Tensor, Tensor]:
         """V(s_0) and V(s_d), the latter as the critic's kind has it."""
         modules, kind = self._modules, self._config.critic
-        if kind == "fvi":
+        if kind in ("fvi", "kloss_slow"):
             with torch.no_grad():
                 next_value = self._values(modules.targ_q_funcs, paths.next_observations)
             return self._values(modules.q_funcs, paths.observations), next_value
@@ -177,8 +177,9 @@ class TrustPCLImpl(KernelImpl):
 class TrustPCLConfig(KernelCriticConfig):
     """Config of TrustPCL: off-policy path consistency on logged episodes (batch mode).
 
-    critic: kloss (gradient through V of both ends, no target network), fvi (bootstrap from a slow copy),
-        td0 (from the network itself, detached) or rg (mean squared residual, gradient through both ends).
+    critic: kloss (gradient through V of both ends, no target network), kloss_slow and fvi (bootstrap from a
+        slow copy), td0 (from the network itself, detached) or rg (mean squared residual, gradient through
+        both ends).
     path_length: steps of a path; shorter where an episode ends. entropy_coef: λ of the equation of
         TrustPCLImpl, the weight of entropy. kl_coef: its τ, the weight of the divergence from a slow copy
         of the policy; λ + τ must be positive. clip_adv: the residual is clipped to ± this in the policy's

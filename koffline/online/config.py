@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from koffline.config import Section, describe_error, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError
 
-Critic = Literal["kloss", "fvi", "td0", "rg", "memory"]
+Critic = Literal["kloss", "fvi", "td0", "rg", "memory", "kloss_slow"]
 CRITICS: tuple[Critic, ...] = get_args(Critic)
 WINDOW = 20  # episodes that the trust region looks at
 Count = Annotated[int, Field(ge=1)]
@@ -32,7 +32,8 @@ class OnlineConfig(Section):
 
     env: its Gymnasium name, the one setting that is needed. env_options: what ``gymnasium.make`` gets
     besides the name. num_envs: copies a run plays in. steps: environment steps of a run. critic: kloss,
-    fvi, td0, rg, or memory, the kernel loss whose first factor is remembered from earlier mini-batches.
+    fvi, td0, rg; kloss_slow, the kernel loss whose windows end in a slow copy of the value, as fvi's do; or
+    memory, the kernel loss whose first factor is remembered from earlier mini-batches.
     memory: the share of it that a step keeps. gamma: the discount factor. window_length: the paper's d,
     steps of the window whose residual is learned from; it lies within one path. path_length: longest
     sub-episode of the replay, in steps. steps_per_iteration: environment steps between two gradient

@@ -1,4 +1,4 @@
-"""Residuals of windows, and five critics in closed form: V at both ends of each window carries the gradient.
+"""Residuals of windows, and six critics in closed form: V at both ends of each window carries the gradient.
 
 R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
       + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
@@ -146,9 +146,11 @@ def kernel_gradients(
     valid: Float[Tensor, "run window"],
     gram: Float[Tensor, "run window window"],
     diag_weight: Float[Tensor, "run 1"],
+    through_end: Float[Tensor, "run 1"],
 ) -> CriticGradients:
-    """(1 − w) U + w mean δ² over m valid windows; w = ``diag_weight``, NaN for 1/m. No target network.
+    """(1 − w) U + w mean δ² over m valid windows; w = ``diag_weight``, NaN for 1/m.
 
+    Its gradient through both ends (1: the paper's, no target network) or through the start alone (0).
     (Feng et al. 2019, sec:batch_lv)
     """
     count = valid.sum(dim=1, keepdim=True)
@@ -159,7 +161,7 @@ def kernel_gradients(
     weighted = product * off + (weight / count - off) * kept
     weighted = weighted * valid
     loss = (weighted * kept).sum(dim=1)
-    return CriticGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
+    return CriticGradients(loss, -2.0 * weighted, 2.0 * weighted * discount * through_end)
 
 
 def gaussian_gram(

@@ -49,8 +49,9 @@ class Learner:
             [np.nan if c.diag_weight is None else c.diag_weight for c in configs]
         )
         self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
-        self._rows_of = _rows_by_critic([c.critic for c in configs])
-        self._through_end = self._column([c.critic == "rg" for c in configs])
+        self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
+        self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(True)
+        self._through_end = self._column([c.critic in ("rg", "kloss") for c in configs])
         self._remembered = self._remember(configs)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
@@ -85,8 +86,7 @@ class Learner:
     def compute_step(self, batch: Minibatch, entropy_coef: Tensor, kl_coef: Tensor) -> Step:
         """Gradients of both networks in one row per run; nothing moves. Coefficients are (K, 1)."""
         coefficients = entropy_coef, kl_coef
-        slow = self._rows_of.get("fvi")
-        found = critics.compute_residual(self.online, self.target, slow, batch, coefficients)
+        found = critics.compute_residual(self.online, self.target, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
@@ -161,8 +161,9 @@ class Learner:
             own = [part[rows] for part in ends]
             inputs = self._kernel_inputs(batch, rows)
             gram = critics.gaussian_gram(inputs, own[2], self._bandwidth_scale[rows])
-            weight = self._diag_weight[rows]
-            parts.append((rows, critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, weight)))
+            weight, through = self._diag_weight[rows], self._through_end[rows]
+            found = critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, weight, through)
+            parts.append((rows, found))
             diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
             diagnostics["median_distance"][rows] = gram.median
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
@@ -197,11 +198,11 @@ class Learner:
         return torch.as_tensor(np.asarray(numbers, dtype=float), dtype=self._dtype).reshape(-1, 1)
 
 
-def _rows_by_critic(critics: Sequence[str]) -> dict[str, Rows]:
-    """Rows of each critic's runs; as a slice where they lie together, which copies nothing."""
-    found: dict[str, Rows] = {}
-    for kind in dict.fromkeys(critics):
-        rows = [k for k, critic in enumerate(critics) if critic == kind]
+def _rows_by(kinds: Sequence[Any]) -> dict[Any, Rows]:
+    """Rows of the runs of each kind; as a slice where they lie together, which copies nothing."""
+    found: dict[Any, Rows] = {}
+    for kind in dict.fromkeys(kinds):
+        rows = [k for k, other in enumerate(kinds) if other == kind]
         together = rows[-1] - rows[0] + 1 == len(rows)
         found[kind] = slice(rows[0], rows[-1] + 1) if together else torch.tensor(rows)
     return found

@@ -12,13 +12,13 @@ SMALL = {"hidden": (6, 5), "batch_size": 4, "learning_starts": 5, "capacity": 12
 ENVIRONMENTS = ["Pendulum-v1", "CartPole-v1"]
 
 
-def make_runs(environment, count=5, **changes):
+def make_runs(environment, count=6, **changes):
     """One run of each critic, each with settings of its own."""
     own = [
         {
-            "critic": CRITICS[k % 5],
-            "window_length": (10, 3, 1, 5, 4)[k % 5],
-            "recency": (0.0, 0.1, 0.5, 0.01, 0.1)[k % 5],
+            "critic": CRITICS[k % 6],
+            "window_length": (10, 3, 1, 5, 4, 2)[k % 6],
+            "recency": (0.0, 0.1, 0.5, 0.01, 0.1, 0.2)[k % 6],
             "entropy_coef": 0.01 * k,
             "entropy_decay": 0.1,
             "learning_rate": 0.003 * (k + 1),

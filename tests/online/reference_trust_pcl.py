@@ -124,7 +124,7 @@ def residual(agent, path, start, settings):
 
 
 def bootstrap(agent, observation, critic):
-    if critic == "fvi":
+    if critic in ("fvi", "kloss_slow"):
         with torch.no_grad():
             return agent.slow_value(agent.inputs(observation))[0]
     value = agent.value(agent.inputs(observation))[0]
@@ -177,7 +177,7 @@ def gram(points, bandwidth_scale):
 def critic_loss(agent, windows, settings, residuals):
     """(1 − w) U + w mean k_ii R_i² of the kernel loss, summed row by row; mean R² of the others."""
     m = len(residuals)
-    if settings.critic != "kloss":
+    if settings.critic not in ("kloss", "kloss_slow"):
         return sum(r * r for r in residuals) / m
     k, w = gram(kernel_points(agent, windows, settings), settings.bandwidth_scale), settings.diag_weight
     w = 1.0 / m if w is None else w

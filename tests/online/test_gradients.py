@@ -13,7 +13,7 @@ from tests.online import reference_trust_pcl as reference
 from tests.online import stacks
 
 SETTINGS = reference.Settings(gamma=0.9, entropy_coef=0.2, kl_coef=0.4, clip_adv=0.8)
-CRITICS = ["kloss", "fvi", "td0", "rg"]
+CRITICS = ["kloss", "fvi", "td0", "rg", "kloss_slow"]
 REMEMBERED = {"critic": "memory", "diag_weight": 0.1, "bandwidth_scale": 0.7}
 LENGTHS = [1, 3, 10, 25]
 
@@ -38,37 +38,38 @@ def check(agents, settings, per_run, starts=None, **others):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_critic_over_all_windows(length, discrete):
     settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
-    check(stacks.make_agents(4, discrete), settings, stacks.draw(4, discrete, seed=length))
+    check(stacks.make_agents(5, discrete), settings, stacks.draw(5, discrete, seed=length))
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_every_critic_over_one_window_on_each_path(length):
     settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
-    per_run, rng = stacks.draw(4, seed=length), np.random.default_rng(length)
+    per_run, rng = stacks.draw(5, seed=length), np.random.default_rng(length)
     starts = [[int(rng.integers(len(path))) for path in paths] for paths in per_run]
-    check(stacks.make_agents(4), settings, per_run, starts, windows_per_path=1)
+    check(stacks.make_agents(5), settings, per_run, starts, windows_per_path=1)
 
 
 STACKS = {
     "windows and weights": [
         {"window_length": length, "gamma": gamma, "kl_coef": kl_coef, "critic": critic}
         for length, gamma, kl_coef, critic in zip(
-            LENGTHS, (0.5, 0.9, 0.995, 1.0), (0.0, 0.1, 5.0, 500.0), CRITICS, strict=True
+            (*LENGTHS, 3), (0.5, 0.9, 0.995, 1.0, 0.9), (0.0, 0.1, 5.0, 500.0, 0.1), CRITICS, strict=True
         )
     ],
     # nothing is clipped, everything, what is beyond
     "clips": [
         {"clip_adv": clip_adv, "critic": critic}
-        for clip_adv, critic in zip((0.0, 1e-3, 0.5, 1e-3), CRITICS, strict=True)
+        for clip_adv, critic in zip((0.0, 1e-3, 0.5, 1e-3, 0.1), CRITICS, strict=True)
     ],
     # U-statistic, mixture, residual gradient, V-statistic; wide and narrow kernels
     "kernel losses": [
-        {"diag_weight": weight, "bandwidth_scale": scale, "kernel_inputs": inputs}
-        for weight, scale, inputs in (
-            (0.0, 1.0, "state_action"),
-            (0.3, 0.5, "state"),
-            (1.0, 0.1, "state_action"),
-            (None, 2.0, "state"),
+        {"diag_weight": weight, "bandwidth_scale": scale, "kernel_inputs": inputs, "critic": critic}
+        for weight, scale, inputs, critic in (
+            (0.0, 1.0, "state_action", "kloss"),
+            (0.3, 0.5, "state", "kloss"),
+            (1.0, 0.1, "state_action", "kloss"),
+            (None, 2.0, "state", "kloss"),
+            (0.3, 0.5, "state_action", "kloss_slow"),
         )
     ],
 }
@@ -76,7 +77,7 @@ STACKS = {
 
 @pytest.mark.parametrize("name", STACKS)
 def test_other_settings_in_one_stack(name):
-    check(stacks.make_agents(4), [replace(SETTINGS, **one) for one in STACKS[name]], stacks.draw(4))
+    check(stacks.make_agents(5), [replace(SETTINGS, **one) for one in STACKS[name]], stacks.draw(5))
 
 
 @pytest.mark.parametrize("largest", [0.05, 40.0])
@@ -84,7 +85,7 @@ def test_three_steps_of_the_optimiser(largest):
     """Common norm clip, torch's Adam, and slow copies that move before each step."""
     changes = {"max_grad_norm": largest, "learning_rate": 0.01, "adam_epsilon": 1e-3, "target_decay": 0.9}
     settings = [replace(SETTINGS, critic=critic) for critic in CRITICS]
-    agents, per_run = stacks.make_agents(4), stacks.draw(4)
+    agents, per_run = stacks.make_agents(5), stacks.draw(5)
     learner, batch, coefficients = stacks.prepare(agents, settings, per_run, **changes)
     parameters = [[*agent.policy_parameters(), *agent.value_parameters()] for agent in agents]
     optimisers = [torch.optim.Adam(own, lr=0.01, eps=1e-3) for own in parameters]
@@ -127,7 +128,7 @@ def move_slow_copies(agent, decay):
 def test_a_run_that_broke_never_moves_again():
     """Neither by what Adam remembers, nor by finite gradients later, nor after a checkpoint."""
     settings = [replace(SETTINGS, critic=critic) for critic in CRITICS]
-    case = stacks.make_agents(4), settings, stacks.draw(4)
+    case = stacks.make_agents(5), settings, stacks.draw(5)
     learner, batch, coefficients = stacks.prepare(*case)
     coefficients = [part.numpy()[:, 0] for part in coefficients]
     learner.update(batch, *coefficients)

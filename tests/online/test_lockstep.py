@@ -59,7 +59,7 @@ def test_evaluation_plays_the_best_action(environment):
     with playing(make_runs(environment, evaluation_episodes=2), dtype=torch.float64) as stack:
         iterate(stack, 12)
         found = stack.evaluate()
-        agents = [stack.agent(run) for run in range(5)]
+        agents = [stack.agent(run) for run in range(len(found))]
     for agent, evaluation in zip(agents, found, strict=True):
         returns = [play_best_action(environment, agent, 10_000 + episode) for episode in range(2)]
         assert evaluation.mean_return == pytest.approx(np.mean(returns), rel=1e-5)
