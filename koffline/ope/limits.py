@@ -34,7 +34,8 @@ class Limits:
     of the longest episode, None where there are none. ``ending_rate``: share of the rows that end an episode
     by themselves. ``copies``: share of the rows that are copies of others and were not merged. ``bounds``: of
     every discounted sum of rewards like the log's, or within given bounds. ``is_alike``: rewards and endings
-    are the same in all rows.
+    are the same in all rows. ``endings``: rows that end an episode where rewards tell nothing else,
+    because all before an end are the same, and all at an end; None where they differ.
     """
 
     units: float
@@ -46,6 +47,7 @@ class Limits:
     bounds: tuple[float, float]
     copies: float = 0.0
     is_alike: bool = False
+    endings: int | None = None
 
     @property
     def unseen(self) -> float:
@@ -240,6 +242,12 @@ class LogFacts:
         if given is None:
             return value_bounds(self.going_on, self.final, gamma)
         return value_bounds(given, None if self.final is None else given, gamma)
+
+    @property
+    def endings(self) -> int | None:
+        """Rows that end an episode, where rewards tell nothing else; None where they do."""
+        ranges = [each for each in (self.going_on, self.final) if each is not None]
+        return self.terminated if all(low == high for low, high in ranges) else None
 
     def __add__(self, other: LogFacts) -> LogFacts:
         return LogFacts(

@@ -97,6 +97,9 @@ def _doubts(
         yield f"support: {coverage:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
     if limits.units < FEW_EPISODES:
         yield f"size: {counted(round(limits.units), 'independent unit')} (episodes or rows) in the log"
+    if limits.endings is not None and limits.endings < _FEW_WEIGHTED:
+        which = counted(limits.endings, "episode", "ends by itself", "end by themselves")
+        yield f"size: only {which}, and no reward tells policies apart"
     if limits.unseen >= MUCH_UNSEEN:
         yield f"horizon: {limits.unseen:.0%} of a constant reward lies beyond what any episode shows"
     if 0.5 * found.interval.width > _WIDE * scale:

@@ -88,6 +88,7 @@ class Workspace:
             gamma=gamma,
             bounds=facts.bounds(gamma, self.settings.reward_bounds),
             is_alike=low == high,
+            endings=facts.endings,
             copies=0.0 if self.log.is_whole or not merged.merged else 1.0 - merged.distinct / merged.units,
         )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -43,6 +44,8 @@ def robust(**changed: float) -> PointEstimate:
         (WITH_CARE, "support", {"coverage": 0.7}),
         (NOT_ANSWERABLE, "support", {"coverage": 0.4}),
         (WITH_CARE, "size", {"limits": dataclasses.replace(LIMITS, units=12.0)}),
+        (WITH_CARE, "size", {"limits": dataclasses.replace(LIMITS, endings=2)}),
+        (SUPPORTED, "", {"limits": dataclasses.replace(LIMITS, endings=10)}),
         (WITH_CARE, "size", {"scale": 3.0}),
         (NOT_ANSWERABLE, "size", {"scale": 0.9}),
         (WITH_CARE, "gaps", {"gaps": ["gaps: 3 steps are longer than others"]}),
@@ -60,6 +63,14 @@ def test_what_is_missing_decides(answer, missing, changed) -> None:
     verdict = judge(**given)
     assert verdict.answer == answer
     assert [reason.split(":")[0] for reason in verdict.reasons] == ([missing] if missing else [])
+
+
+def test_a_log_of_equal_rewards_and_two_endings_is_taken_with_care() -> None:
+    """What policies differ in, on the expert's log of the cart: it fell twice."""
+    path = Path(__file__).parents[2] / "datasets" / "control" / "cartpole_expert.hdf5"
+    found = koffline.evaluate(koffline.open_transitions(path), "uniform", 0.9, **QUICK).verdict
+    assert "size: only 2 episodes end by themselves, and no reward tells policies apart" in found.reasons
+    assert found.answer == WITH_CARE
 
 
 def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval() -> None:
