@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# A path in the environment, so that a folder called koffline where a command runs does not hide the package.
+EDITABLE := --config-settings editable_mode=compat -e
 DATA := datasets/cartpole.hdf5
 POLICY := datasets/cartpole_policy.npz
 
@@ -16,13 +18,13 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "koffline needs Python 3.10 or newer; set PYTHON=…"; exit 2; }
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing koffline (the first time this takes some minutes)"
-	@$(INSTALL) -e .
+	@$(INSTALL) $(EDITABLE) .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
 	@echo "installing the test tools"
-	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) -e '.[docs]' || echo "the tools of the site cannot be installed: the test that builds it is skipped"
+	@$(INSTALL) $(EDITABLE) '.[dev]'
+	@$(INSTALL) $(EDITABLE) '.[docs]' || echo "the tools of the site cannot be installed: the test that builds it is skipped"
 	@touch $@
 
 demo: $(VENV)/.base  ## evaluate a policy from the bundled log: a table and a report
@@ -45,7 +47,7 @@ bench: $(VENV)/.dev  ## speed, as ratios measured side by side
 
 $(VENV)/.docs: $(VENV)/.base
 	@echo "installing the tools of the site"
-	@$(INSTALL) -e '.[docs]'
+	@$(INSTALL) $(EDITABLE) '.[docs]'
 	@touch $@
 
 docs: $(VENV)/.docs  ## the manual as a site, out/site/index.html

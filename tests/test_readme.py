@@ -30,7 +30,7 @@ def blocks(text: str, *kinds: str) -> list[str]:
 
 
 def commands(text: str) -> list[str]:
-    lines = "\n".join(blocks(text, "bash", "sh")).splitlines()
+    lines = re.sub(r"\s*\\\n\s*", " ", "\n".join(blocks(text, "bash", "sh"))).splitlines()
     return [line.split("#")[0].strip() for line in lines if line.strip()]
 
 

@@ -13,7 +13,7 @@ import torch
 from koffline.config import EvaluationSettings
 from koffline.data.columns import counted
 from koffline.data.features import ACTIONS
-from koffline.data.table.counts import GAPS
+from koffline.data.table.counts import GAPS, ORDER
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.ope import names
@@ -207,7 +207,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     by_networks = found.name not in names.OVER_EPISODES
     sums = workspace.held_sums if by_networks else None  # all rows would take another pass
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
-    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(GAPS)]
+    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 

@@ -30,7 +30,7 @@ def judge(
     """*Supported*, *with care* or *not answerable from this log*, and why.
 
     scale: the rms return. robust: the doubly robust estimate by the same networks, whose weights say whether
-    the log visits what the policy does. gaps: what its reader found missing inside episodes.
+    the log visits what the policy does. gaps: what its reader found missing or unknown inside episodes.
     """
     hopeless = list(_why_not(found, coverage, scale))
     if hopeless:

@@ -23,6 +23,7 @@ LARGEST_PIECE = 64 * 2**20
 # Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
 _CACHED_BYTES = 2**19
 _MOST_STRINGS = 1000
+_DEEPEST = 50  # looking a path up takes time for each of its groups
 _LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
 
 
@@ -149,7 +150,13 @@ def _walk(file: Any) -> list[str]:
     import h5py
 
     links: list[tuple[str, Any]] = []
-    file.visititems_links(lambda path, link: links.append((path, link)))
+
+    def take(path: str, link: Any) -> bool | None:
+        links.append((path, link))
+        return True if path.count("/") > _DEEPEST else None  # ends the walk
+
+    if file.visititems_links(take):
+        raise Refused(f"its groups lie more than {_DEEPEST} deep in one another; write it again")
     for path, link in links:  # a soft one leads to a place in this file, or nowhere
         if not isinstance(link, h5py.HardLink | h5py.SoftLink):
             raise Refused(f"{path} is a link to another file, {_LEAVES_THE_FILE}")

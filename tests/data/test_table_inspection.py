@@ -166,6 +166,13 @@ def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
             for name, column in mixed.items():
                 file[f"data/{name}" if name == "rew" else name] = column
     assert_refused(run_cli("data", "info", path), "lacks observations", f"koffline data inspect {path}")
+    assert inspect_table(path).problems == [
+        "no number or list of numbers for each of 60 rows: version (int64, shape (2,))"
+    ]
+    roles = ("--observations", "obs", "--action", "act", "--reward", "version", "--one-step")
+    assert_refused(
+        run_cli("data", "info", path, *roles), "no column 'version'", "version (int64, shape (2,))"
+    )
     assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
     log = open_transitions(path, mapping=mapping)
     first = np.unique(columns["ep_id"][order], return_index=True)[1]  # episodes by first appearance
@@ -209,6 +216,36 @@ class TestTimes:
             note = inspect_table(write(table, path)).notes[0]
             assert note.startswith("times in when: ")
             assert said in note
+
+    @pytest.mark.parametrize(
+        "form", ["202410{d}T0930", "2024-W{d}-1", "Sat, {d} Oct 2024 21:39:31 GMT", "10/{d}/2024", "9:{d} AM"]
+    )
+    def test_times_in_other_forms_are_a_problem_and_no_feature(self, tmp_path, form):
+        table = walk([5] * 12, [True] * 12, t=None, when=[form.format(d=10 + i % 20) for i in range(60)])
+        found = inspect_table(write(table, tmp_path / "log.csv"))
+        assert found.mapping["time"] == "when"
+        assert [said for said in found.problems if "in row 1, no number or time that is read" in said]
+
+    def test_date_and_clock_in_two_columns_are_a_problem(self, tmp_path):
+        table = walk([5] * 12, [True] * 12, t=None, day=["2024-01-02"] * 60, time=["09:30", "10:00"] * 30)
+        (problem, *_) = inspect_table(write(table, tmp_path / "log.csv")).problems
+        assert problem == "time: times of day beside dates; write both into one column"
+
+    def test_spaces_around_times_are_no_part_of_them(self, tmp_path):
+        table = walk([3], [False], t=[" 2024-01-02T03:04 ", "2024-01-02T03:03", " 2024-01-02T03:05"])
+        mapping = {**MAPPING, "terminal": None, "last_row": "terminal"}
+        log = open_transitions(write(table, tmp_path / "log.csv"), mapping=mapping)
+        assert log.observations[:, 0].tolist() == [0.5, 0.0, 1.0]
+
+    def test_mixed_episodes_without_a_time_are_a_problem_and_reach_the_notes(self, tmp_path):
+        """Sorted rows need no time: the table's order is theirs."""
+        rows, order = walk([5] * 12, [True] * 12, t=None), np.argsort(np.arange(60) % 5, kind="stable")
+        assert inspect_table(write(rows, tmp_path / "sorted.parquet")).problems == []
+        mixed = {name: [column[i] for i in order] for name, column in rows.items()}
+        (problem,) = inspect_table(write(mixed, tmp_path / "mixed.parquet")).problems
+        assert problem.startswith("order: rows of several episodes are mixed; without a time column")
+        mapping = {name: column for name, column in MAPPING.items() if name != "time"}
+        assert problem in open_transitions(tmp_path / "mixed.parquet", mapping=mapping).metadata.notes
 
     def test_times_of_day_are_sorted_within_a_day(self, tmp_path):
         table = walk([3], [True], t=["09:30:00.5", "08:10", "23:59"], id=["e"] * 3, done=[False] * 2 + [True])

@@ -7,9 +7,10 @@ declared there), decodes a row group at a time, and tells no sizes before it rea
 from __future__ import annotations
 
 import contextlib
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import describe_log
 from koffline.data.table.files import HDF5, NO_TABLE, NPZ, PARQUET, STREAM, faults, open_bytes, width_of
+from koffline.data.table.problems import listed
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
-from koffline.untrusted.arrays import read_arrays
+from koffline.untrusted.arrays import array_headers, array_names, read_arrays
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
@@ -38,7 +40,8 @@ def table_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader |
     if kind in (HDF5, NPZ):
         with faults(name, kind), remote.local_file(name) as path:
             if kind == NPZ:
-                yield arrays_reader(read_arrays(Path(path)), name)
+                reader = arrays_reader(_headers(Path(path)), name)
+                yield replace(reader, arrays=read_arrays(Path(path), list(reader.arrays)))
                 return
             with open_hdf5(Path(path)) as file:
                 reader = arrays_reader({each: file.raw[each] for each in file.datasets}, name)
@@ -181,6 +184,16 @@ class ArraysReader:
             yield pa.record_batch(found, columns)
 
 
+def _headers(path: Path) -> dict[str, Any]:
+    """Shapes and dtypes of an archive's arrays; None for what is none that is read."""
+    found: dict[str, Any] = {}
+    for name in array_names(path):
+        found[name] = None
+        with contextlib.suppress(Refused):
+            found |= array_headers(path, [name])
+    return found
+
+
 def arrays_reader(found: Mapping[str, Any], name: str) -> ArraysReader:
     """Those of the arrays that have one row per transition, which is the commonest number of rows.
 
@@ -189,19 +202,36 @@ def arrays_reader(found: Mapping[str, Any], name: str) -> ArraysReader:
     import pyarrow as pa
 
     is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
-    kept = {each: a for each, a in found.items() if a.ndim in (1, 2) and a.size and a.dtype.kind in "biufU"}
-    rows, count = Counter(len(array) for array in kept.values()).most_common(1)[0] if kept else (0, 0)
+    kept = {
+        each: array
+        for each, array in found.items()
+        if array is not None and len(array.shape) in (1, 2) and 0 not in array.shape
+        if array.dtype.kind in "biuf" or (array.dtype.kind == "U" and len(array.shape) == 1)
+    }
+    rows, count = Counter(array.shape[0] for array in kept.values()).most_common(1)[0] if kept else (0, 0)
     if count < 3 or is_other:
         raise DataError(f"{name} {NO_TABLE}")
-    kept = {each: array for each, array in kept.items() if len(array) == rows}
+    kept = {each: array for each, array in kept.items() if array.shape[0] == rows}
     fields = {}
     for each, array in kept.items():
-        is_text, width = array.dtype.kind == "U", array.size // rows
+        is_text, width = array.dtype.kind == "U", math.prod(array.shape[1:])
         kind = pa.string() if is_text else pa.from_numpy_dtype(array.dtype.newbyteorder("="))
         fields[each] = kind if width == 1 else pa.list_(kind, width)
-    return ArraysReader(kept, pa.schema(fields))
+    out = [f"{each} ({_about(array)})" for each, array in found.items() if each not in kept]
+    said = f"no number or list of numbers for each of {rows} rows: {listed(out)}" if out else ""
+    return ArraysReader(kept, pa.schema(fields, {LEFT_OUT: said}))
 
 
+def _about(array: Any) -> str:
+    """Shape and dtype of an array that is no column."""
+    if array is None:
+        return "no plain array"
+    text = "texts of any length" if array.dtype.kind == "O" else str(array.dtype)
+    return f"{text}, shape {tuple(array.shape or ())}"
+
+
+# Beside the schema of arrays: which of them are no columns, and why.
+LEFT_OUT = "koffline left out"
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.
 SHAPE_KEY = "koffline_observation_shape"
 # Longer vectors, and pictures, are stored as lists: a table of 28,224 columns serves nobody.

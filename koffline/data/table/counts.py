@@ -12,6 +12,7 @@ import polars as pl
 from koffline.data.columns import counted
 
 GAPS = "gaps: "  # how a note on missing rows begins
+ORDER = "order: "  # how a note on rows of unknown order begins
 _FEW = 0.01  # of the steps: so few wrong transitions stop nobody
 _PARTS = 16  # of an octave: steps of about one length are counted together
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # a step of a regular log that is no rounding
@@ -89,6 +90,7 @@ class TableCounts:
     repeated: int = 0
     ended: int = 0
     reordered: bool = False
+    is_timed: bool = True
     cut: int = 0
     derived: bool = False
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -105,12 +107,15 @@ class TableCounts:
         if self.ended:
             lost = counted(self.ended, "row", "was", "were")
             notes.append(f"{lost} left out: from a missing value on, as asked, to the end of the episode")
-        if self.reordered:
+        if self.reordered and self.is_timed:
             notes.append("the rows of each episode were put together and in time order")
+        elif self.reordered:
+            said = "rows of several episodes are mixed; without a time column the table's order was taken"
+            notes.append(f"{ORDER}{said}; name it (--time), or sort the table by episode and time")
         if self.derived:
             lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode"
             lost = f"{lost} that did not terminate has no next observation in this table"
-            taken = "next observations were taken from the rows that follow in time"
+            taken = "next observations were taken from the rows that follow"
             notes.append(taken + (lost if self.left_out else ""))
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")

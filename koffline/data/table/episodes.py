@@ -170,7 +170,7 @@ def _ordered(frame: pl.DataFrame, table: Table, counts: TableCounts) -> pl.DataF
     same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
     if not keys.select(((pl.col("first").diff() > 0) | (same & later)).all()).item():
         order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
-        keys, counts.reordered = keys[order], True
+        keys, counts.reordered, counts.is_timed = keys[order], True, roles.time is not None
         frame = pl.DataFrame([column.rechunk().gather(order) for column in frame])
     if roles.time is None:
         return frame

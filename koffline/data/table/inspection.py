@@ -17,7 +17,8 @@ from koffline.data.columns import counted
 from koffline.data.disk.opening import is_shard_folder
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
-from koffline.data.table.counts import TableCounts
+from koffline.data.table.arrow_files import LEFT_OUT
+from koffline.data.table.counts import ORDER, TableCounts
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
@@ -31,7 +32,7 @@ from koffline.data.table.profiles import (
     likely_keys,
     profile,
 )
-from koffline.data.table.rows import TableRows, open_rows, stored_columns
+from koffline.data.table.rows import CLOCK, TableRows, open_rows, stored_columns
 from koffline.data.table.survey import prepare_table
 from koffline.errors import DataError, printable
 from koffline.store.files import MINARI
@@ -82,8 +83,9 @@ class Inspection:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
+        gamma = "" if self.mapping.get("one_step") or self.is_open else " --gamma 0.99"
         yield f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:"
-        yield "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99"
+        yield f"#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY{gamma}"
         for key in _LINES:
             value = self.mapping.get(key)
             if value is None and key in ("action", "reward"):
@@ -141,7 +143,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     """Look at the first rows of a table and guess a mapping. Raises DataError for what cannot be read."""
     name = os.fspath(source)
     kind, files = find_tables(name, is_table=True)
-    stored, _, _ = stored_columns(files[0], kind)
+    stored, _, beside = stored_columns(files[0], kind)
     readable = {
         column: each
         for column, each in stored.items()
@@ -160,6 +162,8 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
         first = ", ".join(list(stored)[:3])
         found.problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
+    if left_out := beside.get(LEFT_OUT.encode()):
+        found.problems.append(left_out.decode())
     for each in columns:
         if each.role == UNFIT:
             each.role = IGNORED
@@ -168,8 +172,10 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
             found.mapping["decimal_comma"] = True
     _check_time(found)
     for each in columns:
-        if each.role == "time":
-            found.notes.append(f"times in {each.name}: {each.time_rule()}")
+        if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):
+            found.problems.append(f"{each.name}: times of day beside dates; write both into one column")
+        if each.role == "time" and (rule := each.time_rule()):
+            found.notes.append(f"times in {each.name}: {rule}")
     _propose(found, held)
     _check_states(found)
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
@@ -253,7 +259,7 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
     repeated = held.height - int(pl.DataFrame([held[name] for name in named]).hash_rows(0).n_unique())
     said = f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that have a role"
     if repeated and not (episodes and "time" in mapping):
-        found.notes.append(said)
+        found.notes += [said] * episodes  # one decision may well be like another
     elif repeated:
         found.problems.append(said)
         mapping["drop_duplicates"] = "exact"
@@ -285,6 +291,8 @@ def _survey(found: Inspection, rows: int) -> None:
         with refused.noted():
             assemble(table.rows.held, table, counts)
         problems.found = problems.found or refused.found
-        found.notes += [*table.metadata.notes, *counts.sentences()]
+        said = [*table.metadata.notes, *counts.sentences()]
+        found.notes += [note for note in said if not note.startswith(ORDER)]
+        problems.found += [note for note in said if note.startswith(ORDER)]
         found.is_open = table.is_open
     found.problems += problems.found

@@ -24,8 +24,9 @@ _STRICT = {
 }
 MOST_ONE_HOT = 50  # categories that are features without being asked
 _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
-_DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$"
-_MIXED = "times, not all written alike"
+# 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
+_DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
+_MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
 _OLDEST, _LATEST = 2e8, 5e9  # seconds since 1970 that numbers of a log may be
 _MOSTLY = 0.8  # of the values, from which on texts among numbers are a fault
@@ -34,7 +35,7 @@ _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
 # Words in names, the likeliest first.
 _WORDS = {
     "behavior_log_probability": "logprob logp loglikelihood logpropensity",
-    "behavior_probability": "probability prob propensity pscore behaviour behavior p mu",
+    "behavior_probability": "probability prob propensity propensities pscore chance behaviour behavior p mu",
     "terminal": "terminal terminals terminated done dones death dead ended end churned",
     "truncated": "truncated truncation timeout timeouts censored cut",
     "reward": "reward rewards rew r payoff profit revenue spend conversion converted clicked click outcome"
@@ -96,7 +97,9 @@ class Profile:
         return shown.removeprefix("1970-01-01 ").removesuffix(" UTC") if self.kind == CLOCK else shown
 
     def time_rule(self) -> str:
-        """How a column of times is read: the rule, with examples."""
+        """How a column of times is read: the rule, with examples; nothing for one that is not."""
+        if self.kind == _MIXED:
+            return ""
         if self.values.dtype.is_numeric():
             said, since = "numbers, in the order of their size", ""
             for unit, per_second in (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6)):

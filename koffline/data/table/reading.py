@@ -89,7 +89,7 @@ class TableStream:
     def __iter__(self) -> Iterator[Transitions]:
         """Pieces in order. Raises DataError."""
         table = self._table
-        self._counts = TableCounts(reordered=not self.contiguous)
+        self._counts = TableCounts(reordered=not self.contiguous, is_timed=table.roles.time is not None)
         if self.contiguous:
             frames = _contiguous_pieces(table, self._piece_rows)
         else:

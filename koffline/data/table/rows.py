@@ -108,15 +108,15 @@ class TextKind:
 
     def look(self, column: pl.Series, source: str) -> None:
         """Take the next rows into account. Raises DataError for a text that is no time like those above."""
+        column = column.str.strip_chars()
         unread = {way: _WAYS[way](column).is_null() & column.is_not_null() for way in self.ways}
         self.ways = [way for way, rows in unread.items() if not rows.any()]
         if self.is_time and not self.ways:
             place = max(int(rows.arg_max() or 0) for rows in unread.values())
             text = column[place] if len(column[place]) <= _MOST_SHOWN else f"{column[place][:_MOST_SHOWN]}…"
             remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
-            said = (
-                f"holds {text!r} in row {self.rows + place + 1}, no number or time like those above; {remedy}"
-            )
+            like = " like those above" if self.rows + place else " that is read"
+            said = f"holds {text!r} in row {self.rows + place + 1}, no number or time{like}; {remedy}"
             raise column_fault(source, self.name, said)
         self.has_clock = self.has_clock or bool(column.str.contains(":", literal=True).any())
         self.rows += len(column)
@@ -141,7 +141,7 @@ class TextKind:
 
     def read(self, column: pl.Series) -> pl.Series:
         """The column as ``dtype``."""
-        return _WAYS[self.ways[0]](column).alias(self.name) if self.ways else column
+        return _WAYS[self.ways[0]](column.str.strip_chars()).alias(self.name) if self.ways else column
 
 
 @dataclass(frozen=True)

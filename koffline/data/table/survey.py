@@ -16,7 +16,7 @@ from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.raw import read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
-from koffline.data.table.arrow_files import SHAPE_KEY
+from koffline.data.table.arrow_files import LEFT_OUT, SHAPE_KEY
 from koffline.data.table.census import Table, action_dtype, look_through, number_dtype
 from koffline.data.table.files import CSV, faults, find_tables
 from koffline.data.table.problems import Problems, column_fault
@@ -44,6 +44,7 @@ def prepare_table(
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
         raise mappings.unmapped(list(stored), name, kind)
+    left_out = beside.get(LEFT_OUT.encode(), b"").decode()
     described = read_description(beside.get(b"koffline")) if is_own else None
     sides = beside.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",") if described else []
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
@@ -53,6 +54,8 @@ def prepare_table(
     terms = () if formula is None else formula.columns
     types = column_types(stored, roles, terms)
     roles, types = fitting_types(types, roles, terms, problems)
+    if problems.found and left_out:
+        problems.add(left_out)
     if not types:  # no rows can be read
         problems.refuse()
     # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay as
@@ -142,7 +145,7 @@ def _check_counts(table: Table) -> None:
     infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
     for what, found, remedy in (
         ("values are missing", missing, _remedy(table, missing)),
-        ("numbers are infinite", infinite, "drop or mend those rows, or leave the column out"),
+        ("numbers are infinite", infinite, "mend them where the table is made, or leave the column out"),
     ):
         if found:
             shown = ", ".join(f"{name}: {count}" for name, count in found.items())
