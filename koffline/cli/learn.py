@@ -194,7 +194,6 @@ def online(
     **options: Any,
 ) -> None:
     """Check the config, train, print a table over the seeds and where everything is."""
-    from koffline.online import run
     from koffline.online.config import load_config
     from koffline.store.targets import CONFIG, RECORD
 
@@ -204,6 +203,8 @@ def online(
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, (*assignments, *["streaming=true"] * streaming))
+    from koffline.online import run  # with torch: what is misspelt has been said
+
     option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else run.default_folder(settings) if out is None else out
     folder = claim(folder, option, adds=RECORD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -118,6 +118,9 @@ def _with_remedy(error: click.ClickException) -> str:
         return message
     if isinstance(error, click.NoSuchOption):
         known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
+        setting = error.option_name.lstrip("-").replace("-", "_")
+        if "--set" in known and setting in _settings_of(context.command.name):
+            return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
         return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
     if message.startswith("No such command") and isinstance(context.command, click.Group):
         name = message.split("'")[1]
@@ -125,6 +128,17 @@ def _with_remedy(error: click.ClickException) -> str:
             return f"there is no command '{name}'; did you mean '{inside[0]}'?"
         return f"there is no command '{name}'; {nearest_name(name, context.command.list_commands(context))}"
     return message
+
+
+def _settings_of(command: str | None) -> Collection[str]:
+    """Names of the settings that --set of a command takes."""
+    if command == "online":
+        from koffline.online.config import OnlineConfig
+
+        return OnlineConfig.model_fields
+    from koffline.config import EvaluationSettings
+
+    return EvaluationSettings.model_fields if command in ("evaluate", "select", "diagnose") else ()
 
 
 def _failed(message: str) -> SystemExit:

@@ -101,7 +101,7 @@ class Features:
         Anything else stays as it is. Raises PolicyError for names that are no actions of the log.
         """
         columns = list(getattr(actions, "columns", actions if isinstance(actions, Mapping) else ()))
-        if self.actions and len(columns) > 1:
+        if self.actions and (len(columns) > 1 or isinstance(actions, Mapping)):
             if sorted(map(str, columns)) != sorted(self.actions):
                 what = f"columns of the output are {listed(list(map(str, columns)))}"
                 raise PolicyError(f"{policy}: {what}; name them as the log's actions, {listed(self.actions)}")

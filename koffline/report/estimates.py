@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from koffline.ope.names import OVER_EPISODES
 from koffline.ope.results import Estimate, EstimateTable, percent
 from koffline.report import page as pages
 from koffline.report import plots, words
@@ -60,6 +61,10 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
         rows.append(("logging policy", f"{logger}   (the policy that wrote the log, by the same networks)"))
         rows.append(
             ("uplift", f"{uplift.value:+.4g}{ends(uplift.interval)}   (over the logging policy, paired)")
+        )
+    elif own is not None and found["beyond_cuts"] and estimate.estimator in OVER_EPISODES:
+        rows.append(
+            ("uplift", "– (it values nothing after a cut: compare with the logged return, or ask kloss)")
         )
     if own is not None:
         beyond, error = found["beyond_cuts"], found.get("logged_return_se")

@@ -185,11 +185,11 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
         "its defaults and with a slow copy (tau). `koffline.evaluate` at its defaults values each last "
         "network from the same log. The choice is the policy whose interval has the highest lower end, of "
         "those that the verdict does not call *not answerable*. Only then the environment is asked. Scores: "
-        "uniform actions 0, the expert 100.",
+        "uniform actions 0, the expert 100; what is worse than uniform actions is negative.",
         "",
         f"**The chosen policies score {lost:.0f} points less than the best candidate, on average over "
-        f"{len(rows)} logs; a candidate drawn at random scores {luck:.0f} less.** Where a *supported* "
-        f"candidate goes before one *with care*, the choice scores {safe:.0f} less than the best (last "
+        f"{len(rows)} logs; a candidate drawn at random scores {luck:.0f} less.** If a *supported* "
+        f"candidate is preferred to one *with care*, the choice scores {safe:.0f} less than the best (last "
         f"columns). Of {total} questions the log answered {answered}; {sum(row['held'] for row in rows)} of "
         f"their 95 % intervals hold the true discounted value, and {sum(map(_holds, supported))} of the "
         f"{len(supported)} called *supported*. A policy that was trained on the log is the hardest "

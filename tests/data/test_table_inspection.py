@@ -360,6 +360,9 @@ class TestGuesses:
             strange = as_policy(lambda states: {"go": np.ones(len(states)), "leave": 0.0}, *asked)
             with pytest.raises(PolicyError, match="columns of the output are go, leave; name them"):
                 strange.probabilities(each.observations)
+            lacking = as_policy(lambda states: {"go": np.ones(len(states))}, *asked)
+            with pytest.raises(PolicyError, match="columns of the output are go; name them as the log's"):
+                lacking.probabilities(each.observations)
             unknown = as_policy(lambda states: ["stand"] * len(states), *asked)
             with pytest.raises(
                 PolicyError, match="is 'stand', no action of this log; its actions are go, pass, stop"

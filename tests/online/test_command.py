@@ -1,5 +1,9 @@
 """``koffline online`` as it is typed: a table at the end, one line for what is wrong, exit code 2."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -49,3 +53,18 @@ def test_streaming_keeps_no_replay(config, tmp_path):
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["streaming"] is True
     assert (tmp_path / "run" / "seed_0" / "model.d3").exists()
     assert not (tmp_path / "run" / "seed_0" / "replay.hdf5").exists()
+
+
+def test_an_option_that_is_a_setting_and_a_misspelt_setting_are_told_without_torch():
+    """The config is read before anything heavy is imported."""
+    code = "import sys; from koffline.cli.main import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
+    for words, said in (
+        (["--env", "CartPole-v1"], "there is no option '--env'; it is a setting: --set env=VALUE"),
+        (["configs/online/swimmer.yaml", "--set", "stepz=3"], "stepz is unknown; did you mean 'steps'?"),
+    ):
+        command = [sys.executable, "-c", code, "online", *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+        )
+        assert said in done.stderr
+        assert (done.returncode, done.stdout.strip()) == (2, "False")
