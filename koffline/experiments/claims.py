@@ -32,7 +32,7 @@ from koffline.experiments.results import (
     section,
 )
 from koffline.experiments.statistics import Interval, ratio_of_means
-from koffline.experiments.style import INK, LABELS, LONG_NAMES, WORLD_NAMES, house_style
+from koffline.experiments.style import INK, LABELS, LONG_NAMES, METHODS, WORLD_NAMES, house_style
 
 GOOD_PROXY = 0.7  # rank correlation from which a loss is called a good proxy
 UNSTABLE = 2.0  # a late error this many times the smallest one of the run is called oscillation
@@ -75,7 +75,7 @@ def evaluation_claims(cells: Cells, correlations: Sequence[Correlation]) -> Iter
     yield from _against(cells, puddle, ("gtd2", "sbeed"), no_better, f"{demo} (a)")
     yield from _proxies(correlations)
     for world in evaluation.WORLDS["figure-bench"]:
-        general, rivals = "our method performs better than other methods in general", tuple(LABELS)[:-1]
+        general, rivals = "our method performs better than other methods in general", METHODS[:-1]
         yield from _against(cells, world, rivals, general, "Section 5.2, fig:pol_bench")
     flags = [result.diverged() for (_, method), result in cells.items() if method == "kloss"]
     count, total = int(sum(part.sum() for part in flags)), sum(part.size for part in flags)

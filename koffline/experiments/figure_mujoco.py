@@ -39,7 +39,7 @@ _WHERE = "Section 5.3, fig:mujoco_bench"
 _DOUBLE_SAMPLING = "Sections 2 and 3 (double sampling), inside Trust-PCL"
 _SENTENCES = {"final": "learns a better policy than", "area": "learns with fewer data than"}
 _GRIDS = {"final": "equal settings or grid for all", "paper": "the paper's grid and learner"}
-_OURS = ("kloss", "memory")
+_OURS = ("kloss", "memory", "kloss_slow")
 _RIVALS = ("td0", "fvi", "rg")
 _PARTS = {
     "final": "Each critic at its best setting of the same grid",
@@ -186,10 +186,15 @@ def draw_mujoco(
     groups = [Group(part, name, 0.0, "") for name in plan.BUDGETS]
     if part == "final":
         groups += [Group("noise", name, x, "") for name, levels in plan.NOISE_LEVELS.items() for x in levels]
-    lines = -(-len(groups) // _COLUMNS)
+    there = {name.rsplit("/", 1)[0] for name in curves}
+    groups = [group for group in groups if group.panel in there]
+    if not groups:
+        return None
+    columns = min(_COLUMNS, len(groups))
+    lines = -(-len(groups) // columns)
     with style.house_style():
-        figure = Figure(figsize=(3.1 * _COLUMNS, 2.6 * lines + 0.5), layout="constrained")
-        panels = figure.subplots(lines, _COLUMNS, squeeze=False).ravel()
+        figure = Figure(figsize=(3.1 * columns, 2.6 * lines + 0.5), layout="constrained")
+        panels = figure.subplots(lines, columns, squeeze=False).ravel()
         shown: set[str] = set()
         for place, (axes, group) in enumerate(zip(panels, groups, strict=False)):  # the last stay empty
             noise = f", noise {group.noise:g}" if group.noise else ""
@@ -197,7 +202,7 @@ def draw_mujoco(
                 f"({'abcdefgh'[place]}) {_TITLES.get(group.environment, group.environment)}{noise}"
             )
             shown |= _draw_panel(axes, curves, group, curve)
-            if place % _COLUMNS == 0:
+            if place % columns == 0:
                 axes.set_ylabel(label, fontsize=8)
         for axes in panels[len(groups) :]:
             axes.axis("off")
@@ -210,11 +215,6 @@ def _draw_panel(axes: Axes, curves: Curves, group: Group, curve: str) -> set[str
     names = {critic: f"{group.panel}/{critic}" for critic in plan.CRITICS}
     found = {critic: curves[name] for critic, name in names.items() if name in curves}
     axes.set_xlabel("thousand environment steps", fontsize=8)
-    if not found:
-        axes.text(0.5, 0.5, "not run", ha="center", va="center", color=style.SOFT, transform=axes.transAxes)
-        axes.set_xticks([])
-        axes.set_yticks([])
-        return set()
     highest = -np.inf
     for critic, part in found.items():
         x, look = part["steps"] / 1000.0, style.line_look(critic)

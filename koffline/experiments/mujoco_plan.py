@@ -23,7 +23,8 @@ from koffline.experiments.results import SearchRow, is_archive
 from koffline.online.config import OnlineConfig, OnlineRun, load_config
 from koffline.spread import interquartile_mean
 
-CRITICS = ("td0", "fvi", "rg", "kloss", "memory")
+CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
+_APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
 PAPER_CRITICS = CRITICS[:4]
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
 """Where the settings of a part come from."""
@@ -146,6 +147,8 @@ def search_settings(search: str, critic: str, quick: bool = False) -> list[Setti
         # A constant kl_coef learns faster than any trust region, whatever the critic.
         windows, rates = _axis("window_length", 1, 10), _axis("learning_rate", 3e-3, 1e-3)
         axes = [windows, _axis("kl_coef", 1.0, 10.0), rates]
+        if critic == "kloss_slow":  # with 1/m the part that a slow copy makes stable is hardly learned
+            axes.append([{"diag_weight": 0.3}])
     else:
         regions = _axis("max_divergence", 0.0005, 0.001, 0.002)
         entropies = [{"entropy_coef": 0.0}, {"entropy_coef": 0.1, "entropy_decay": 0.1}]
@@ -189,8 +192,10 @@ def part_cells(request: MujocoRequest, part: str, environment: str, choices: Cho
             _config(request, part, environment, noise, {"critic": critic, **base, **dict(setting)})
             for critic, setting in settings
         ]
-        runs = [OnlineRun(config, seed) for seed in seeds for config in configs]
-        found += _stacks(part, environment, noise, runs, most)
+        for is_apart in (False, True):
+            together = [config for config in configs if (config.critic == _APART) is is_apart]
+            runs = [OnlineRun(config, seed) for seed in seeds for config in together]
+            found += _stacks(part, environment, noise, runs, most)
     return found
 
 

@@ -22,12 +22,12 @@ from koffline.store.files import atomic_file
 
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
 METHODS = tuple(LABELS)  # the order in which they stand
-LABELS["memory"] = "K-loss with memory"
+LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
 LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
-_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F")
+_PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F", "#E69F00")
 COLOURS = dict(zip(LABELS, _PALETTE, strict=True))
-MARKERS = dict(zip(LABELS, "v^sDPo*", strict=True))
+MARKERS = dict(zip(LABELS, "v^sDPo*X", strict=True))
 WORLD_NAMES = {"puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"}
 LONG_NAMES = {
     "chain": "Chain of Tsitsiklis and Van Roy",
@@ -147,7 +147,7 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
     """One legend below all panels: methods in their fixed order, then other kinds of lines."""
     handles = [
         Line2D([], [], **line_look(m), ms=5, lw=2.0 if m == "kloss" else 1.4, label=LABELS[m])
-        for m in METHODS
+        for m in LABELS
         if m in methods
     ]
     handles += [Line2D([], [], label=label, **look) for label, look in extra.items()]

@@ -31,7 +31,7 @@ from tests.experiments.fake_mujoco import FakeLockStep, by_critic, fake_return, 
 WHOLE = MujocoRequest()
 PENDULUM = "InvertedPendulum"
 NOISE = NOISE_LEVELS[PENDULUM]
-LEVELS = by_critic(memory=1000.0, kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
+LEVELS = by_critic(memory=1000.0, kloss_slow=1000.0, kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
 COUNT = len(search_settings("search", "kloss"))
 USUAL = setting_words(OnlineConfig(env="any").resolved())  # what stands there for the defaults
 
@@ -185,11 +185,11 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Path) -> None:
     assert found["K-loss with memory learns a better policy than FVI"].verdict == "holds"
     whole = next(claim for sentence, claim in found.items() if sentence.startswith("K-loss consistently"))
     assert (whole.verdict, whole.value) == ("undecided", 5.0)
-    assert sum("noise" in claim.world for claim in claims) == 2 * 3 * len(NOISE)
+    assert sum("noise" in claim.world for claim in claims) == 3 * 3 * len(NOISE)
 
 
 def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(tmp_path: Path) -> None:
-    levels = by_critic(memory=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
+    levels = by_critic(memory=90.0, kloss_slow=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
     write_cells(part_cells(WHOLE, "final", "Swimmer", {}), tmp_path, levels)
     claims = finished_parts(WHOLE, tmp_path)[0]["claims"]
     assert next(c for c in claims if "consistently" in c.sentence).verdict == "does not hold"
