@@ -45,17 +45,17 @@ class Metadata:
         return Features.from_extra(self.extra)
 
     def with_notes(self, *notes: str) -> Metadata:
-        """The same, with notes added."""
+        """Copy of the metadata with notes added."""
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
 if TYPE_CHECKING:
     _Array: TypeAlias = np.ndarray
     _Space: TypeAlias = ActionSpace
-else:  # whatever a caller hands over: the constructor checks it
+else:  # any array-like; the constructor checks it
     _Array = _Space = Any
 REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-# The columns that blocks of rows have too; their ``episode_ids`` and ``steps`` are counted.
+# Columns of a block of rows; ``episode_ids`` and ``steps`` are derived.
 ROW_COLUMNS = (*REQUIRED_COLUMNS, "behavior_log_probabilities", "weights")
 COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights")
 
@@ -107,7 +107,7 @@ class Transitions:
 
     @cached_property
     def units(self) -> np.ndarray:
-        """(N,) number of each row's independent unit: its episode, or the row itself where there are none."""
+        """Number (N,) of each row's independent unit: its episode, or the row itself without episodes."""
         return np.arange(len(self)) if self.steps is None else np.cumsum(self.steps == 0) - 1
 
     @property
@@ -249,7 +249,7 @@ class Transitions:
         return self._of(picked, self.action_space, self.metadata, self.units[rows])
 
     def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
-        """Rows of a valid log are valid, but may be left without any weight."""
+        """Build a log from rows of a valid one without checks, except that some weight must be positive."""
         selected = self._of(picked, self.action_space, self.metadata)
         if selected.weights is not None:
             columns.check_some_weight(selected.weights)
@@ -274,7 +274,7 @@ class Transitions:
 
 
 def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
-    """The given columns, each in its dtype, fitting together. Raises DataError."""
+    """Check the columns, cast each to its dtype, and check that they fit together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
         remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
         raise DataError(f"action_space is {space!r}; {remedy}")
