@@ -49,11 +49,11 @@ class KLossDQNImpl(KernelImpl):
         return temperature * torch.logsumexp(values / temperature, dim=2)
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N,) greedy actions."""
+        """Greedy actions (N,)."""
         return self.q_values(x).mean(dim=0).argmax(dim=1)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,) drawn from softmax(Q / temperature); greedy without a temperature."""
+        """Actions (N,) drawn from softmax(Q / temperature); greedy without a temperature."""
         if self._config.temperature == 0.0:
             return self.inner_predict_best_action(x)
         return torch.distributions.Categorical(self.action_probabilities(x)).sample()

@@ -211,7 +211,7 @@ class KernelImpl(QLearningAlgoImplBase):
                 function._fc.bias.data.add_(value)
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
-        """(N,) Q(s, a), the mean over critics."""
+        """Mean of Q(s, a) over critics, (N,)."""
         if self._modules.kernel.n_actions:
             return taken(self.q_values(x), action).mean(dim=0)
         return self.q_values(x, action).mean(dim=0)
@@ -223,7 +223,7 @@ class KernelImpl(QLearningAlgoImplBase):
         return self._modules.policy(x).squashed_mu
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,) or (N, k), drawn from the actor."""
+        """Actions (N,) or (N, k) drawn from the actor."""
         return self.distribution(x).sample()
 
     def distribution(self, x: Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Where episodes begin and end among the rows of a log: checked, put in order, joined, cut up."""
+"""Episodes among the rows of a log: checks of their boundaries, ordering, joining and cutting."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def keeps_episodes(ids: np.ndarray, steps: np.ndarray) -> bool:
 
 
 def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(N,) whether a row is the last of its episode; without episodes all are."""
+    """Mask (N,) of the last rows of episodes; without episodes all rows."""
     if "episode_ids" in log:
         ids = log["episode_ids"]
         return np.append(ids[1:] != ids[:-1], True)

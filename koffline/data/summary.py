@@ -1,4 +1,4 @@
-"""What is in a log, as one record."""
+"""Summary of a log as one record."""
 
 from __future__ import annotations
 

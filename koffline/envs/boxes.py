@@ -113,7 +113,7 @@ class PuddleWorld(BoxWorld):
 
 
 def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]:
-    """How deep states stand in the nearest puddle: 0 outside, 0.1 on its centre line."""
+    """Depth of states in the nearest puddle: 0 outside, 0.1 on its centre line."""
     depth = np.zeros(len(state))
     for start, end in np.asarray(PUDDLES):
         along = end - start

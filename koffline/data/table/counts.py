@@ -14,7 +14,7 @@ from koffline.data.columns import counted
 GAPS = "gaps: "  # beginning of a note on missing rows
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
 _PARTS = 16  # bins per octave: steps of about equal length share a bin
-_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # a step of a regular log that is longer than rounding explains
+_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
 _FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
 
 

@@ -1,4 +1,4 @@
-"""Which column of a table is what: one record, from keywords, a dict or a YAML file, and what it finds."""
+"""Mapping of a table's columns to parts of a transition, from keywords, a dict or a YAML file."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Profile:
         return shown.removeprefix("1970-01-01 ").removesuffix(" UTC") if self.kind == CLOCK else shown
 
     def time_rule(self) -> str:
-        """How a column of times is read: the rule, with examples."""
+        """Rule by which a column of times is read, with examples."""
         if self.values.dtype.is_numeric():
             said, since = "numbers, in the order of their size", ""
             for unit, per_second in (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6)):
