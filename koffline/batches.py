@@ -1,4 +1,4 @@
-"""What the replica engine reads: a table of rows, a plan of replicas, and the rows of each mini-batch.
+"""Input of the replica engine: a table of rows, a plan of replicas, and the rows of each mini-batch.
 
 One table serves value functions of states and of actions alike:
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from koffline.errors import ConfigError, DataError
 
 _MIX = (1 << 63) - 1
-_DRAW_BLOCK = 64  # steps whose continuations are drawn together
+_DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +36,7 @@ class Table:
     discounts: Float[Tensor, " row"]  # γ^interval, zero after a termination
     readout: Float[Tensor, "row output"] | None = None
     next_readout: Float[Tensor, "row output"] | None = None
-    kernel_inputs: Float[Tensor, "row column"] | None = None  # what the kernel compares
+    kernel_inputs: Float[Tensor, "row column"] | None = None  # rows that the kernel compares
 
     def __post_init__(self) -> None:
         rows, width = self.inputs.shape[0], self.inputs.shape[-1]
@@ -62,23 +62,23 @@ class Table:
 
     @property
     def draws(self) -> int:
-        """m, the drawn continuations of each row."""
+        """Number m of drawn continuations of each row."""
         return 1 if self.next_inputs.ndim == 2 else self.next_inputs.shape[1]
 
     @property
     def compared(self) -> Tensor:
-        """What a kernel compares, (N, k). Raises ConfigError where there is nothing."""
+        """Rows (N, k) that the kernel compares. Raises ConfigError if the table has none."""
         if self.kernel_inputs is None:
             raise ConfigError("the objective has a kernel, the table no kernel_inputs; give them")
         return self.kernel_inputs
 
     def columns(self) -> list[tuple[str, Tensor]]:
-        """The columns that are there, by name."""
+        """Name and tensor of each column that is not None."""
         pairs = [(item.name, getattr(self, item.name)) for item in fields(self)]
         return [(name, column) for name, column in pairs if column is not None]
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Table:
-        """The table elsewhere or in another precision; itself where nothing changes."""
+        """The table on another device or in another precision; the same object if nothing changes."""
         moved = {name: column.to(device, dtype or column.dtype) for name, column in self.columns()}
         return replace(self, **moved)
 
@@ -101,7 +101,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class ReplicaPlan:
-    """What distinguishes the replicas of one run.
+    """Settings in which the replicas of one run differ.
 
     learning_rates: one per replica. batch_seeds: which mini-batches a replica sees; replicas with equal seeds
     (and equal row sets) share them, and then the kernel is computed once for all of them.
@@ -153,7 +153,7 @@ class ReplicaPlan:
 
     @property
     def group_of(self) -> tuple[int, ...]:
-        """Group of each replica."""
+        """Number of each replica's group."""
         return tuple(map(self.groups.index, self._keys()))
 
     def _keys(self) -> list[tuple[int, int]]:
@@ -197,15 +197,15 @@ class BatchSchedule:
         return self._rows_there.gather(1, index)
 
     def _refill(self, step: int) -> None:
-        """Draw the epochs that `step` begins."""
+        """Draw a new permutation for every group whose epoch begins at `step`."""
         stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
         for group in stale:
             self._draw_epoch(group, step // self._lengths[group])
         if stale:
-            self._rows_there = self._rows.to(self._device, copy=True)  # rows handed out stay as they are
+            self._rows_there = self._rows.to(self._device, copy=True)  # never overwrite returned rows
 
     def draws(self, step: int, draws: int) -> Tensor:
-        """Which of `draws` continuations each row of the mini-batches uses, (G, B)."""
+        """Number (G, B) of the continuation, out of `draws`, that each row of the mini-batches uses."""
         block, place = divmod(step, _DRAW_BLOCK)
         if (block, draws) != self._draw_block:
             shape = (_DRAW_BLOCK, self._batch_size)

@@ -1,7 +1,7 @@
 """Checkpoints of a run: written whole or not at all, read without running any code.
 
-Of a long run the last few are kept, and a damaged one is never the end. Logs that grow beside them are cut
-back to what a checkpoint knew.
+A long run keeps its last few, so that an older one replaces a damaged one. On resuming, logs beside them are
+cut back to their length at the checkpoint.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from koffline.untrusted.arrays import load_tensors
 from koffline.untrusted.limits import Refused
 
 _NAME = re.compile(r"step_(\d{9,})\.pt")
-_ARRAY, _TUPLE = "a numpy array", "a tuple"  # how these are marked in a file that holds no code
+_ARRAY, _TUPLE = "a numpy array", "a tuple"  # keys that mark arrays and tuples in the file
 _LOG = logging.getLogger(__name__)
 
 
@@ -35,7 +35,7 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state`, whole or not at all, over an older one. Raises DataError where the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, force=True) as temporary:
-        content = io.BytesIO()  # written at once, so that a full disk is an OSError and not torch's own
+        content = io.BytesIO()  # written in one call: a full disk raises OSError, not torch's error
         torch.save(state, content)
         temporary.write_bytes(content.getbuffer())
 
@@ -71,7 +71,7 @@ def fingerprint_of(table: Table, flat: Tensor, plan: ReplicaPlan, *settings: obj
 
 @dataclass(frozen=True)
 class Saved:
-    """A stack of runs at one moment.
+    """State of a stack of runs at one step.
 
     steps: environment steps per run; seconds: of training so far; files: bytes of each log by its path in the
     run's folder; diverged: the step at which a seed's networks stopped being finite; state: the stack's own.
@@ -85,9 +85,9 @@ class Saved:
 
 
 def save(folder: Path, fingerprint: str, saved: Saved, keep: int) -> None:
-    """Write a checkpoint and let go of all but the last ``keep``.
+    """Write a checkpoint and remove all but the last ``keep``.
 
-    Raises ConfigError where the disk refuses; the ones before are as they were.
+    Raises ConfigError if writing fails; earlier checkpoints then stay.
     """
     path = folder / f"step_{saved.steps:09d}.pt"
     try:
@@ -108,10 +108,10 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def newest(folder: Path, fingerprint: str) -> Saved | None:
-    """The last checkpoint that can be read; None where there is none at all.
+    """Read the newest intact checkpoint; None if the folder has none.
 
-    A damaged one is named in a warning, and an older one used instead. Raises ConfigError, with everything
-    left as it is, for one of another run, and where none can be read.
+    A damaged one is named in a warning and an older one is used. Raises ConfigError, and changes no file, if
+    a checkpoint belongs to another run or none can be read.
     """
     found = checkpoints(folder)[::-1]
     for path in found:
@@ -134,12 +134,12 @@ def newest(folder: Path, fingerprint: str) -> Saved | None:
 
 
 def file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
-    """Bytes of each log that is there, by its path in the run's folder."""
+    """Bytes of each existing log file, by its path in the run's folder."""
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.exists()}
 
 
 def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
-    """Remove from logs what was written after a checkpoint. Raises ConfigError for one that lost rows."""
+    """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
     for path in files:
         size, found = sizes.get(path.relative_to(folder).as_posix(), 0), 0
         if path.exists():
@@ -155,7 +155,7 @@ def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> N
 
 
 def _packed(value: Any) -> Any:
-    """Arrays and tuples in a form that is read without running any code."""
+    """Convert arrays and tuples to a form that can be read without running code."""
     if isinstance(value, np.ndarray):
         raw = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy())
         return {_ARRAY: value.dtype.str, "shape": list(value.shape), "bytes": raw}

@@ -35,7 +35,7 @@ class Section(BaseModel):
         return value
 
     def resolved(self) -> dict[str, Any]:
-        """The same as plain values, every default filled in; reading them gives the section again."""
+        """All values, defaults included, as plain values that can be read back."""
         return self.model_dump(mode="json")
 
 
@@ -105,7 +105,7 @@ class EvaluationSettings(Section):
 
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
-    """Later layers win over earlier ones, keys whose value is None say nothing.
+    """Merge layers into settings: later layers win, and keys whose value is None are ignored.
 
     Raises ConfigError in one line: an unknown key (with the nearest valid one) or a value out of range.
     """
@@ -139,7 +139,7 @@ AnySection = TypeVar("AnySection", bound=Section)
 
 
 def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySection:
-    """Raises ConfigError in one line for an unknown (the nearest is named), missing or wrong value."""
+    """Validate values as a section. Raises ConfigError for an unknown, missing or wrong value."""
     try:
         return model.model_validate(given)
     except ValidationError as error:
@@ -147,7 +147,7 @@ def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySec
 
 
 def describe_error(model: type[BaseModel], error: ValidationError, where: str = "") -> ConfigError:
-    """What is wrong first, unknown names before wrong values."""
+    """ConfigError for the first mistake; unknown names come before wrong values."""
     unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
     *parents, last = map(str, first["loc"]) if first["loc"] else [where]
@@ -170,7 +170,7 @@ def describe_error(model: type[BaseModel], error: ValidationError, where: str = 
 def read_layers(
     source: str | Path | Mapping[str, Any], assignments: Mapping[str, Any], files: Iterable[str]
 ) -> dict[str, Any]:
-    """A YAML file or a mapping with values laid over it by their dotted names.
+    """Read a YAML file or a mapping and override values by their dotted names.
 
     files: dotted names of paths (``*`` for any): those in a file are relative to its folder, all others to
     the current one.
@@ -195,7 +195,7 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
     for depth, name in enumerate(parents):
         below = place.get(name)
         if isinstance(below, str) and name != "source":
-            below = {"type": below}  # a factory named by its type alone
+            below = {"type": below}  # a factory given by its type only
         elif isinstance(below, list):
             below = {str(each): {} for each in below}
         if not isinstance(below, dict | None):

@@ -119,20 +119,20 @@ def make_step(
     if isinstance(objective, GradientTD2):
         weights = torch.zeros_like(flat)
         return GradientTD2Step(objective, source, weights, adam(weights))
-    seeds = [seed + 1_000_003 for seed in plan.batch_seeds]  # not the value's own first weights
+    seeds = [seed + 1_000_003 for seed in plan.batch_seeds]  # other initial weights than the value's
     sizes = (network.sizes[0], *objective.hidden, network.sizes[-1])
     test = StackedMLP.initialise(sizes, seeds, dtype=flat.dtype, device=flat.device)
     return SaddlePointStep(objective, source, test.flat, adam(test.flat), test)
 
 
 class DualStep(Step):
-    """A step with a second function; its parameters `second` have an Adam of their own."""
+    """Base of steps with a second function, whose parameters `second` have their own Adam."""
 
     def __init__(self, objective: Any, source: BatchSource, second: Tensor, adam: StackedAdam) -> None:
         self._dual, self._source, self.second, self._adam = objective, source, second, adam
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs."""
+        """State for `load_state_dict`."""
         return {"second": self.second, "adam": self._adam.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -142,10 +142,10 @@ class DualStep(Step):
 
 
 class GradientTD2Step(DualStep):
-    """`second` is w, (R, P); it moves from the same old parameters as the value."""
+    """Step of GTD2: w, (R, P), is `second` and is updated at the same old parameters as the value."""
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and the value's gradient; w has moved."""
+        """Update w; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
         outputs, tangents, pull_own = forward_with_tangent(network, batch.inputs, self.second)
         next_outputs, pull_next = network.forward_with_pullback(batch.next_inputs)
@@ -163,7 +163,7 @@ class GradientTD2Step(DualStep):
 
 
 class SaddlePointStep(DualStep):
-    """`second` are the parameters of the test functions f, which ascend before the value's gradient."""
+    """Step of SBEED: the test functions f, with parameters `second`, ascend before the value's gradient."""
 
     def __init__(
         self, objective: Any, source: BatchSource, second: Tensor, adam: StackedAdam, test: StackedMLP
@@ -172,7 +172,7 @@ class SaddlePointStep(DualStep):
         self._test = test
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and the value's gradient; f has moved."""
+        """Update f; return the loss and the value's gradient."""
         batch, _ = self._source.batch(step)
         value = read_values(network.forward(batch.inputs), batch.readout).clone()
         next_value = read_values(network.forward(batch.next_inputs), batch.next_readout)
@@ -243,7 +243,7 @@ def forward_with_tangent(
 
 
 def _times(gradient: Tensor, weight: Tensor) -> Tensor:
-    """g Wᵀ, (R, N, in); one output is a product of columns, not of matrices."""
+    """Product g Wᵀ, (R, N, in); for a single output an elementwise product, which is faster."""
     return gradient * weight.mT if weight.shape[-1] == 1 else torch.bmm(gradient, weight.mT)
 
 

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-# Longer messages quote a file, not its fault.
+# Longer messages quote the content of a file and are cut.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
 _MOST_NAMES = 12
@@ -80,14 +80,14 @@ class ConfigError(KofflineError):
 
 
 def printable(text: str) -> str:
-    """The text in one line that a terminal shows and does not obey, long words and long texts cut."""
+    """Text in one line, without control characters, long words and long texts cut."""
     text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
     cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in cut)
 
 
 def is_control(character: str) -> bool:
-    """Whether a terminal obeys a character and does not show: escapes, marks that turn the writing."""
+    """Whether a character controls the terminal instead of being shown: escapes, direction marks."""
     if unicodedata.category(character) == "Cc":
         return character not in "\n\t"
     return unicodedata.bidirectional(character) in _TURNS
@@ -98,7 +98,7 @@ def _plain(name: str) -> str:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str:
-    """The remedy for an unknown name: one for the same thing, the most similar, or those that are known."""
+    """Remedy for an unknown name: its synonym, the most similar name, or all known names."""
     names, asked = list(known), _plain(name)
     same = next((words.split() for words in _SAME if asked in words.split()), [])
     close = [other for other in names if _plain(other) in same]

@@ -43,22 +43,22 @@ from koffline.steps import BatchSource, StackedAdam
 
 Network = TypeVar("Network", bound=StackedNetwork)
 Probe = Callable[[int, Network], Tensor]
-_WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between looks at the losses: a look waits for the device
+_WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses; a check waits for the device
 _KEPT = ("step", "seconds", "summed", "diverged_at", "losses", "loss_steps", "probes", "probe_steps")
 
 
 @runtime_checkable
 class Progress(Protocol):
-    """Anything that wants to be told; a progress bar lives with the caller."""
+    """Receiver of progress reports, for example a progress bar of the caller."""
 
     def update(self, step: int, steps: int, loss: float) -> None:
-        """`step` of `steps` are done; `loss` is the median over replicas that have not diverged."""
+        """Report `step` of `steps` done; `loss` is the median over replicas that have not diverged."""
         ...
 
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How long and how fast; learning rates and seeds are the plan's.
+    """Settings of the training loop; learning rates and seeds are in the plan.
 
     schedule: "cosine" lets the learning rates fall to zero, "constant" keeps them.
     record_every: steps averaged into one row of the loss history. threads: of this process while fitting.
@@ -82,7 +82,7 @@ class FitSettings:
 
 @dataclass(frozen=True)
 class Checkpointing:
-    """Where and how often the whole state is written; an existing file of the same run is continued."""
+    """Path and interval of checkpoints; an existing file of the same run is continued."""
 
     path: Path
     every: int = 1000
@@ -94,7 +94,7 @@ class Checkpointing:
 
 @dataclass(frozen=True, eq=False)
 class FitRecord(Generic[Network]):
-    """What a run gives: K rows of history, R replicas.
+    """Result of a run: K rows of history, R replicas.
 
     network: the last parameters; diverged replicas are NaN.
     losses (K, R): mean mini-batch loss over the steps up to `loss_steps` (K,).
@@ -208,7 +208,7 @@ class _Run(Generic[Network]):
         self.probe_steps: list[int] = []
 
     def update(self) -> bool:
-        """One gradient step of every replica; whether a row of the loss history was written."""
+        """Take one gradient step of every replica; return whether a row of the loss history was written."""
         rates = self._rates
         if self._settings.schedule == "cosine":
             rates = rates * (0.5 * (1.0 + math.cos(math.pi * self.step / self._settings.steps)))
@@ -224,10 +224,10 @@ class _Run(Generic[Network]):
         return self._watch(is_last) if self.step % self._watched == 0 or is_last else False
 
     def record(self) -> FitRecord[Network]:
-        """The frozen result."""
+        """Record of the run."""
         finite = torch.isfinite(self.network.flat).all(dim=1).tolist()
         for replica, good in enumerate(finite):
-            if not good:  # the last step itself may have broken what the losses did not show any more
+            if not good:  # the last step may have diverged after the last loss was computed
                 self._mark_diverged(replica, self.step)
         return FitRecord(
             network=self.network,
@@ -241,7 +241,7 @@ class _Run(Generic[Network]):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs: tensors and plain values."""
+        """State for `load_state_dict`: tensors and plain values."""
         parts = {"adam": self._adam.state_dict(), "dual": self._step.state_dict()}
         return self._tensors() | parts | {name: getattr(self, name) for name in _KEPT}
 
@@ -259,7 +259,7 @@ class _Run(Generic[Network]):
         return found if self._target is None else found | {"target": self._target.flat}
 
     def _watch(self, is_last: bool) -> bool:
-        """Look at the losses since the last look: divergence and history."""
+        """Check the losses since the last check for divergence; add them to the history."""
         seen = (self.step - 1) % self._watched + 1
         window = self._window[:seen]
         if not math.isfinite(float(window.sum())):

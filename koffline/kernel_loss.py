@@ -124,7 +124,7 @@ def _diagonal_sum(residual: Tensor, gram: Tensor) -> Tensor:
 
 
 def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
-    """n, after checking that nothing would broadcast silently."""
+    """Number of rows n, after a check that no shapes would broadcast silently."""
     rows = residual.shape[-1] if residual.ndim in (1, 2) else 0
     square = gram.ndim in (2, 3) and gram.shape[-1] == gram.shape[-2] == rows
     if not square or (gram.ndim == 3 and gram.shape[0] != residual.shape[0]):
@@ -140,7 +140,7 @@ def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
 
 
 def _check_rows(**columns: Tensor) -> None:
-    """Equal row counts and replica counts: (N, 1) against (N,) would broadcast to (N, N) in silence."""
+    """Raise DataError for unequal shapes: (N, 1) with (N,) would broadcast to (N, N) silently."""
     shapes = {name: tuple(column.shape) for name, column in columns.items()}
     ends = {shape[-1:] for shape in shapes.values()}
     fronts = {shape[:-1] for shape in shapes.values()} - {()}

@@ -27,11 +27,11 @@ class Kernel(Protocol):
     """A symmetric positive-definite function of two rows."""
 
     def gram(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """All pairs, (…, N, M); `y` defaults to `x`."""
+        """Gram matrix (…, N, M) of all pairs; `y` defaults to `x`."""
         ...
 
     def diagonal(self, x: Tensor) -> Tensor:
-        """k(x_i, x_i), (…, N)."""
+        """Diagonal k(x_i, x_i), (…, N)."""
         ...
 
 
@@ -44,7 +44,7 @@ class _Scaled:
             raise ConfigError(f"bandwidth is {self.bandwidth}; give a positive number")
 
     def diagonal(self, x: Rows) -> Float[Tensor, "*batch n"]:
-        """Ones."""
+        """Diagonal of ones."""
         return torch.ones_like(x[..., 0])
 
     def exponent_columns(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ class Gaussian(_Scaled):
     """
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
-        """All pairs; one product of augmented columns, then a power of two, much faster than exp."""
+        """Gram matrix of all pairs: one product of augmented columns, then exp2, much faster than exp."""
         return self._exponent(x, y).exp2_()
 
     def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
@@ -92,7 +92,7 @@ class Laplacian(_Scaled):
     """k(x, y) = exp(−‖x − y‖₁ / bandwidth), with the sum of absolute differences."""
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
-        """All pairs."""
+        """Gram matrix of all pairs."""
         return torch.cdist(x, x if y is None else y, p=1.0).mul(-1.0 / self.bandwidth).exp_()
 
     def draw_frequencies(self, dimension: int, count: int, generator: Generator) -> Tensor:
@@ -106,7 +106,7 @@ class InverseMultiquadric(_Scaled):
     """k(x, y) = (1 + ‖x − y‖² / bandwidth²)^(−1/2); its tails are heavier than the Gaussian's."""
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
-        """All pairs."""
+        """Gram matrix of all pairs."""
         return torch.rsqrt(1.0 - self._exponent(x, y) / _LOG2_E)
 
 
@@ -118,11 +118,11 @@ class Linear:
     """
 
     def gram(self, x: Rows, y: OtherRows | None = None) -> Gram:
-        """All pairs."""
+        """Gram matrix of all pairs."""
         return x @ (x if y is None else y).mT
 
     def diagonal(self, x: Rows) -> Float[Tensor, "*batch n"]:
-        """Squared lengths."""
+        """Diagonal of squared lengths."""
         return x.square().sum(dim=-1)
 
 
@@ -155,7 +155,7 @@ def median_bandwidth(
 ) -> float:
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
-    More than `max_rows` rows are thinned: drawn by `generator`, or evenly spaced without one.
+    Of more than `max_rows` rows a subset is used: drawn by `generator`, or evenly spaced without one.
     Raises DataError for fewer than two rows.
     (Feng et al. 2019, sec:exp_detail)
     """

@@ -27,14 +27,14 @@ from koffline.steps import BatchSource, Step, full_gradient, read_values, residu
 
 @dataclass(frozen=True)
 class RandomFeatures:
-    """ψ with ψ(x)ᵀψ(y) ≈ k(x, y), in the place of a kernel: its `gram` gives the features."""
+    """Random features ψ with ψ(x)ᵀψ(y) ≈ k(x, y), used in place of a kernel: `gram` returns the features."""
 
     base: Gaussian | Laplacian
     count: int
     seed: int
 
     def gram(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"]:
-        """ψ(x)."""
+        """Features ψ(x)."""
         return self._map(x.shape[-1])(x)
 
     def _map(self, dimension: int) -> FourierFeatures:
@@ -50,10 +50,10 @@ class RandomFeatures:
 
 @dataclass(frozen=True)
 class MemoryLoss:
-    """(1 − w) ‖E ψδ‖² + w E δ², the first factor of the former remembered.
+    """The loss (1 − w) ‖E ψδ‖² + w E δ², in whose first term one factor E ψδ is remembered.
 
-    memory: β, the share of m that a step keeps, so that it speaks of 1/(1 − β) mini-batches. diag_weight: w;
-    a mini-batch of n rows has 1/n without a memory. features: of the kernel, an even number. is_corrected:
+    memory: β, the share of m that a step keeps, so that m averages about 1/(1 − β) mini-batches. diag_weight:
+    w; the loss without a memory has 1/n for n rows. features: number of random features, even. is_corrected:
     whether m follows the parameters. (Feng et al. 2019, thm:eigen)
     """
 
@@ -72,13 +72,13 @@ class MemoryLoss:
 
     @cached_property
     def kernel(self) -> RandomFeatures:
-        """What the rows of a mini-batch are mapped by."""
+        """Feature map of the rows of a mini-batch."""
         return RandomFeatures(self.base, self.features, self.seed)
 
     def compute_gradients(
         self, residual: Rows, discount: Rows, remembered: Tensor, psi: Tensor
     ) -> ValueGradients:
-        """The loss is (1 − w) mᵀψᵀδ/n + w mean δ², unbiased where m is independent of the rows."""
+        """Loss (1 − w) mᵀψᵀδ/n + w mean δ² and its gradients, unbiased if m is independent of the rows."""
         rows, weight = residual.shape[-1], self.diag_weight
         slope = (1.0 - weight) * gram_product(remembered, psi.mT) + weight * residual
         slope = slope * (2.0 / rows)
@@ -86,16 +86,16 @@ class MemoryLoss:
 
 
 class Memory:
-    """m (R, f): a moving average of mini-batches' mean ψδ. share: what a step keeps, a number or (R, 1)."""
+    """Moving average m (R, f) of mini-batches' mean ψδ. share: kept per step, a number or (R, 1)."""
 
     def __init__(self, share: float | Tensor, sums: Tensor) -> None:
         self._share, self._sums, self.count = share, sums, 0
 
     def take(self, now: Float[Tensor, "run feature"], before: Tensor | None) -> Tensor:
-        """What earlier mini-batches say of E ψδ; m then has this one in it.
+        """Return the estimate of E ψδ from earlier mini-batches, then add this mini-batch to m.
 
-        now: this mini-batch's mean ψδ; before: the same at the parameters of the last step, None for a memory
-        that does not follow them.
+        now: this mini-batch's mean ψδ. before: the same at the previous step's parameters; None without
+        correction.
         """
         if not self.count:
             remembered = now
@@ -107,7 +107,7 @@ class Memory:
         return remembered
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs."""
+        """State for `load_state_dict`."""
         return {"memory": self._sums, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,7 +116,7 @@ class Memory:
 
 
 class MemoryStep(Step):
-    """Keeps the memory, and the parameters of the last step."""
+    """Step that holds the memory and the previous step's parameters."""
 
     def __init__(self, objective: MemoryLoss, source: BatchSource, network: StackedNetwork) -> None:
         self._loss, self._source = objective, source
@@ -124,7 +124,7 @@ class MemoryStep(Step):
         self._memory = Memory(objective.memory, network.flat.new_zeros(len(network.flat), objective.features))
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient; m has taken the mini-batch in."""
+        """Update the memory; return loss and gradient."""
         batch, psi = self._source.batch(step)
         assert psi is not None
         old = None
@@ -149,7 +149,7 @@ class MemoryStep(Step):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs."""
+        """State for `load_state_dict`."""
         return {**self._memory.state_dict(), "before": self._before}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

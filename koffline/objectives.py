@@ -1,4 +1,4 @@
-"""What a value function is trained to make small: the kernel loss and the baselines, behind one call.
+"""Training objectives of value functions: the kernel loss and the baselines, behind one interface.
 
 An objective is a frozen record. It says where the value of the next row comes from (`next_from`) and which
 kernel it needs (`kernel`, or None). ``compute_gradients`` gives the loss of each replica and its gradients in
@@ -22,13 +22,13 @@ from koffline.kernel_loss import check_diag_weight
 from koffline.kernels import Kernel, Laplacian, median_bandwidth
 
 Rows = Float[Tensor, "replica row"]
-Own = Float[Tensor, "*replica row"]  # of each replica, or one for all
+Own = Float[Tensor, "*replica row"]  # per replica, or shared by all
 NextFrom = Literal["network", "network_detached", "target"]
 
 
 @dataclass(frozen=True, eq=False)
 class ValueGradients:
-    """A loss per replica and its gradients in value and next value; `next_value` None where it is stopped."""
+    """Loss per replica and its gradients in value and next value; `next_value` is None without a gradient."""
 
     loss: Float[Tensor, " replica"]
     value: Rows
@@ -59,7 +59,7 @@ class FollowTarget:
 
 @runtime_checkable
 class Objective(Protocol):
-    """See the module's docstring."""
+    """An objective, as described in the module's docstring."""
 
     @property
     def kernel(self) -> Kernel | None:
@@ -93,7 +93,7 @@ class KernelLoss:
             check_diag_weight(self.diag_weight)
 
     def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
-        """One product K δ serves the loss and its gradient 2 K δ / n².
+        """Loss and its gradient 2 K δ / n² from one product K δ.
 
         gram is (N, N), or (G, N, N) where replicas g·R/G … (g+1)·R/G − 1 share the g-th.
         """
@@ -118,7 +118,7 @@ class _SquaredError:
     """mean δ²; a subclass says through which values its gradient 2δ/n flows."""
 
     def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
-        """−2δ/n through the value, and discount · 2δ/n through the next one where it is not held still."""
+        """Gradients −2δ/n in the value and, unless it is detached, discount · 2δ/n in the next value."""
         rows = residual.shape[-1]
         slope = residual * (2.0 / rows)
         following = slope * discount if self.next_from == "network" else None  # type: ignore[attr-defined]

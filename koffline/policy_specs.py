@@ -1,4 +1,4 @@
-"""From what a user names or holds to a policy: `load_policy` for specs, `as_policy` for anything."""
+"""Policies from user input: `load_policy` for specs, `as_policy` for any object."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from koffline.policies.policy_file import load_policy_file
 _MEAN_DRAWS = 64
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
-_MOST_LAYERS = 3  # epsilon:0.1:epsilon:0.1:uniform has two; more say nothing that one does not
+_MOST_LAYERS = 3  # nested epsilons: epsilon:0.1:epsilon:0.1:uniform has two
 
 
 def load_policy(
@@ -63,7 +63,7 @@ def load_policy(
             return uniform_policy(action_space, observation_shape)
         if spec.startswith(_EPSILON):
             return _load_epsilon(spec, action_space, observation_shape, features)
-    path = Path(os.path.expanduser(spec))  # Path's own raises where there is no such user
+    path = Path(os.path.expanduser(spec))  # unlike Path.expanduser, does not raise for an unknown user
     if path.is_file():
         return _load_file(path, action_space, observation_shape)
     if spec and path.is_dir():  # Path("") is the current folder
@@ -116,7 +116,7 @@ def as_policy(
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of its parameters; none for a callable in C that has no signature."""
+    """Names of a function's parameters; empty for a callable without a signature."""
     try:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
@@ -141,17 +141,17 @@ class TableFunction:
             self.log_density = TableFunction(density, features)
 
     def __call__(self, observations: np.ndarray, *more: Any, **named: Any) -> Any:
-        """What the function gives for the table."""
+        """Call the function with the table."""
         return self._function(self._features.table(observations), *more, **named)
 
 
 def _numbered(function: Callable[..., Any], name: str, features: Features, observations: np.ndarray) -> Any:
-    """What the function gives, actions by their number where it gives texts."""
+    """Call the function and convert action texts to indices."""
     return features.numbers(function(observations), name)
 
 
 def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
-    """isinstance against a class of a heavy library, without importing it: no import, no instance."""
+    """isinstance with a class of a heavy library, without importing it: no import, no instance."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
@@ -263,7 +263,7 @@ def callable_policy(
 class ModuleFunction:
     """Calls a torch module without gradients, in evaluation mode, on its own device, in its own float type.
 
-    Columns of whole numbers (int64: discrete actions) stay such.
+    Columns of int64 (discrete actions) keep their type.
     """
 
     def __init__(self, module: Any) -> None:
@@ -275,7 +275,7 @@ class ModuleFunction:
         self._device = torch.device("cpu") if sample is None else sample.device
 
     def __call__(self, *columns: np.ndarray) -> Any:
-        """What the module gives for columns of rows."""
+        """Call the module with columns of rows."""
         import torch
 
         # Copies: the log's arrays are read-only, and the module might write into its input.

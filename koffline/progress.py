@@ -1,4 +1,4 @@
-"""Bars on stderr, lines where that is no terminal: over the steps of a run, and over an evaluation."""
+"""Progress on stderr, as a bar on a terminal, else as lines."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 _FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
-Tell = Callable[..., None]  # what is done and, as they change, total, note
+Tell = Callable[..., None]  # called with the number done and, when they change, total and note
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
-    """A bar or lines on stderr; yields what is to be told."""
+    """Show a bar or lines on stderr; yield the function that receives progress."""
     if not show:
         yield lambda done, **changed: None
         return
@@ -35,24 +35,24 @@ def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
 
 @contextlib.contextmanager
 def training_bar(title: str, quiet: bool = False) -> Iterator[TrainingBar | None]:
-    """What training loops and passes tell how far they are; None where nobody wants to hear."""
+    """Receiver of the progress of training loops and passes; None if ``quiet``."""
     with progress_bar(title, None, not quiet) as tell:
         yield None if quiet else TrainingBar(tell)
 
 
 class TrainingBar:
-    """Hears of gradient steps, and of the shards of a pass."""
+    """Receiver of gradient steps and of the shards of a pass."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
 
     def update(self, step: int, steps: int, loss: float) -> None:
-        """As of `koffline.fitting.Progress`."""
+        """Report gradient steps, see `koffline.fitting.Progress`."""
         note = "solving last layers" if step == steps else f"objective {loss:.3g}"
         self._tell(step, total=steps, note=note)
 
     def pass_over(self, done: int, total: int) -> None:
-        """So many shards are read."""
+        """Report the number of shards read."""
         self._tell(done, total=total, note="reading shards")
 
 
@@ -60,7 +60,7 @@ class TrainingBar:
 def _lines(title: str, total: int | None) -> Iterator[Tell]:
     """A line after a second, then one every ten, from a thread of its own.
 
-    Long parts that tell nothing are heard of too; what is over, or refused, before that says nothing.
+    Parts without reports get lines too; anything that ends within the first second prints nothing.
     """
     over, began, said = threading.Event(), time.monotonic(), {"state": "beginning"}
 

@@ -28,8 +28,8 @@ from koffline.errors import ConfigError, DataError
 Pullback = Callable[[Tensor], Tensor]
 Layers = list[tuple[Tensor, Tensor]]
 Self = TypeVar("Self", bound="StackedNetwork")
-_LARGEST_BUFFER = 1 << 24  # numbers
-_NARROW = 16  # outputs below which a batched product is computed as its transpose
+_LARGEST_BUFFER = 1 << 24  # largest buffer, in numbers
+_NARROW = 16  # with fewer outputs a batched product is computed as its transpose
 
 
 @runtime_checkable
@@ -39,7 +39,7 @@ class StackedNetwork(Protocol):
     flat: Tensor  # (R, P)
 
     def with_flat(self: Self, flat: Tensor) -> Self:
-        """The same networks with other parameters; `flat` is not copied."""
+        """Networks of the same shape with other parameters; `flat` is not copied."""
         ...
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,11 +103,11 @@ class StackedMLP:
 
     @property
     def replicas(self) -> int:
-        """R."""
+        """Number R of replicas."""
         return self.flat.shape[0]
 
     def with_flat(self, flat: Float[Tensor, "replica parameter"]) -> StackedMLP:
-        """The same networks with other parameters; `flat` is not copied."""
+        """Networks of the same shape with other parameters; `flat` is not copied."""
         return StackedMLP(self.sizes, flat, self.activation)
 
     def select(self, replicas: Sequence[int] | Tensor) -> StackedMLP:
@@ -157,7 +157,7 @@ class StackedMLP:
         return inputs
 
     def _pull(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
-        """Layer by layer from the outputs down; slopes are told from what came out of the activation."""
+        """Pull a gradient back layer by layer; slopes follow from the outputs of the activation."""
         aten = torch.ops.aten
         result, slots = self._gradient()
         for index in reversed(range(len(slots))):
@@ -176,7 +176,7 @@ class StackedMLP:
         return result
 
     def _pull_single_output(self, gradient: Tensor, inputs: list[Tensor]) -> Tensor:
-        """One ReLU layer, one output: the gradient of the hidden layer, (R, N, H), is never formed.
+        """Pullback of one ReLU layer and one output, without forming the hidden gradient (R, N, H).
 
         It is g m w with m the 0/1 mask of active units, so its product with the inputs is T w where
         T = (x g)ᵀ m; and as the hidden layer is m (x W), the last layer's gradient gᵀ m (x W) is Σ_d W T.
@@ -204,7 +204,7 @@ class StackedMLP:
         return self._gradient_buffer
 
     def _buffer(self, name: object, x: Tensor, weight: Tensor) -> Tensor | None:
-        """Where x W goes, (R, N, out); None where gradients are recorded or it is too large to keep."""
+        """Buffer (R, N, out) for x W; None if gradients are recorded or it would be too large."""
         shape = (*x.shape[:2], weight.shape[2])
         if torch.is_grad_enabled() or math.prod(shape) > _LARGEST_BUFFER:
             return None
@@ -212,16 +212,16 @@ class StackedMLP:
 
 
 class Workspace:
-    """Buffers that are used again in every step.
+    """Buffers that are reused in every step.
 
-    A fresh tensor of some megabytes is fresh memory, and touching it first costs more than the arithmetic.
+    The first access to a new tensor of some megabytes costs more than the arithmetic on it.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
     def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
-        """The buffer of that name, made anew when the shape changes; holds whatever was left there."""
+        """Buffer of a name, with arbitrary content; a new one if the shape changed."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tuple(shape):
             buffer = self._buffers[name] = torch.empty(*shape, dtype=like.dtype, device=like.device)
@@ -236,19 +236,19 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -
 
 
 def outer_sum(x: Tensor, gradient: Tensor) -> Tensor:
-    """xᵀ g, (R, in, out), likewise."""
+    """Product xᵀ g, (R, in, out); with few outputs as its transpose."""
     if gradient.shape[-1] < _NARROW:
         return torch.bmm(_as_rows(gradient), x).mT
     return torch.bmm(x.mT, gradient)
 
 
 def _as_rows(columns: Tensor) -> Tensor:
-    """The transpose; of one column no transpose but a row: a stride of one in both axes takes a slow path."""
+    """The transpose; a single column is reshaped instead, because stride 1 in both axes is slow."""
     return columns.mT if columns.shape[-1] > 1 else columns.squeeze(2).unsqueeze(1)
 
 
 def _tanh(x: Tensor) -> Tensor:
-    """x.tanh_(); on the CPU and without gradients by numpy, whose vectorised one is ten times faster."""
+    """Apply x.tanh_(); on the CPU without gradients by NumPy, which is ten times faster."""
     plain = x.device.type == "cpu" and not torch.is_grad_enabled() and type(x) is Tensor
     if not plain or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return x.tanh_()

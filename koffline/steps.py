@@ -17,7 +17,7 @@ from koffline.kernels import Gaussian
 from koffline.objectives import Objective, ValueGradients
 from koffline.replicas import StackedNetwork, Workspace
 
-_LEAST_EXPONENT = -120.0  # of two: powers below 2**-126 are slow to compute and to multiply
+_LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
 
 
 @runtime_checkable
@@ -25,7 +25,7 @@ class RowMap(Protocol):
     """A kernel, or features in its place."""
 
     def gram(self, x: Tensor) -> Tensor:
-        """Of the rows (G, B, k) of a mini-batch: (G, B, B), or features (G, B, m)."""
+        """Gram matrices (G, B, B) of the rows (G, B, k) of a mini-batch, or features (G, B, m)."""
         ...
 
 
@@ -48,12 +48,12 @@ class BatchSource:
         if self._continuations is not None:
             del parts["next_inputs"]
         self._wide = False
-        if isinstance(kernel, Gaussian):  # the columns whose product is its exponent, computed once
+        if isinstance(kernel, Gaussian):  # columns whose product is the kernel's exponent, computed once
             columns = table.compared
             parts["left"], parts["right"] = kernel.exponent_columns(columns)
             corners = torch.stack((columns.amin(dim=0), columns.amax(dim=0)))
             low, high = kernel.exponent_columns(corners)
-            # Corners so far apart have kernel values that single precision cannot hold normally.
+            # Kernel values of the farthest corners would be subnormal in single precision.
             self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
         elif kernel is not None:
             parts["kernel_inputs"] = table.compared
@@ -105,7 +105,7 @@ class BatchSource:
             buffer = self._workspace.take("gram", (groups, rows, rows), left)
             exponent = torch.bmm(left, right.mT, out=buffer)
             gram = (exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent).exp2_()
-            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # exactly, whatever the rounding of the exponent
+            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # exact in spite of the rounded exponent
         else:
             assert self._kernel is not None
             gram = self._kernel.gram(part["kernel_inputs"])
@@ -113,7 +113,7 @@ class BatchSource:
 
 
 class Step:
-    """Losses and parameter gradients of an objective, step by step; without a state of its own."""
+    """Loss and parameter gradient of an objective at each step; this one has no state."""
 
     def __init__(self, objective: Objective, source: BatchSource) -> None:
         self._objective, self._source = objective, source
@@ -141,7 +141,7 @@ class Step:
         return found.loss, pullback(spread_gradient(found.value, batch.readout))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs."""
+        """State for `load_state_dict`."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class StackedAdam:
 def full_gradient(
     network: StackedNetwork, batch: Batch, compute_gradients: Callable[[Tensor], ValueGradients]
 ) -> tuple[Tensor, Tensor]:
-    """Rows and next rows go through the network together; gradients of residuals (R, B) reach both."""
+    """Loss and gradient through the values of both rows and next rows, in one pass of the network."""
     rows = batch.rewards.shape[1]
     outputs, pullback = network.forward_with_pullback(torch.cat((batch.inputs, batch.next_inputs), dim=1))
     value = read_values(outputs[:, :rows], batch.readout)
@@ -204,7 +204,7 @@ def full_gradient(
 
 
 def residual_of(batch: Batch, value: Tensor, next_value: Tensor) -> Tensor:
-    """δ, (R, B)."""
+    """Residuals δ, (R, B)."""
     return torch.addcmul(batch.rewards, batch.discounts, next_value).sub_(value)
 
 

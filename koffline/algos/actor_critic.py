@@ -63,7 +63,7 @@ class KLossSACImpl(KernelImpl):
         return self.kernel_losses(batch, residual, weight * (drawn_value - value).mean(dim=1).sum())
 
     def _gap(self, batch: TorchMiniBatch, draws: int) -> Tensor:
-        """How far the values of drawn actions lie above those of logged ones (Kumar et al. 2020, CQL(H))."""
+        """Gap between the values of drawn and of logged actions (Kumar et al. 2020, CQL(H))."""
         rows, count = len(batch.observations), 3 * draws
         with torch.no_grad():
             here = self.distribution(batch.observations)
@@ -191,7 +191,7 @@ class KLossTD3PlusBC(KernelCriticAlgo):
 
 @dataclasses.dataclass(frozen=True)
 class KLossIQLModules(ActorModules):
-    """With the state value, which one optimiser trains together with the critics."""
+    """Modules of implicit Q-learning: one optimiser trains the state value together with the critics."""
 
     value_func: ValueFunction
 
@@ -200,7 +200,7 @@ class KLossIQLImpl(KernelImpl):
     """δ = r + discount · V(s') − Q(s, a), V an upper expectile of Q over the logged actions.
 
     V and the actor look at a slowly moving copy of Q: the two fixed-point problems are coupled, and with Q
-    itself both the original and this one learn far worse. The kernel loss has no part in it.
+    itself both the original and this one learn far worse. This does not depend on the kernel loss.
     """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
@@ -233,7 +233,7 @@ class KLossIQLImpl(KernelImpl):
         return build_gaussian_distribution(self._modules.policy(x))
 
     def _slow_values(self, batch: TorchMiniBatch) -> Float[Tensor, " row"]:
-        """min over critics of the slow copy's Q(s, a), without gradient."""
+        """Smallest Q(s, a) over the critics of the slow copy, without gradient."""
         with torch.no_grad():
             slow = self._modules.slow_q_funcs
             return self.q_values(batch.observations, batch.actions, slow).amin(dim=0)

@@ -40,7 +40,7 @@ from koffline.policies.base import (
 from koffline.policies.builtin import gaussian_log_density, squashed_gaussian_log_density
 from koffline.policies.files import D3File
 
-# Types in config files; other continuous algorithms draw from a law that is not known here.
+# Algorithm types as in config files; the density of other continuous algorithms is unknown here.
 _DETERMINISTIC = (
     "bc", "ddpg", "td3", "td3_plus_bc", "kloss_td3_plus_bc", "rebrac", "prdc", "plas",
     "plas_with_perturbation",
@@ -78,7 +78,7 @@ def policy_from_algo(
         return ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
 
     def drawn(seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray) -> np.ndarray:
-        """Methods draw from torch's global generators, which are left as they were."""
+        """Call a method with torch's global generators seeded, and restore them afterwards."""
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":
@@ -96,7 +96,10 @@ def policy_from_algo(
 
 
 def acts_deterministically(algo: Any) -> bool:
-    """Whether acting involves no draw; an unknown continuous algorithm is taken to draw, right either way."""
+    """Whether the policy is deterministic.
+
+    An unknown continuous algorithm counts as stochastic, which is correct in either case.
+    """
     return algo.config.get_type() in _DETERMINISTIC
 
 
@@ -105,7 +108,10 @@ def _has_probabilities(algo: Any) -> bool:
 
 
 def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
-    """(N, n), observations in the units of the log: the policy's, or all on the greedy action."""
+    """Probabilities (N, n) of the policy, one on the greedy action if it has none.
+
+    observations: in the units of the log.
+    """
     scaled = scaled_observations(algo, observations)
     if _has_probabilities(algo):
         algo.impl.modules.set_eval()
@@ -116,7 +122,7 @@ def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
 
 
 def scaled_observations(algo: Any, observations: Tensor) -> Tensor:
-    """Observations in the units of the log, as the algorithm's networks see them."""
+    """Observations in the units of the log, scaled for the algorithm's networks."""
     scaler = algo.observation_scaler
     return observations if scaler is None else scaler.transform(observations)
 

@@ -18,7 +18,7 @@ from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import KernelImpl, Losses, taken
 from koffline.algos.options import CriticConfig, EntropyConfig, registered
 
-ENTROPY_SHARE = 0.98  # of the largest entropy possible, log n: the target of the temperature
+ENTROPY_SHARE = 0.98  # target entropy of the temperature, as a share of the largest possible entropy, log n
 
 
 class KLossDQNImpl(KernelImpl):
@@ -42,24 +42,24 @@ class KLossDQNImpl(KernelImpl):
         return self.kernel_losses(batch, residual, alpha * gap.mean(dim=1).sum())
 
     def greatest(self, values: Float[Tensor, "critic row action"]) -> Float[Tensor, "critic row"]:
-        """max_a, or temperature · log Σ_a exp(Q / temperature)."""
+        """Maximum over actions, or the soft maximum: temperature · log Σ_a exp(Q / temperature)."""
         temperature = self._config.temperature
         if temperature == 0.0:
             return values.amax(dim=2)
         return temperature * torch.logsumexp(values / temperature, dim=2)
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N,) greedy actions."""
+        """Greedy actions (N,)."""
         return self.q_values(x).mean(dim=0).argmax(dim=1)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,) drawn from softmax(Q / temperature); greedy without a temperature."""
+        """Actions (N,) drawn from softmax(Q / temperature); greedy without a temperature."""
         if self._config.temperature == 0.0:
             return self.inner_predict_best_action(x)
         return torch.distributions.Categorical(self.action_probabilities(x)).sample()
 
     def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
-        """softmax(Q / temperature), or all on the greedy action."""
+        """Probabilities softmax(Q / temperature); one on the greedy action without a temperature."""
         values = self.q_values(x).mean(dim=0)
         if self._config.temperature == 0.0:
             return F.one_hot(values.argmax(dim=1), self._action_size).to(values)

@@ -37,7 +37,7 @@ class KLossFQEImpl(KernelImpl):
 
     The expectation is exact for discrete actions; for continuous ones it is a draw if the policy is
     stochastic, one of its own for every row, so that products of residuals of different rows stay unbiased.
-    algo: the policy, which scales in its own way.
+    algo: the policy, which has its own scalers.
     (Feng et al. 2019, equ:ourloss)
     """
 
@@ -66,24 +66,24 @@ class KLossFQEImpl(KernelImpl):
 
     @torch.no_grad()
     def policy_probabilities(self, observations: Tensor) -> Tensor:
-        """(N, n), observations in the units of the log."""
+        """Probabilities (N, n) of the target policy; observations are in the units of the log."""
         return action_probabilities(self._algo, observations.float())
 
     def action_probabilities(self, x: Tensor) -> Tensor:
-        """The target policy's, for observations as the evaluator scales them."""
+        """Action probabilities of the target policy; observations are scaled by the evaluator."""
         return self.policy_probabilities(self._unscaled(x))
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """The target policy's greedy actions, for observations as the evaluator scales them."""
+        """Greedy actions of the target policy; observations are scaled by the evaluator."""
         return self._policy_actions(self._unscaled(x), is_drawn=False)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """Actions drawn from the target policy, for observations as the evaluator scales them."""
+        """Actions drawn from the target policy; observations are scaled by the evaluator."""
         return self._policy_actions(self._unscaled(x), is_drawn=True)
 
     @torch.no_grad()
     def _policy_actions(self, observations: Tensor, is_drawn: bool) -> Tensor:
-        """Actions as the evaluator scales them; observations in the units of the log."""
+        """Actions of the target policy, scaled for the evaluator; observations in the units of the log."""
         algo, own = self._algo, self._config.action_scaler
         if is_drawn and self._modules.kernel.n_actions:
             return torch.distributions.Categorical(self.policy_probabilities(observations)).sample()
@@ -150,7 +150,7 @@ class _FQE(KernelCriticAlgo):
         return self._algo
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
-        """Networks, optimiser, kernel, and the policy's networks where it has none. Raises ConfigError."""
+        """Create networks, optimiser, kernel and any missing networks of the policy. Raises ConfigError."""
         algo = self._algo
         if algo.impl is None:
             algo.create_impl(shape, size)
@@ -174,7 +174,7 @@ class _FQE(KernelCriticAlgo):
         return self._algo.sample_action(x)
 
     def predict_state_value(self, x: np.ndarray, draws: int = 16) -> np.ndarray:
-        """(N,) expected action value under the policy; by `draws` draws where it must be."""
+        """Expected action value (N,) under the policy; a mean over `draws` for continuous actions."""
         if self.is_discrete:
             assert self._impl is not None
             probabilities = self._impl.policy_probabilities(convert_to_torch(x, self._device)).cpu().numpy()
@@ -185,7 +185,7 @@ class _FQE(KernelCriticAlgo):
         return np.mean([self.predict_value(x, self._algo.sample_action(x)) for _ in range(count)], axis=0)
 
     def save_policy(self, fname: str) -> None:
-        """The policy that is evaluated."""
+        """Save the policy that is evaluated."""
         from koffline.algos.model_files import export_policy
 
         export_policy(self._algo, fname)

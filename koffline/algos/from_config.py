@@ -38,9 +38,9 @@ _NOT_TRAINED = {
     **dict.fromkeys(HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
     **dict.fromkeys(RANDOM, "it has nothing to train"),
 }
-EVALUATORS = ("fqe", "kloss_fqe")  # of a policy that is given
-_SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # by is discrete
-_NONE = {"type": "none", "params": {}}  # how d3rlpy writes a factory that is left out
+EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
+_SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # key: is discrete
+_NONE = {"type": "none", "params": {}}  # an omitted factory, as d3rlpy writes it
 _EXTENTS = {
     "standard": {"mean": "mean", "std": "deviation"},
     "min_max": {"minimum": "minimum", "maximum": "maximum"},
@@ -68,7 +68,7 @@ def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Slot(NamedTuple):
-    """A field of a config: a plain value, numbers of an array, or a factory out of a registry.
+    """A field of a config: a plain value, an array of numbers, or a factory from a registry.
 
     default: a plain value, dataclasses.MISSING where the field must be given.
     """
@@ -101,7 +101,7 @@ def _slots_of(config_class: type) -> dict[str, _Slot]:
 def _filled(
     config_class: type, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """All fields of a config as plain values, `given` laid over `base` or over the defaults.
+    """All fields of a config as plain values; `given` overrides `base`, or the defaults without a `base`.
 
     where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or
     type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
@@ -158,7 +158,7 @@ def _numbers(value: Any, where: str) -> Any:
 def make_algorithm(
     kind: str, params: Mapping[str, Any], device: str = "cpu", policy: str | Path | None = None
 ) -> Any:
-    """The algorithm of resolved options, without networks yet.
+    """Make an algorithm from resolved options; its networks are not built yet.
 
     device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe evaluate.
     Raises ConfigError.
@@ -185,7 +185,10 @@ def make_algorithm(
 
 
 def _with_scalers_of(target: Any, config: Any) -> Any:
-    """d3rlpy's FQE hands what it has scaled to the policy, so that it must scale as the policy does."""
+    """The config of d3rlpy's FQE with the scalers of its policy, to which it passes scaled observations.
+
+    Raises ConfigError if the config sets scalers of its own.
+    """
     names = ("observation_scaler", "action_scaler")
     what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
     wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in names}
@@ -202,7 +205,7 @@ def check_actions(algo: Any, log: Transitions, kind: str) -> None:
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
-    """Fit the scalers on the log, create the networks. Raises ConfigError where they do not fit it."""
+    """Fit the scalers on the log and create the networks. Raises ConfigError if they do not fit it."""
     shape = buffer.transitions.observation_shape
     with _making(kind, f" for observations of shape {shape}"):
         fit_scalers(algo, buffer)
@@ -210,10 +213,10 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
 
 
 def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
-    """Fit the scalers of an algorithm that have not been, on the log, in place.
+    """Fit the unfitted scalers of an algorithm on the log, in place.
 
-    The numbers are those of d3rlpy's own way. Raises ConfigError where a scaler divides by nothing or needs
-    episodes that the log does not have.
+    The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero or needs episodes that
+    the log does not have.
     """
     log = buffer.transitions
     columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
@@ -237,7 +240,7 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
 
 
 def _check_scaler(scaler: Any, name: str, column: np.ndarray) -> None:
-    """Columns that never change have no extent to divide by."""
+    """Raise ConfigError if the scaler would divide by the extent of a constant column."""
     if scaler is None:
         return
     with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
@@ -255,7 +258,7 @@ def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> 
 
 
 def check_single_rows(algo: Any, kind: str) -> None:
-    """Raise ConfigError where the algorithm learns from more than single rows, which a log on disk gives."""
+    """Raise ConfigError if the algorithm needs more than single rows, all that a log on disk provides."""
     has_paths = isinstance(algo, TrustPCL) and algo.config.path_length > 1
     if has_paths or algo.need_returns_to_go:
         needed = "paths (path_length above 1)" if has_paths else "returns to the end of an episode"
@@ -263,7 +266,7 @@ def check_single_rows(algo: Any, kind: str) -> None:
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
-    """Whether continuous actions leave [−1, 1], where d3rlpy's policies act, and no scaler brings them in."""
+    """Whether unscaled continuous actions leave [−1, 1], the range of d3rlpy's policies."""
     log = buffer.transitions
     if isinstance(log.action_space, Discrete) or algo.action_scaler is not None:
         return False
@@ -275,7 +278,7 @@ def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
 
 @contextlib.contextmanager
 def _making(kind: str, purpose: str = "") -> Iterator[None]:
-    """Errors of other people's constructors in one line."""
+    """Turn any error of a foreign constructor into a ConfigError of one line."""
     try:
         yield
     except KofflineError:

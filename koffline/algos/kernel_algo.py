@@ -1,4 +1,4 @@
-"""What all algorithms with a kernel-loss critic share: checks, the bandwidth before training, saving."""
+"""Common base of algorithms with a kernel-loss critic: checks, the bandwidth before training, saving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from koffline.policies.base import refuse
 from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024
-_LONGEST_HORIZON = 10_000.0  # steps; with gamma near 1 and no termination in the rows
+_LONGEST_HORIZON = 10_000.0  # in steps; applies when gamma is near 1 and no row is terminal
 
 
 class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
@@ -36,8 +36,8 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     saved with the model and never change after that. The count of gradient steps is saved too.
     Raises ConfigError for options that make no sense.
 
-    A child says its action type, its implementation, d3rlpy's function that creates its actor where it has
-    one, and what other modules it has (`make_modules`).
+    A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
+    has one), and its other modules (`make_modules`).
     """
 
     action_type = ActionSpace.CONTINUOUS
@@ -55,7 +55,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return self.get_action_type() == ActionSpace.DISCRETE
 
     def get_action_type(self) -> ActionSpace:
-        """The kind of actions it is for."""
+        """Kind of actions that the algorithm supports."""
         return self.action_type
 
     @property
@@ -78,7 +78,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def fitter(
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """As d3rlpy's; raises ConfigError for the other kind of actions and for fewer steps than an epoch."""
+        """d3rlpy's `fitter`. Raises ConfigError for other kinds of actions and for less than one epoch."""
         wanted, found = self.get_action_type(), dataset.dataset_info.action_space
         other = f"{type(self).__name__} is for {wanted.name.lower()} actions; choose an algorithm for"
         numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
@@ -96,7 +96,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return super().update(batch)
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
-        """Fix the kernel from rows of the log, or from this mini-batch, unless that has been done."""
+        """Fix the kernel once, from rows of the log or else from this mini-batch."""
         if self._impl is None or self._impl.modules.kernel.is_fixed():
             return
         rows, self._kernel_rows = self._kernel_rows or batch, None
@@ -130,12 +130,12 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return EntropyModules(**parts, log_temp=log_temp, temp_optim=optim)
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
-        """The implementation over fresh networks."""
+        """Create the implementation with new networks."""
         modules = self.make_modules(shape, size)
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
-        """Q networks, their slow copy, optimiser and the kernel. prefix: of the options' names."""
+        """Q networks, their slow copy, optimiser and the kernel. prefix: start of the option names."""
         q_funcs, slow = self.make_q_funcs(shape, size, prefix), None
         if self._config.tau > 0.0:
             slow = self.make_q_funcs(shape, size, prefix)
@@ -144,7 +144,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return {"q_funcs": q_funcs, "slow_q_funcs": slow, "critic_optim": optim, "kernel": kernel}
 
     def actor_parts(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> dict[str, Any]:
-        """A policy out of d3rlpy's function that creates it, and its optimiser."""
+        """A policy made by d3rlpy's function `create`, and its optimiser."""
         policy = self.make_policy(create, shape, size, **options)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
 
@@ -161,13 +161,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return create(shape, size, self._config.actor_encoder_factory, **where, **options)
 
     def make_optimizer(self, prefix: str, *modules: nn.Module) -> OptimizerWrapper:
-        """An optimiser by the options whose names begin so; it is saved with the model."""
+        """Optimiser from the options whose names begin with `prefix`; it is saved with the model."""
         named = [pair for module in modules for pair in module.named_modules()]
         rate = getattr(self._config, f"{prefix}learning_rate")
         return getattr(self._config, f"{prefix}optim_factory").create(named, lr=rate, compiled=self.compiled)
 
     def make_kernel(self, shape: Sequence[int], size: int) -> KernelBellmanLoss:
-        """The loss for these rows, on the algorithm's device."""
+        """Kernel loss for rows of these shapes, on the algorithm's device."""
         n_actions = size if self.is_discrete else 0
         return KernelBellmanLoss(self._config, int(shape[0]), size, n_actions).to(self._device)
 
@@ -176,10 +176,10 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         return tensor if scaler is None else scaler.transform(tensor)
 
     def _initial_value(self, batch: TransitionMiniBatch) -> float:
-        """The constant that all values start from, as the critic sees rewards."""
+        """Constant added to all initial values, in the units of scaled rewards."""
         if self._config.initial_value != "mean":
             return float(self._config.initial_value)
         lost = 1.0 - float(np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals)))
-        if lost <= 0.0:  # nothing ends and nothing is discounted: no value is finite
+        if lost <= 0.0:  # without termination and discount no value is finite
             return 0.0
         return float(self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON))

@@ -1,4 +1,4 @@
-"""The kernel Bellman loss as a module of a d3rlpy algorithm; what it takes from the log is in its buffers."""
+"""The kernel Bellman loss as a module of a d3rlpy algorithm; its buffers hold statistics of the log."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ class KernelBellmanLoss(nn.Module):
         self._random_features = RandomFeatures(self._kernel, _FEATURES, seed=0)  # type: ignore[arg-type]
         self._diag_weight = _REMEMBERED_WEIGHT if config.diag_weight is None else config.diag_weight
         self._looks_back = False
-        self._memory: Memory | None = None  # nothing of it is saved
+        self._memory: Memory | None = None  # not saved with the model
         self._before: Tensor | None = None
-        self.register_buffer("step", torch.tensor(0))  # the algorithm's gradient steps, which d3rlpy forgets
+        self.register_buffer("step", torch.tensor(0))  # gradient steps so far, which d3rlpy does not save
 
     def forward(
         self, residual: Float[Tensor, "critic row"], observations: Tensor, actions: Tensor
@@ -74,12 +74,12 @@ class KernelBellmanLoss(nn.Module):
 
     @property
     def remembers(self) -> bool:
-        """Whether earlier mini-batches have left something that has to follow the parameters."""
+        """Whether a memory of earlier mini-batches exists, which must follow changes of the parameters."""
         return self._memory is not None
 
     @contextlib.contextmanager
     def looking_back(self) -> Iterator[None]:
-        """Within, losses are zero: residuals are those of the present rows at the last step's parameters."""
+        """Context in which residuals belong to the previous step's parameters; all losses in it are zero."""
         self._looks_back = True
         try:
             yield
@@ -102,12 +102,12 @@ class KernelBellmanLoss(nn.Module):
         return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
 
     def gram(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row row"]:
-        """k between all rows of a batch; no gradient flows into it."""
+        """Kernel matrix of the rows of a batch, without gradient."""
         with torch.no_grad():
             return self._gram_of(self._rows(observations, actions), actions)
 
     def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:
-        """ψ of the rows of a batch; rows of different actions share none under an indicator kernel."""
+        """Random features ψ of the rows; under an indicator kernel each action has features of its own."""
         with torch.no_grad():
             psi = self._random_features.gram(self._rows(observations, actions))
             if self._config.action_kernel != "indicator":
@@ -157,7 +157,7 @@ class KernelBellmanLoss(nn.Module):
             _LOG.warning("kernel values average %.1e, %s than %.3g", off_diagonal, what, bandwidth)
 
     def _columns(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Rows (N, columns) of the kernel before scaling."""
+        """Rows (N, columns) that the kernel compares, before scaling."""
         rows = observations.flatten(1)
         if self._config.action_kernel != "joint":
             return rows

@@ -1,7 +1,7 @@
-"""The step that all implementations share: a critic on the kernel loss, then, where there is one, an actor.
+"""Gradient step of all implementations: the critics on the kernel loss, then the actor, if there is one.
 
-An algorithm's implementation is a direct child of `KernelImpl`: it says what the critic's loss is (out of
-`values_of_both`, `backed_up`, `residual` and `kernel_losses`), what its actor minimises, and how it acts.
+An algorithm's implementation is a direct subclass of `KernelImpl`. It defines the critic's loss (with
+`values_of_both`, `backed_up`, `residual` and `kernel_losses`), the actor's loss, and how actions are chosen.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.kernel_loss import state_value_residual
 
-Losses = dict[str, Tensor]  # scalars by the names in a run's logs; the first one is minimised
+Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first one is minimised
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelCriticModules(Modules):
-    """What is saved: critics, their slow copy if any, their optimiser, the kernel with what it learned."""
+    """Saved modules: critics, their slow copy if any, their optimiser, and the kernel with its buffers."""
 
     q_funcs: nn.ModuleList
     critic_optim: OptimizerWrapper
@@ -36,7 +36,7 @@ class KernelCriticModules(Modules):
 
 @dataclasses.dataclass(frozen=True)
 class ActorModules(KernelCriticModules):
-    """A critic's modules and an actor's."""
+    """Modules of a critic and of an actor."""
 
     policy: Policy
     actor_optim: OptimizerWrapper
@@ -44,18 +44,21 @@ class ActorModules(KernelCriticModules):
 
 @dataclasses.dataclass(frozen=True)
 class EntropyModules(ActorModules):
-    """With the logarithm (1, 1) of a temperature; no optimiser where it stays as it is."""
+    """Modules with the logarithm (1, 1) of a temperature; a fixed temperature has no optimiser."""
 
     log_temp: Parameter
     temp_optim: Optional[OptimizerWrapper]  # noqa: UP045
 
     @property
     def temperature(self) -> Tensor:
-        """(1, 1)."""
+        """Entropy temperature, (1, 1)."""
         return get_parameter(self.log_temp).exp()
 
     def update_temperature(self, excess: Float[Tensor, "row 1"]) -> Tensor:
-        """One step, and its loss; excess: log-probability above its target, taken as constant."""
+        """Update the temperature by one step and return its loss.
+
+        excess: log-probability minus its target; no gradient flows into it.
+        """
         if self.temp_optim is None:
             return torch.zeros((), device=excess.device)
         self.temp_optim.zero_grad()
@@ -66,9 +69,9 @@ class EntropyModules(ActorModules):
 
 
 class KernelImpl(QLearningAlgoImplBase):
-    """Gradient steps on the kernel loss and of an actor; a child says what their losses are.
+    """Gradient steps of critics and actor; subclasses define the losses.
 
-    config: the algorithm's, a KernelCriticConfig with options of its own.
+    config: the algorithm's own KernelCriticConfig.
     """
 
     is_captured = True  # with compile_graph on CUDA, losses are replayed from a graph
@@ -87,22 +90,22 @@ class KernelImpl(QLearningAlgoImplBase):
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
-        """`critic_loss`, summed over critics, and what else is to be logged."""
+        """`critic_loss`, summed over critics, and further scalars for the logs."""
         raise NotImplementedError
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """`actor_loss`, and what else is to be logged."""
+        """`actor_loss` and further scalars for the logs."""
         raise NotImplementedError
 
     def compute_critic_grad(self, batch: TorchMiniBatch) -> Losses:
-        """Gradients into the critics' parameters; nothing steps."""
+        """Compute the gradients of the critics' parameters; no optimiser steps."""
         self._modules.critic_optim.zero_grad()
         losses = self.compute_critic_loss(batch)
         losses["critic_loss"].backward()
         return losses
 
     def compute_actor_grad(self, batch: TorchMiniBatch) -> Losses:
-        """Gradients into the actor's parameters; only a temperature steps."""
+        """Compute the gradients of the actor's parameters; only the temperature's optimiser steps."""
         self._modules.actor_optim.zero_grad()
         losses = self.compute_actor_loss(batch)
         losses["actor_loss"].backward()
@@ -118,7 +121,7 @@ class KernelImpl(QLearningAlgoImplBase):
 
     @torch.no_grad()
     def _look_back(self, batch: TorchMiniBatch) -> None:
-        """Show the kernel this mini-batch's residuals as they were before the last step; keep what is now."""
+        """Show the kernel this mini-batch's residuals at the previous parameters; store the present ones."""
         kernel, slow = self._modules.kernel, self._modules.slow_q_funcs
         parameters = [*self._modules.q_funcs.parameters(), *(() if slow is None else slow.parameters())]
         present = [parameter.detach().clone() for parameter in parameters]
@@ -170,7 +173,7 @@ class KernelImpl(QLearningAlgoImplBase):
         return here, there
 
     def backed_up(self, values: Float[Tensor, "critic row *rest"]) -> Float[Tensor, "critics row *rest"]:
-        """The ensemble's value of what follows: (1, …) when the critics share it."""
+        """Next values to bootstrap from, by the option `backup`; (1, …) if the critics share them."""
         backup = self._config.backup
         if backup == "own" or len(values) == 1:
             return values
@@ -208,7 +211,7 @@ class KernelImpl(QLearningAlgoImplBase):
                 function._fc.bias.data.add_(value)
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
-        """(N,) Q(s, a), the mean over critics."""
+        """Mean of Q(s, a) over critics, (N,)."""
         if self._modules.kernel.n_actions:
             return taken(self.q_values(x), action).mean(dim=0)
         return self.q_values(x, action).mean(dim=0)
@@ -220,15 +223,15 @@ class KernelImpl(QLearningAlgoImplBase):
         return self._modules.policy(x).squashed_mu
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,) or (N, k), drawn from the actor."""
+        """Actions (N,) or (N, k) drawn from the actor."""
         return self.distribution(x).sample()
 
     def distribution(self, x: Tensor) -> Any:
-        """What actions are drawn from."""
+        """Distribution that actions are drawn from."""
         return self._modules.policy(x)
 
     def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
-        """The policy's, for discrete actions."""
+        """Probabilities of the policy, for discrete actions."""
         return self._modules.policy(x).probs
 
     @property

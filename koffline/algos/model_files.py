@@ -35,14 +35,14 @@ from koffline.policies.files import D3File, detect, read_d3_model
 from koffline.store.files import atomic_file
 
 _LOG = logging.getLogger(__name__)
-# Target networks, and what an algorithm builds beside what it saves.
+# Allowance for target networks and other parameters that an algorithm builds but does not save.
 _COPIES, _SLACK_NUMBERS, _SLACK_TENSORS = 8, 1_000_000, 500
 _OPSET = 17
-_EXAMPLE_ROWS = 2  # with one row, sizes that are the batch's are easily taken for constants
+_EXAMPLE_ROWS = 2  # in a trace of one row the batch size easily becomes a constant
 
 
 def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
-    """The algorithm saved in a .d3 file, as ``d3rlpy.load_learnable`` gives it, but without its unpickling.
+    """Load the algorithm saved in a .d3 file, like ``d3rlpy.load_learnable`` but without unpickling.
 
     Weights, scalers and the states of the optimisers are restored; ``fit`` goes on where it was saved. The
     algorithms of d3rlpy and of koffline are known; those of other packages once these are imported.
@@ -77,7 +77,7 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
 
 
 def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
-    """The algorithm of a file, with the states of its optimisers unless only acting counts.
+    """Rebuild the algorithm of a file; `optimisers`: restore the states of its optimisers too.
 
     Raises PolicyError for a configuration that cannot be built, and weights that do not fit it.
     """
@@ -88,7 +88,7 @@ def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
     doing = f"d3rlpy cannot rebuild the {file.algorithm} networks"
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # remarks of the JSON reader on optional fields
+            warnings.simplefilter("ignore")  # the JSON reader warns of optional fields
             with _no_more_parameters_than(file.states):
                 algo = LearnableConfigWithShape.deserialize(file.config).create(device=device)
             doing = f"the weights do not fit the {file.algorithm} networks of the configuration"
@@ -147,7 +147,7 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
 
 
 def _sizes(states: Any) -> Iterator[int]:
-    """How many numbers each tensor of a nested state holds."""
+    """Number of elements of each tensor in a nested state."""
     if isinstance(states, torch.Tensor):
         yield states.numel()
     elif isinstance(states, (dict, list, tuple)):
@@ -171,7 +171,7 @@ def export_policy(algo: Any, path: str | Path) -> None:
     if path.suffix == ".onnx" and importlib.util.find_spec("onnx") is None:
         raise ConfigError(f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'")
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's remarks on tracing, and on both formats' age
+        warnings.simplefilter("ignore")  # torch warns of tracing, and that both formats are deprecated
         with torch.random.fork_rng(devices=[]), _batch_size_in_the_trace():
             _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
 
@@ -194,7 +194,7 @@ def run_d3rlpy(words: Sequence[str]) -> None:
             cli.cli.main(list(words), prog_name="koffline d3rlpy", standalone_mode=False)
         except (click.ClickException, click.Abort, KofflineError):
             raise
-        except Exception as error:  # of any kind: d3rlpy's commands check little
+        except Exception as error:  # errors of any kind: d3rlpy's commands check little
             see = f"see 'koffline d3rlpy {words[0]} --help'"
             raise ConfigError(f"d3rlpy {words[0]}: {one_line(error)}; {see}") from error
 
@@ -213,7 +213,7 @@ def check_acts(algo: Any, name: str) -> None:
 
 
 def _copy_on_cpu(algo: Any) -> Any:
-    """So that the file runs anywhere, and the algorithm keeps its modes; a trace holds no gradients."""
+    """Copy the networks to the CPU, without gradients: the file runs anywhere, `algo` stays unchanged."""
     copy = dataclasses.replace(algo.config, compile_graph=False).create("cpu")
     copy.create_impl(algo.observation_shape, algo.action_size)
     sources = algo.impl.modules.create_checkpointer("cpu").modules
@@ -248,7 +248,7 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
 
 @contextlib.contextmanager
 def _batch_size_in_the_trace() -> Iterator[None]:
-    """Implicit quantile networks ask d3rlpy's get_batch_size, whose int() would be a constant of the file."""
+    """Replace d3rlpy's get_batch_size, whose int() would fix the batch size of implicit quantile networks."""
     from d3rlpy.models.torch.q_functions import iqn_q_function
 
     replaced: Any = iqn_q_function

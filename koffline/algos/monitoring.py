@@ -1,4 +1,4 @@
-"""What a run is told by: d3rlpy's loggers (files, TensorBoard, W&B), its evaluators, returns in environments.
+"""Monitoring of a run: d3rlpy's loggers (files, TensorBoard, W&B) and evaluators, returns in environments.
 
 Loggers serve a run that is trained epoch by epoch; no evaluator disturbs the random numbers of training.
 """
@@ -32,7 +32,7 @@ _EVALUATORS: dict[str, Any] = {
     "td_error": metrics.TDErrorEvaluator,
     "discounted_sum_of_advantage": metrics.DiscountedSumOfAdvantageEvaluator,
     "average_value": metrics.AverageValueEstimationEvaluator,
-    "initial_value": metrics.AverageValueEstimationEvaluator,  # over the first row of each episode
+    "initial_value": metrics.AverageValueEstimationEvaluator,  # evaluated on the first row of each episode
     "soft_opc": metrics.SoftOPCEvaluator,
     "continuous_action_diff": metrics.ContinuousActionDiffEvaluator,
     "discrete_action_match": metrics.DiscreteActionMatchEvaluator,
@@ -64,11 +64,11 @@ class LogEvaluator:
         self._log = log.select(log.episode_starts) if is_of_starts else log
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
-        """The number. Raises ConfigError where the algorithm has no such number."""
+        """Compute the metric. Raises ConfigError if the algorithm does not define it."""
         return self._measure(algo, self._log)
 
     def try_out(self, algo: Any) -> None:
-        """Raise ConfigError before training for what would fail after the first epoch."""
+        """Evaluate once before training: raise ConfigError now instead of after the first epoch."""
         self._measure(algo, self._log.select(np.arange(min(2, len(self._log)))))
 
     def _measure(self, algo: Any, log: Transitions) -> float:
@@ -108,7 +108,7 @@ class EnvironmentEvaluator:
             return float(np.mean(self._returns(algo)))
 
     def try_out(self, algo: Any) -> None:
-        """The spaces have been compared already."""
+        """Do nothing: the constructor has compared the spaces."""
 
     def close(self) -> None:
         """Close the environments."""
@@ -126,19 +126,19 @@ class EnvironmentEvaluator:
         return returns
 
     def _noisy(self, actions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """A share of uniform actions, all of them inside the space."""
+        """Replace a share of the actions by uniform ones inside the action space."""
         space, explores = self._copies.action_space, generator.random(len(actions)) < self._epsilon
         if isinstance(space, Discrete):
             return np.where(explores, generator.integers(space.n, size=len(actions)), actions)
         low, high = np.asarray(space.low), np.asarray(space.high)
-        if explores.any():  # an open box has none
+        if explores.any():  # an unbounded box has no uniform actions
             actions[explores] = generator.uniform(low, high, actions[explores].shape)
         return np.clip(actions, low, high)
 
 
 @contextlib.contextmanager
 def own_randomness(seed: int) -> Iterator[None]:
-    """Global generators seeded inside, and as they were afterwards."""
+    """Seed the global random generators inside the context and restore them afterwards."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
     with torch.random.fork_rng(devices=devices):
@@ -153,26 +153,26 @@ def own_randomness(seed: int) -> Iterator[None]:
 
 
 class FileLogger(d3rlpy_logging.FileAdapter):
-    """d3rlpy's params.json and one CSV per metric, in a folder that may be continued."""
+    """Logger of d3rlpy's params.json and one CSV per metric, in a folder that a resumed run appends to."""
 
     def __init__(self, algo: Any, folder: Path, gradients: bool) -> None:
         super().__init__(algo, str(folder))
         self._gradients = gradients
 
     def write_params(self, params: dict[str, Any]) -> None:
-        """params.json, whole or not at all."""
+        """Write params.json, whole or not at all."""
         text = json.dumps(params, default=default_json_encoder, indent=2)
         write_text(Path(self.logdir, "params.json"), text)
 
     def watch_model(self, epoch: int, step: int) -> None:
-        """Extent of every gradient; files that are there already have a header."""
+        """Log the size of every gradient; existing files keep their header."""
         if self._gradients:
             self._is_model_watched = any(Path(self.logdir).glob("*_grad.csv"))
             super().watch_model(epoch, step)
 
 
 class RunLogger(d3rlpy_logging.CombineAdapter, d3rlpy_logging.LoggerAdapterFactory):
-    """One for a whole run that is trained by one `fit` per epoch: counts on, and stays open in between."""
+    """Logger of a run that calls `fit` once per epoch; epochs and steps are counted over the whole run."""
 
     def __init__(self, folder: Path, gradients: bool, others: Sequence[Any]) -> None:
         self._adapters: Sequence[Any] = []
@@ -180,43 +180,43 @@ class RunLogger(d3rlpy_logging.CombineAdapter, d3rlpy_logging.LoggerAdapterFacto
         self._before, self._has_params = (0, 0), False
 
     def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
-        """Itself; the loggers behind it are made the first time."""
+        """Return this logger; the first call creates the loggers it writes to."""
         if not self._adapters:
             made = [other.create(algo, experiment_name, n_steps_per_epoch) for other in self._others]
             self._adapters = [FileLogger(algo, self._folder, self._gradients), *made]
         return self
 
     def start_epoch(self, epochs: int, steps: int) -> None:
-        """How many epochs and steps lie before the one that begins."""
+        """Set the numbers of epochs and steps before the epoch that begins."""
         self._before = (epochs, steps)
 
     def write_params(self, params: dict[str, Any]) -> None:
-        """Once in a run."""
+        """Write the parameters, once in a run."""
         if not self._has_params:
             super().write_params(params)
         self._has_params = True
 
     def before_write_metric(self, epoch: int, step: int) -> None:
-        """To all."""
+        """Announce a metric to all loggers."""
         super().before_write_metric(*self._counted(epoch, step))
 
     def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
-        """To all."""
+        """Write a metric to all loggers."""
         super().write_metric(*self._counted(epoch, step), name, float(value))
 
     def after_write_metric(self, epoch: int, step: int) -> None:
-        """To all."""
+        """Tell all loggers that the metric is written."""
         super().after_write_metric(*self._counted(epoch, step))
 
     def watch_model(self, epoch: int, step: int) -> None:
-        """To all."""
+        """Log the model's gradients in all loggers."""
         super().watch_model(*self._counted(epoch, step))
 
     def close(self) -> None:
-        """Nothing: an epoch ends, the run goes on."""
+        """Do nothing at the end of an epoch; `finish` closes the loggers."""
 
     def finish(self) -> None:
-        """Close what TensorBoard and W&B hold open."""
+        """Close all loggers at the end of the run."""
         super().close()
 
     def _counted(self, epoch: int, step: int) -> tuple[int, int]:
@@ -230,7 +230,7 @@ def make_logger(
     wandb: bool = False,
     wandb_project: str | None = None,
 ) -> RunLogger:
-    """The loggers asked for. Raises ConfigError where an extra is missing."""
+    """Logger of a run with the requested backends. Raises ConfigError if an optional package is missing."""
     wanted = {"tensorboard": "tensorboardX"} if tensorboard else {}
     wanted |= {"wandb": "wandb"} if wandb else {}
     for name, package in wanted.items():

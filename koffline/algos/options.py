@@ -75,18 +75,18 @@ class KernelCriticConfig(LearnableConfig):
         return super().__new__(cls)
 
     def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
-        """The algorithm. Raises ConfigError where gradients are to be shared among processes."""
+        """Create the algorithm. Raises ConfigError for `enable_ddp`, which is not supported."""
         if enable_ddp:
             raise ConfigError("enable_ddp is for d3rlpy's own algorithms: the kernel loss compares all rows")
         return self.make(device)
 
     def make(self, device: Any) -> Any:
-        """The algorithm on a device."""
+        """Create the algorithm on a device."""
         return self.algorithm(self, device)
 
     @classmethod
     def get_type(cls) -> str:
-        """Name in files."""
+        """Name of the algorithm in files."""
         return cls.kind
 
 
@@ -125,7 +125,7 @@ class CriticConfig(KernelCriticConfig):
 
 
 def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
-    """A decorator of an algorithm: the config makes it, and files know the config by `kind`."""
+    """Decorate an algorithm class: its config creates it, and files name the config `kind`."""
 
     def register(algorithm: _Algo) -> _Algo:
         config_class.kind, config_class.algorithm = kind, algorithm
@@ -137,7 +137,7 @@ def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_
 
 def _bandwidth(value: Any) -> Any:
     with contextlib.suppress(ValueError, TypeError):
-        value = float(value)  # YAML takes 1e-3 for text
+        value = float(value)  # YAML reads 1e-3 as text
     is_rule = isinstance(value, str) and median_factor(value)
     if not is_rule and not (isinstance(value, float) and 0.0 < value < math.inf):
         raise ValueError("give a positive number or a multiple of the median distance, such as '0.5 median'")
@@ -179,9 +179,9 @@ _RULES: dict[str, Any] = {
 
 
 def checked(name: str, value: Any, where: str, hint: Any = Any, strict: bool = False) -> Any:
-    """The value of an option of that name, whichever algorithm has it, in the type that its field declares.
+    """Check the value of an option and convert it to the type that its field declares.
 
-    hint: the field's type. strict: as Python means it; otherwise as YAML writes it. Raises ConfigError.
+    hint: the field's type. strict: accept Python's types only, else also YAML's texts. Raises ConfigError.
     """
     rule = _RULES.get(name, _NOT_NEGATIVE if name.endswith(("learning_rate", "_coef", "clip_adv")) else hint)
     if isinstance(value, bool) and "bool" not in str(rule) and rule is not Any:
@@ -199,7 +199,7 @@ def checked(name: str, value: Any, where: str, hint: Any = Any, strict: bool = F
 
 
 def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
-    """Raise ConfigError for the first option that is not one of its values."""
+    """Raise ConfigError for the first option with an invalid value."""
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
         if name in _RULES or name.endswith(("learning_rate", "_coef", "clip_adv")) or field.type == "bool":
@@ -232,6 +232,6 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
 
 
 def median_factor(bandwidth: Any) -> float | None:
-    """The multiple of the median that a rule names; None for a plain number and for no rule."""
+    """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
     rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
     return float(rule["factor"] or 1.0) if rule else None

@@ -47,7 +47,7 @@ class PathReplayBuffer(ColumnarReplayBuffer):
         self._length, self._steps_left = length, np.asarray(transitions.episode_ends)[which] - rows + 1
 
     def sample_transition_batch(self, batch_size: int) -> PathMiniBatch:
-        """`batch_size` paths."""
+        """Draw `batch_size` paths."""
         log, rows = self.transitions, self._draw(batch_size)
         lengths = np.minimum(self._steps_left[rows], self._length)
         last = rows + lengths - 1

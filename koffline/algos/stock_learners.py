@@ -1,6 +1,6 @@
-"""d3rlpy's own learners as a source of policies: double DQN or SAC, by playing.
+"""d3rlpy's double DQN and SAC, trained online as sources of policies.
 
-`koffline.builders.control_learning` plays, and keeps the policies whose logs control is learned from.
+`koffline.builders.control_learning` runs the episodes and keeps the policies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LearnerSettings:
 
 
 class OnlineLearner:
-    """Double DQN for discrete actions, SAC for a finite box; its draws are of the global generators.
+    """Double DQN for discrete actions, SAC for a bounded box; it draws from the global generators.
 
     Raises ConfigError for observations that are not vectors, PolicyError for an infinite box.
     """
@@ -65,7 +65,7 @@ class OnlineLearner:
         self._algo.create_impl(observation_shape, size)
 
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """Actions (n,) or (n, k) while learning: best ones of DQN, draws of SAC."""
+        """Actions (n,) or (n, k) while learning: greedy for DQN, sampled for SAC."""
         observations = observations.astype(np.float32)
         if isinstance(self._space, Discrete):
             return self._algo.predict(observations)
@@ -82,7 +82,7 @@ class OnlineLearner:
                 actions=actions,
                 rewards=floats["rewards"].reshape(-1, 1),
                 next_observations=floats["next_observations"],
-                next_actions=actions,  # neither algorithm looks at them
+                next_actions=actions,  # neither algorithm uses them
                 terminals=floats["terminated"].reshape(-1, 1),
                 intervals=np.ones((count, 1), dtype=np.float32),
                 transitions=[],
@@ -90,7 +90,7 @@ class OnlineLearner:
         )
 
     def policy(self) -> Mlp:
-        """The best action as a network of plain arrays: argmax of the values, or SAC's mean."""
+        """Greedy policy as a network of plain arrays: argmax of the values, or SAC's mean."""
         if isinstance(self._space, Discrete):
             network = self._algo.impl.q_function[0]
             return Mlp(*_layers(network.encoder, network._fc), output="argmax")

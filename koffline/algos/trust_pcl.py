@@ -25,7 +25,7 @@ from koffline.data.replay import from_d3rlpy
 
 @dataclasses.dataclass(frozen=True)
 class TrustPCLModules(ActorModules):
-    """q_funcs are state values here; both they and the policy have a slow copy."""
+    """Modules of Trust-PCL; `q_funcs` are state values, and they and the policy have slow copies."""
 
     targ_q_funcs: nn.ModuleList
     targ_policy: nn.Module
@@ -50,7 +50,7 @@ class LinearGaussianPolicy(nn.Module):
         self.register_buffer("high", torch.ones(1, action_size))
 
     def forward(self, x: Any) -> ActionOutput:
-        """Mean, once more in the place where other policies have theirs squashed, and log-deviation."""
+        """Mean (in both fields, plain and squashed) and logarithm of the standard deviation."""
         mean = self._mu(self._encoder(x))
         return ActionOutput(mean, mean, self._logstd.expand_as(mean))
 
@@ -74,7 +74,7 @@ class TrustPCLImpl(KernelImpl):
     is_captured = False
 
     def inner_update(self, batch: Any, grad_step: int) -> dict[str, float]:
-        """The slow copies move, then one step of critic and policy."""
+        """Update the slow copies, then take one step of critic and policy."""
         rate = 1.0 - self._config.target_decay
         soft_sync(self._modules.targ_q_funcs, self._modules.q_funcs, rate)
         soft_sync(self._modules.targ_policy, self._modules.policy, rate)
@@ -84,7 +84,7 @@ class TrustPCLImpl(KernelImpl):
         return metrics
 
     def compute_critic_loss(self, paths: TorchPathBatch) -> Losses:
-        """Critic's loss and policy's surrogate; their gradients reach different networks."""
+        """Loss of the critic and surrogate loss of the policy; their gradients reach different networks."""
         log_probability = self._log_probabilities(self._modules.policy, paths)
         residual = self._path_residual(paths, log_probability.detach())
         if self._config.critic.startswith("kloss"):
@@ -99,14 +99,14 @@ class TrustPCLImpl(KernelImpl):
         return {"critic_loss": critic_loss, "bellman_error": error, "actor_loss": actor_loss}
 
     def compute_critic_grad(self, batch: Any) -> Losses:
-        """Gradients into values and policy from one pass; nothing steps."""
+        """Compute the gradients of values and policy in one pass; no optimiser steps."""
         self._modules.critic_optim.zero_grad()
         losses = self.compute_critic_loss(batch)
         (losses["critic_loss"] + losses["actor_loss"]).backward()
         return losses
 
     def _log_probabilities(self, policy: Any, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
-        """log π of the logged actions; zero past a path's end."""
+        """Log-probabilities of the logged actions; zero past a path's end."""
         log_probability = self.log_density(policy, paths.path_observations, paths.path_actions)
         return log_probability.view(paths.mask.shape) * paths.mask
 
@@ -117,12 +117,12 @@ class TrustPCLImpl(KernelImpl):
         return build_gaussian_distribution(policy(observations)).log_prob(actions).squeeze(1)
 
     def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """(N,) most probable actions, or (N, k) means within reach."""
+        """Most probable actions (N,), or means (N, k) clipped to the limits."""
         best = super().inner_predict_best_action(x)
         return best if self._modules.kernel.n_actions else self._within_reach(best)
 
     def inner_sample_action(self, x: Tensor) -> Tensor:
-        """(N,), or (N, k) drawn and cut to [−1, 1] or to the policy's own limits."""
+        """Drawn actions (N,), or (N, k) clipped to [−1, 1] or to the policy's own limits."""
         if self._modules.kernel.n_actions:
             return super().inner_sample_action(x)
         output = self._modules.policy(x)
@@ -137,7 +137,7 @@ class TrustPCLImpl(KernelImpl):
         return value + (c.entropy_coef + c.kl_coef) * here - c.kl_coef * slow
 
     def _within_reach(self, actions: Tensor) -> Tensor:
-        """Cut to the policy's limits: its own where it has some, else [−1, 1]."""
+        """Clip actions to the policy's own limits if it has some, else to [−1, 1]."""
         policy = self._modules.policy
         if not isinstance(policy, LinearGaussianPolicy):
             return actions.clamp(-1.0, 1.0)
@@ -153,7 +153,7 @@ class TrustPCLImpl(KernelImpl):
         return gained + self.discount(paths) * self.backed_up(next_value) - value
 
     def _both_values(self, paths: TorchPathBatch) -> tuple[Tensor, Tensor]:
-        """V(s_0) and V(s_d), the latter as the critic's kind has it."""
+        """V(s_0) and V(s_d); the option `critic` decides which network gives the latter."""
         modules, kind = self._modules, self._config.critic
         if kind in ("fvi", "kloss_slow"):
             with torch.no_grad():
@@ -164,7 +164,7 @@ class TrustPCLImpl(KernelImpl):
         return value, next_value.detach() if kind == "td0" else next_value
 
     def _discounts(self, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
-        """γ^t, zero past a path's end."""
+        """Discounts γ^t of the steps, zero past a path's end."""
         steps = torch.arange(paths.mask.shape[1], device=paths.mask.device)
         return self._config.gamma**steps * paths.mask
 
@@ -222,7 +222,7 @@ class TrustPCL(KernelCriticAlgo):
     def fitter(
         self, dataset: Any, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """As d3rlpy's, over paths of the dataset. Raises DataError for a log without episodes."""
+        """d3rlpy's `fitter` over paths of the dataset. Raises DataError for a log without episodes."""
         if self._config.path_length > 1 and not isinstance(dataset, PathReplayBuffer):
             generator = getattr(dataset, "generator", None)
             dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length, generator)

@@ -1,6 +1,6 @@
 """Build datasets and target policies: uniform states, rollouts, mixtures, logs to learn control from."""
 
-# The kinds of logs to learn control from (D4RL's: Fu et al. 2020) and whose policies play them.
+# Kinds of logs for learning control (as in D4RL, Fu et al. 2020) and the levels of the policies in them.
 POLICY_LEVELS: dict[str, tuple[str, ...]] = {
     "random": (),
     "replay": (),

@@ -36,7 +36,7 @@ from koffline.policies.builtin import Mlp, epsilon_policy, finite_box
 from koffline.policy_specs import as_policy
 from koffline.progress import progress_bar
 
-POLICIES = Path(__file__).parent / "policies"  # a link to datasets/policies, in a wheel the files
+POLICIES = Path(__file__).parent / "policies"  # a link to datasets/policies; a wheel holds the files
 ROWS = 10_000
 NOISE = {"medium": 0.2, "expert": 0.05}
 EPSILON = {"medium": 0.1, "expert": 0.05}
@@ -45,7 +45,7 @@ _RANDOM_EPISODES, _RANDOM_SEED = 50, 20190534
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """What a log depends on besides the files of its policies.
+    """Settings of a control log; with the policies they determine its rows.
 
     n: rows; None: 10,000, or of a replay all. noise: None: what suits the kind. train_steps: learn the
     policies anew for so many steps; None: take those that are bundled, or for a replay learn by the recipe.
@@ -69,7 +69,7 @@ class ControlSettings:
 
     @property
     def levels(self) -> tuple[str, ...]:
-        """Which learned policies the kind is played by."""
+        """Levels of the learned policies that play the kind."""
         return POLICY_LEVELS[self.kind]
 
 
@@ -94,7 +94,7 @@ def build_control(
         )
     if anew or settings.kind == "replay":
         learning = learning_settings(env, settings.seed, settings.train_steps)
-        if settings.kind == "replay":  # nobody asks how good it is
+        if settings.kind == "replay":  # its snapshots are not used
             learning = dataclasses.replace(learning, evaluate_every=learning.steps)
         with progress_bar(f"learning in {env}", learning.steps, show_progress) as show:
             learned = learn(learning, show)
@@ -136,7 +136,7 @@ def random_return(env: str) -> float:
 def actors(
     env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None
 ) -> tuple[list[Policy], list[float]]:
-    """The policies of the levels (networks, files or specs) as they play, and their noise."""
+    """Policies of the levels (networks, files or specs) with noise added, and the noise of each."""
     copies = closed_copies(env)
     space, shape = copies.action_space, copies.observation_shape
     usual = dict(EPSILON if isinstance(space, Discrete) else NOISE)
@@ -150,7 +150,7 @@ def actors(
 
 
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
-    """A policy with the noise of the module's docstring; draws are clipped to the box.
+    """A policy with noise as the module describes it; actions are clipped to the box.
 
     Raises ConfigError for a noise that is negative, or for discrete actions above one.
     """
@@ -174,7 +174,7 @@ def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
 
 
 def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> Transitions:
-    """What a learner saw: all of it, or n rows of whole episodes drawn without replacement, in time order.
+    """Log of a learner's rows: all of them, or n rows of episodes drawn without replacement, in time order.
 
     Raises ConfigError for more rows than there are.
     """
@@ -202,7 +202,7 @@ def _play(settings: ControlSettings, policies: Sequence[Policy], show_progress: 
             played.append(columns)
             rows += len(columns["rewards"])
             show(min(rows, n))
-            if rows >= n:  # an episode has a row at least, so n episodes are enough
+            if rows >= n:  # an episode has at least one row, so n episodes are enough
                 break
         left = len(played[-1]["rewards"]) - (rows - n)
         played[-1] = _ended({name: column[:left] for name, column in played[-1].items()})
@@ -210,7 +210,7 @@ def _play(settings: ControlSettings, policies: Sequence[Policy], show_progress: 
 
 
 def _ended(columns: Columns) -> Columns:
-    """With every episode's last row an end: what goes on after it is truncated there."""
+    """Columns in which the last row of every episode is terminated or else truncated."""
     last = np.append(np.diff(columns["episode_ids"]) != 0, True)
     return {**columns, "truncated": columns["truncated"] | (last & ~columns["terminated"])}
 
@@ -227,7 +227,7 @@ def _drawn_episodes(columns: Columns, n: int, generator: np.random.Generator) ->
 
 
 def _described(log: Transitions, kind: str, who: dict[str, Any]) -> Transitions:
-    """The log with kind and policies in its metadata; float64 observations become float32."""
+    """Add kind and policies to the log's metadata; float64 observations become float32."""
     columns: dict[str, Any] = {}
     if log.observations.dtype == np.float64:
         names = ("observations", "next_observations")
@@ -237,6 +237,6 @@ def _described(log: Transitions, kind: str, who: dict[str, Any]) -> Transitions:
 
 
 def _short(policy: Any) -> str:
-    """A policy's name without folders."""
+    """Name of a policy without folders."""
     name = str(policy) if isinstance(policy, (str, Path)) else getattr(policy, "name", type(policy).__name__)
     return name.replace("\\", "/").split("/")[-1]

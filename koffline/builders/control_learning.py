@@ -1,4 +1,4 @@
-"""Learning by playing: recipes, the rows that a learner saw and the policies that it was on its way."""
+"""Online learning of policies: recipes, the rows that a learner saw, and snapshots of its policy."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EVALUATION_SEED = 20190533
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings(LearnerSettings):
-    """How a learner plays.
+    """Settings of an online learner.
 
     steps: of the environment. random_steps: uniform actions at the start. update_every: steps per update.
     exploration: share of uniform actions of a discrete learner at its end; it falls linearly from one until
@@ -46,9 +46,9 @@ class LearningSettings(LearnerSettings):
 
 @dataclass(frozen=True)
 class Recipe:
-    """A learner that succeeds, and the step at which it was medium with seed 0 where its policies were made.
+    """Settings that succeed, and the step at which the learner of the bundled policies (seed 0) was medium.
 
-    medium_noise: of the medium policy, where the usual noise would make much less of it.
+    medium_noise: noise of the medium policy, where the usual noise would lower its return too much.
     """
 
     learning: LearningSettings
@@ -112,14 +112,16 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """All rows in the order in which they were played, and the snapshots; the last may be the best or not."""
+    """All rows in the order of playing, and the snapshots in time order (the last need not be the best)."""
 
     rows: Columns
     snapshots: list[Snapshot] = field(default_factory=list)
 
 
 def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snapshot]:
-    """The earliest best snapshot, and the one up to it nearest to half-way between random and best."""
+    """Snapshots by level: `expert` is the earliest best one; `medium`, not later than it, is the one whose
+    return is nearest to half-way between random and best.
+    """
     best = max(learned.snapshots, key=lambda snapshot: snapshot.mean_return)
     half_way = (random_return + best.mean_return) / 2
     before = [snapshot for snapshot in learned.snapshots if snapshot.step <= best.step]
@@ -180,7 +182,7 @@ def _actions(
     step: int,
     observations: np.ndarray,
 ) -> np.ndarray:
-    """Uniform ones at the start; then the learner's, of discrete ones a falling share uniform."""
+    """Uniform actions at the start, then the learner's; a falling share of discrete actions stays uniform."""
     explores, space = step < settings.random_steps, copies.action_space
     if isinstance(space, Discrete):
         share = max(settings.exploration, 1.0 - step / max(1, settings.exploration_steps))

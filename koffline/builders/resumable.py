@@ -1,6 +1,6 @@
-"""What a build leaves: parts until all are there, then an entry in manifest.json beside the datasets.
+"""Files of a build: its parts until all are finished, then an entry in manifest.json beside the dataset.
 
-Each finished batch of a long build is a file; entries say what made a dataset, with digests to check it by.
+Each finished batch of a long build is a file. An entry records how a dataset was made, and its digests.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from koffline.store.targets import locked
 from koffline.untrusted.arrays import read_arrays
 
 NAME = "manifest.json"
-Progress = Callable[[int], None]  # hears how many episodes are done
+Progress = Callable[[int], None]  # called with the number of finished episodes
 
 
 class PartsFolder:
-    """The finished batches of one build, known by its settings and policies; those of others are passed over.
+    """Finished batches of one build, identified by settings and policies; files of other builds are ignored.
 
     Raises DataError where something else has the folder's name.
     """
@@ -45,17 +45,17 @@ class PartsFolder:
 
     @property
     def kept(self) -> int:
-        """How many batches of this build are on the disk."""
+        """Number of batches of this build on the disk."""
         return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
 
     def build(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Transitions:
-        """All batches as one log, as `batches` gives them."""
+        """Play or read all batches and join them into one log."""
         return player.join(list(self.batches(player, progress)))
 
     def build_shards(
         self, player: RolloutPlayer, writer: ShardWriter, progress: Progress = lambda episodes: None
     ) -> None:
-        """All batches as shards, one in memory at a time."""
+        """Play or read all batches and write them as shards, one batch in memory at a time."""
         clipped = 0
         with writer:
             for part in self.batches(player, progress):
@@ -64,7 +64,7 @@ class PartsFolder:
             writer.metadata = player.metadata(clipped)
 
     def batches(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Iterator[Columns]:
-        """Every batch in order, from the disk, or played and kept; at no time is more than one held here."""
+        """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""
         played = player.play(n for n in range(player.batches) if self._read(n) is None)
         for number in range(player.batches):
             columns = self._read(number)
@@ -78,7 +78,7 @@ class PartsFolder:
             progress(player.episodes_until(number))
 
     def remove(self) -> None:
-        """The output is there, or nothing is kept: parts go, and the folder unless it holds anything else."""
+        """Remove the parts, and the folder if nothing else is in it."""
         for path in self.folder.glob("*part-*"):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
@@ -88,15 +88,15 @@ class PartsFolder:
         return self.folder / f"part-{self._build}-{number:06d}.npz"
 
     def _read(self, number: int) -> Columns | None:
-        """A batch that is on the disk; None where it is missing, or not whole."""
+        """Read a batch from the disk; None if it is missing or incomplete."""
         try:
             return read_arrays(self._path(number))
-        except Exception:  # numpy and zipfile raise many kinds
+        except Exception:  # numpy and zipfile raise many types
             return None
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """The entries, none where there is no file. Raises DataError for one that is not ours."""
+    """Entries of a manifest; empty if there is no file. Raises DataError for a file of another kind."""
     if not path.exists():
         return {}
     try:
@@ -126,6 +126,6 @@ def add_to_manifest(
     if dataset.is_file():
         entry["files"] = {dataset.name: {"sha256": digest_of(dataset)}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
-    with locked(path, wait=True):  # builds that end together write one after the other
+    with locked(path, wait=True):  # builds that end at the same time write one after the other
         entries = read_manifest(path) | {name: entry}
         write_text(path, json.dumps(entries, indent=2) + "\n")

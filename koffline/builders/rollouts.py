@@ -24,7 +24,7 @@ from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
 
 Columns = dict[str, np.ndarray]
-_LARGEST_SEED = 2**31 - 1  # environments that keep their seed as a C int take no more
+_LARGEST_SEED = 2**31 - 1  # largest seed of environments that store it as a C int
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def build_rollouts(
     workers: int = 1,
     ray: str | None = None,
 ) -> Transitions:
-    """Whole episodes, with the log-probability that the policy of each episode gave to each action.
+    """Play whole episodes; log-probabilities are those of each episode's policy.
 
     policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored
     for discrete actions; policies with continuous ones tell no density. Continuous actions outside the space
     are clipped to it, stored as played, and counted in ``metadata.notes``.
-    progress hears how many episodes are done. workers, ray: play in several processes, or on a Ray cluster,
-    as of `koffline.jobs.PassSettings`; the rows are the same.
+    progress is called with the number of finished episodes. workers, ray: play in several processes or on a
+    Ray cluster, as in `koffline.jobs.PassSettings`; the rows are the same.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
@@ -87,7 +87,7 @@ def build_rollouts(
 
 
 def environment_seed(seed: int, episode: int) -> int:
-    """What the environment of an episode is reset with: an episode depends on the seed and its number alone.
+    """Seed for the reset of an episode's environment, from the build's seed and the episode's number alone.
 
     So rows do not depend on how many copies are played side by side, nor on how many episodes are asked for.
     """
@@ -126,11 +126,11 @@ class RolloutPlayer:
         self._copies.close()
 
     def episodes_until(self, number: int) -> int:
-        """Episodes of the batches up to and with a batch."""
+        """Number of episodes in the batches up to and including a batch."""
         return min((number + 1) * self._batch_size, self._settings.episodes)
 
     def play(self, numbers: Iterable[int]) -> Iterator[Columns]:
-        """The batches of given numbers, in their order, wherever they are played.
+        """Yield the batches of the given numbers in order, wherever they are played.
 
         Raises JobError for workers that keep dying.
         """
@@ -186,7 +186,7 @@ class RolloutPlayer:
         )
 
     def metadata(self, clipped: int) -> Metadata:
-        """What is said of the whole build, in which so many actions were clipped."""
+        """Metadata of the whole build. clipped: number of clipped actions."""
         notes = self._copies.notes
         if clipped:
             notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
@@ -195,9 +195,9 @@ class RolloutPlayer:
 
 
 class _Actor:
-    """The policies of a batch of episodes: one per episode, drawn by weight.
+    """Policies that play a batch of episodes: one per episode, drawn by weight.
 
-    Each episode has a stream of its own: one number chooses its policy, then come those of its actions.
+    Each episode has its own random stream: the first number chooses the policy, the rest the actions.
     """
 
     def __init__(
@@ -247,18 +247,18 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 @dataclass(frozen=True, eq=False)
 class RolloutWork:
-    """What a worker needs to play any batch; files of policies it reads from the disk that it shares."""
+    """Input of a worker that plays batches; it reads policy files from the shared disk."""
 
     settings: RolloutSettings
     policies: tuple[Any, ...]
 
 
 def play_batch(work: RolloutWork, number: int) -> Columns:
-    """At the worker: one batch."""
+    """Play one batch at a worker."""
     return _player(work).play_batch(number)
 
 
 @functools.lru_cache(maxsize=1)
 def _player(work: RolloutWork) -> RolloutPlayer:
-    """Made once and kept for the next batches."""
+    """Player of a worker, cached for its next batches."""
     return RolloutPlayer(work.settings, work.policies)

@@ -27,7 +27,7 @@ _SEED = 20190533
 
 
 class UniformTuples(NamedTuple):
-    """n tuples as the world sees them: states (n, d) in double precision."""
+    """n transitions in the world's own arrays: states (n, d) in double precision."""
 
     states: States
     actions: Actions
@@ -37,7 +37,7 @@ class UniformTuples(NamedTuple):
 def draw_uniform_tuples(
     world: BoxWorld, policy: Any, n: int, generator: np.random.Generator
 ) -> UniformTuples:
-    """s uniform where episodes go on, a ~ policy(s), one step of the world."""
+    """Draw n transitions: s uniform over non-terminal states, a ~ policy(s), s' by one step."""
     states = uniform_states(world, n, generator)
     actions = draw_actions(policy, world.observe(states), generator)
     return UniformTuples(states, actions, world.step(states, actions, generator))
@@ -46,7 +46,7 @@ def draw_uniform_tuples(
 def build_uniform(
     world: BoxWorld | str, policy: Any, n: int, generator: np.random.Generator, gamma: float | None = 0.98
 ) -> Transitions:
-    """n independent tuples with the policy's log-probabilities; observations are states in native units.
+    """Log of n independent transitions with log-probabilities; observations are states in native units.
 
     world: an object, its name or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
     Raises ConfigError, and PolicyError for a policy that does not fit.
@@ -78,7 +78,7 @@ def build_uniform(
 
 
 def build_chain(n: int, generator: np.random.Generator) -> Transitions:
-    """n independent tuples of the modified Tsitsiklis–Van Roy chain; observations are its features (3,).
+    """Log of n independent transitions of the modified Tsitsiklis–Van Roy chain, observed as features (3,).
 
     (Feng et al. 2019, fig:toy_diverge)
     """
@@ -100,7 +100,7 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
 
 
 def learn_grid_policy(world_name: str, gamma: float = 0.98, temperature: float | None = None) -> GridPolicy:
-    """Value iteration on a 40×40 grid of the world, interpolated; π ∝ exp(Q / temperature). Deterministic."""
+    """Learn π ∝ exp(Q / temperature) by interpolated value iteration on a 40×40 grid. No randomness."""
     world = make_world(world_name)
     chosen = TEMPERATURES[world_name] if temperature is None else temperature
     if not 0.0 < chosen < float("inf"):

@@ -33,11 +33,11 @@ _TARGET = (
     whole("--shard-rows", metavar="N", help="TARGET is a folder of shards of at most N rows each."),
     _FORCE,
 )
-_RESUME = click.option("--resume", is_flag=True, hidden=True, expose_value=False)  # it goes on by itself
+_RESUME = click.option("--resume", is_flag=True, hidden=True, expose_value=False)  # builds always resume
 
 
 class BuildTarget:
-    """Where a dataset goes, with its entry in the manifest beside it; checked before the long part."""
+    """Output path of a dataset and its manifest entry; checked before the build starts."""
 
     def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
         from koffline.builders.resumable import NAME, read_manifest
@@ -72,13 +72,13 @@ class BuildTarget:
             raise DataError(f"{place} holds something else and will not be replaced; choose another name")
 
     def shard_writer(self) -> Any:
-        """What writes the folder of shards; None where the dataset is to be none."""
+        """Writer of a folder of shards; None if the dataset is not sharded."""
         from koffline.data.disk.writer import ShardWriter
 
         return ShardWriter(self.path, self._shard_rows, self.force) if self._shard_rows is not None else None
 
     def write(self, log: Any) -> None:
-        """The dataset, then its entry."""
+        """Write the dataset, then its manifest entry."""
         from koffline.data.sources import write_transitions
 
         if (shards := self.shard_writer()) is None:
@@ -89,7 +89,7 @@ class BuildTarget:
         self.record(log)
 
     def record(self, log: Any) -> None:
-        """The entry of the finished dataset in the manifest; say what was written."""
+        """Add the finished dataset to the manifest and print what was written."""
         from koffline.builders.resumable import add_to_manifest
 
         add_to_manifest(self._manifest, self.path, log, full_command(), self._seed)
@@ -98,7 +98,7 @@ class BuildTarget:
 
 
 def _target_options(command: Command) -> Command:
-    """Seed and target; the command gets ``seed`` and ``target``, claimed before its own checks."""
+    """Add the options for ``seed`` and ``target``; the target is claimed before the command's own checks."""
 
     @functools.wraps(command)
     def run(seed: int, **options: Any) -> Any:
@@ -110,9 +110,9 @@ def _target_options(command: Command) -> Command:
 
 @contextlib.contextmanager
 def _resumable(parts: PartsFolder) -> Iterator[None]:
-    """A whole build, the output included, after which its parts go.
+    """Context of a build from the first part to the output; it removes the parts at the end.
 
-    What fails before anything is kept leaves nothing; an interrupt after that says how to go on.
+    A failure before the first part leaves nothing; a later interrupt prints how to continue.
     """
     try:
         yield

@@ -10,7 +10,7 @@ from click.shell_completion import BashComplete, CompletionItem, add_completion_
 
 from koffline.ope.names import AUTO, ESTIMATORS, KINDS
 
-# What `koffline.algos.from_config.algorithm_types` says after d3rlpy is imported, which takes seconds.
+# A copy of `koffline.algos.from_config.algorithm_types()`, which would import d3rlpy for seconds.
 ALGORITHMS = (
     "awac", "bc", "bcq", "bear", "cal_ql", "cql", "crr", "ddpg", "discrete_bc", "discrete_bcq",
     "discrete_cql", "discrete_sac", "discrete_trust_pcl", "double_dqn", "dqn", "fqe", "iql",
@@ -29,7 +29,7 @@ class Named(click.types.StringParamType):  # what `targets.named_beside` takes f
         self._names = names
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        """The names that begin so, after the last comma."""
+        """Names that begin with the text after the last comma, else files."""
         before, comma, last = incomplete.rpartition(",")
         fitting = [name for name in self._names() if name.startswith(last)]
         return [CompletionItem(f"{before}{comma}{name}") for name in fitting] or [
@@ -52,12 +52,12 @@ SETTING = Named(lambda: [f"algo.type={name}" for name in ALGORITHMS])
 
 
 class Bash(BashComplete):
-    """Words of bash, which breaks them at every ``=``: put together again for us, and taken apart for it."""
+    """Completion for bash, which splits words at every ``=``: join them on input, split them on output."""
 
     _is_broken = False
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is being typed, and that."""
+        """The complete words, and the word that is being typed."""
         args, incomplete = super().get_completion_args()
         words: list[str] = []
         for word in (*args, incomplete):
@@ -68,7 +68,7 @@ class Bash(BashComplete):
         return before, last
 
     def format_completion(self, item: CompletionItem) -> str:
-        """As bash takes it: what stands behind the last ``=``."""
+        """Text of a completion for bash: the part after the last ``=``."""
         return f"{item.type},{item.value.rpartition('=')[2] if self._is_broken else item.value}"
 
 

@@ -67,7 +67,7 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
 
 
 def _print_inspection(found: Inspection, out: str | None) -> None:
-    """Columns, what is wrong, what was seen, and the mapping where no file has it."""
+    """Print columns, problems, notes and, if it was not written to a file, the mapping."""
     from rich.console import Console
     from rich.table import Table
 

@@ -104,7 +104,7 @@ def evaluate(
 
 
 def _report_of(several: tuple[str, ...] | None) -> tuple[str, Callable[..., Path], Callable[..., None]]:
-    """The file that marks a folder of such results, what writes one and what prints a table."""
+    """Marker file of a result folder, and the functions that write and print such results."""
     from koffline.report import estimates
 
     if several is None:
@@ -113,9 +113,9 @@ def _report_of(several: tuple[str, ...] | None) -> tuple[str, Callable[..., Path
 
 
 def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | None:
-    """Names where several estimators are asked for, None for one; layers then name none of them.
+    """Names of the estimators if several are requested, which removes them from the layers; else None.
 
-    A misspelt option is reported before a large log is read; gamma may still come from the log.
+    Options are checked here, before a large log is read; gamma may still come from the log.
     """
     from koffline.config import make_settings
     from koffline.ope.names import DEFAULT, check_interval, kinds_for
@@ -161,7 +161,7 @@ def _evaluate(
     by: str | None,
     progress: Any,
 ) -> Any:
-    """Read, load, fit."""
+    """Read the log, load the policy, and evaluate it."""
     from koffline.ope.evaluation import estimate_all
     from koffline.ope.evaluation import evaluate as evaluate_policy
     from koffline.ope.problem import read_initial_states
@@ -183,7 +183,7 @@ def _evaluate(
 
 
 def _read_truth(text: str) -> float:
-    """A number, or the ``value`` of a JSON file."""
+    """Parse a number, or read the ``value`` of a JSON file."""
     path = Path(text)
     try:
         number = float(json.loads(path.read_text(encoding="utf-8"))["value"] if path.is_file() else text)

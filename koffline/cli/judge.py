@@ -95,7 +95,7 @@ def _diagnose(
     trained_on: str | None,
     **options: Any,
 ) -> Any:
-    """Read, load, fit where that is asked for, and look."""
+    """Read the log, load or fit the value function, and diagnose it."""
     from koffline.data.sources import open_transitions
     from koffline.data.table.files import is_table_source
     from koffline.data.units import sample_units
@@ -121,7 +121,7 @@ def _diagnose(
 
 
 def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int, bar: Any) -> Any:
-    """koffline's own value functions, cross-fitted."""
+    """Fit koffline's own value functions with cross-fitting."""
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.fitted import fit_value_function
@@ -132,7 +132,7 @@ def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int,
 
 
 class _Several(click.Command):
-    """``--policies A B C`` is ``--policies A --policies B --policies C``."""
+    """Command whose options take several words: ``--policies A B C``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option's name before every word up to the next option; numbers may be negative."""

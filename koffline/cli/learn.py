@@ -217,7 +217,7 @@ def online(
         click.echo(f"interrupted{hint}", err=True)
         raise SystemExit(130) from None
     _print_scores(result)
-    if diverged := result.summary.diverged:  # what is there is kept
+    if diverged := result.summary.diverged:  # existing files are kept
         names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
         raise ConfigError(
             f"training diverged with seed {names}: the gradient is not finite; lower learning_rate or "

@@ -21,7 +21,7 @@ from koffline.store.run_record import command_line
 class KofflineGroup(click.Group):
     """Commands that are imported when they are asked for, their errors one line on stderr and exit code 2."""
 
-    # Its module in this package, and what the list of commands says of it: none is imported for that list.
+    # Module and short help of each command; listing the commands imports none of them.
     lazy: ClassVar = {
         "build": ("build", "Build datasets and target policies."),
         "d3rlpy": ("learn", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
@@ -55,10 +55,10 @@ class KofflineGroup(click.Group):
             formatter.write_dl([(name, about) for name, (_, about) in self.lazy.items()])
 
     def _run(self, args: Sequence[str] | None = None, *others: Any, **extra: Any) -> Any:
-        """click's own, in the knowledge of the command line."""
+        """Run click's `main` with the command line recorded."""
         words = sys.argv[1:] if args is None else args
         for word in words:
-            if any(map(is_control, word)):  # it would be obeyed wherever the word is shown
+            if any(map(is_control, word)):  # terminals would execute it in the error message
                 raise click.UsageError(
                     f"'{word}' holds control characters; rename the file, or leave them out"
                 )
@@ -66,7 +66,7 @@ class KofflineGroup(click.Group):
             return super().main(args, *others, **extra)
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """As click's, but a usage error is one line too."""
+        """Run click's `main`, with usage errors in one line."""
         run = self._run
         if not extra.pop("standalone_mode", True):
             return run(*args, standalone_mode=False, **extra)
@@ -94,7 +94,7 @@ class KofflineGroup(click.Group):
             raise
         except KofflineError as error:
             message = " ".join(str(error).split())
-        except (MemoryError, RuntimeError) as error:  # torch has no MemoryError
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is short
             reason = " ".join(str(error).split()) or "out of memory"
             if isinstance(error, RuntimeError):
                 if "allocate memory" not in reason and "out of memory" not in reason:
@@ -112,7 +112,7 @@ _INSIDE = ("data info", "data inspect", "data validate", "data convert", "build 
 
 
 def _with_remedy(error: click.ClickException) -> str:
-    """click's message; for a name that is none with one for the same thing, or the nearest."""
+    """click's message; for an unknown name with a synonym or the nearest name."""
     context, message = getattr(error, "ctx", None), " ".join(error.format_message().split()).rstrip(".")
     if context is None:
         return message
@@ -142,7 +142,7 @@ def _settings_of(command: str | None) -> Collection[str]:
 
 
 def _failed(message: str) -> SystemExit:
-    """Say in one line what is wrong; what ends the process."""
+    """Print an error in one line and return the SystemExit to raise."""
     click.echo(f"error: {printable(message)}", err=True)
     return SystemExit(2)
 
@@ -167,7 +167,7 @@ def main() -> None:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.append(here)
-    # A scheduler's SIGTERM is a Ctrl-C: what is unfinished goes, what can go on later is said.
+    # A SIGTERM counts as Ctrl-C: unfinished output is removed, and the user learns how to resume.
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGTERM, _terminate)
     cli(prog_name="koffline")
@@ -176,5 +176,5 @@ def main() -> None:
 def _terminate(number: int, frame: object) -> None:
     if callable(signal.getsignal(signal.SIGINT)):
         signal.raise_signal(signal.SIGINT)
-    else:  # a shell starts background commands deaf to Ctrl-C; a termination is meant for them all the same
+    else:  # a shell lets background commands ignore Ctrl-C; SIGTERM must still end them
         raise KeyboardInterrupt

@@ -25,7 +25,7 @@ Option = Callable[[Command], Command]
 
 
 def added(options: Sequence[Any]) -> Option:
-    """All of them as one decorator; the first stands first in the help."""
+    """Combine options into one decorator, in the order of the help."""
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
@@ -81,7 +81,7 @@ _LOW_HIGH = "Declare continuous actions within these bounds."
 
 
 def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Option]:
-    """Options for text, from flag, metavar and help."""
+    """Text options from rows of flag, metavar and help."""
     return [
         click.option(
             flag, prefix + flag[2:].replace("-", "_"), multiple=flag in _SEVERAL, metavar=metavar, help=text
@@ -117,7 +117,7 @@ reading_options = added([_ON_DISK, *_named([_MEMORY]), pass_options])
 
 @dataclass(frozen=True)
 class Log:
-    """A log as the command line names it, and how it is to be read. is_lazy: left on disk when asked."""
+    """A log as named on the command line, and how to read it. is_lazy: leave it on disk if requested."""
 
     source: str
     space: SpaceRequest | None
@@ -127,25 +127,25 @@ class Log:
 
     @property
     def passes(self) -> PassSettings:
-        """Where passes over it run."""
+        """Settings of the workers that read the log."""
         return self.stream
 
     @property
     def stays_on_disk(self) -> bool:
-        """Whether it is read by blocks: when asked, and where it lies in shards anyway."""
+        """Whether the log is read by blocks: if requested, or if it is stored in shards."""
         from koffline.data.disk.opening import is_shard_folder
 
         return self.is_lazy or (self.mapping is None and is_shard_folder(self.source))
 
     def open(self, lazy: Any = None) -> Any:
-        """The transitions, in memory or on disk. Raises DataError."""
+        """Open the transitions, in memory or on disk. Raises DataError."""
         from koffline.data.sources import open_transitions
 
         lazy = self.stays_on_disk if lazy is None else lazy
         return open_transitions(self.source, self.space, lazy=lazy, mapping=self.mapping)
 
     def open_by(self, by: str | None) -> tuple[Any, Any]:
-        """The transitions, and groups of episodes: by a table's column, or by a feature. Raises DataError."""
+        """Open the transitions, and groups of episodes by a column or a feature. Raises DataError."""
         by = by or getattr(self.mapping, "by", None)
         if by is None or self.is_lazy or not hasattr(self.mapping, "by"):
             return self.open(), by
@@ -155,7 +155,7 @@ class Log:
 
 
 def log_options(argument: str, *reading: Option) -> Option:
-    """DATA or SOURCE, its actions, its columns and how it is read; the command gets ``log: Log``."""
+    """Decorator for the log's argument and options; the command gets ``log: Log``."""
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
@@ -190,7 +190,7 @@ def _requested_space(discrete: int | None, continuous: tuple[float, float] | Non
 
 
 def requested_mapping(given: Mapping[str, Any]) -> Any:
-    """The mapping of a file, what is given beside it winning; None for no option. Raises DataError."""
+    """Mapping from a file, overridden by single options; None without any of them. Raises DataError."""
     said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
     if not said:
         return None
@@ -205,7 +205,7 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     if "encode" in said:
         said["encode"] = dict(_by_column("--encode", text) for text in said["encode"])
     if said == {"one_step": True} and file is None:
-        return said  # of any log
+        return said  # options of any log, not only of tables
     probabilities = {"behavior_probability", "behavior_log_probability"}
     for name in probabilities - said.keys() if probabilities & said.keys() else ():
         settled.pop(name, None)
@@ -213,7 +213,7 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
 
 
 def _by_column(flag: str, text: str) -> tuple[str, str]:
-    """Column and method of ``x_3=zero``; the empty column stands for all observations."""
+    """Parse ``x_3=zero`` into column and method; an empty column means all observations."""
     column, equals, method = text.rpartition("=")
     if equals and not (column and method):
         raise DataError(f"{flag} received '{text}'; write METHOD or COLUMN=METHOD")
@@ -222,7 +222,7 @@ def _by_column(flag: str, text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Result:
-    """Where what a command finds goes: into a folder, and as JSON or a table onto stdout."""
+    """Output of a command's result: a folder, and JSON or a table on stdout."""
 
     out: str | None
     force: bool
@@ -238,10 +238,10 @@ class Result:
         write: Callable[..., Path],
         show: Callable[[Any, Path | None], None],
     ) -> None:
-        """Claim the folder (a ``marker`` makes it ours), find, write the report with its record, print.
+        """Claim the folder (identified by ``marker``), compute, write the report with its record, print.
 
-        find: gets what hears how far it is, under a title. A user's policy may print while it is imported or
-        called: stdout belongs to the result alone.
+        find: computes the result; its argument is the progress bar named ``title``. A user's policy may print
+        while it is imported or called: stdout belongs to the result alone.
         """
         from koffline.progress import training_bar
 

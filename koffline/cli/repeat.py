@@ -39,7 +39,7 @@ Examples:
 
 
 class _Call(BaseModel):
-    """What a record says of the command line that made its results."""
+    """Command line that made the results, from their record."""
 
     arguments: list[str] = Field(min_length=1)
     directory: str
@@ -53,7 +53,7 @@ class _Call(BaseModel):
 @click.option("--out", metavar="DIR", help="A new folder for the repetition; default RUN.repeat.")
 @click.option("--yes", is_flag=True, help="Run the command without asking.")
 def repeat(run: Path, out: str | None, yes: bool) -> None:
-    """Repeat, compare, say it."""
+    """Repeat the run, compare the values, and print the comparison."""
     folder = check_name(run.with_name(f"{run.resolve().name}.repeat") if out is None else out)
     if folder.exists() or run.resolve() in folder.resolve().parents:
         raise ConfigError(f"{folder} exists or lies in {run}; name a new folder beside it (--out)")
@@ -87,7 +87,7 @@ def repeat(run: Path, out: str | None, yes: bool) -> None:
 
 
 def _values(folder: Path) -> dict[str, str]:
-    """Every value of the JSON and CSV files by file and place, except of records and times."""
+    """Values of all JSON and CSV files by file and position, without records and times."""
     found: dict[str, str] = {}
     for path in (*folder.rglob("*.json"), *folder.rglob("*.csv")):
         if path.name != FILE and not path.name.startswith(("time_", "timing")):

@@ -1,4 +1,4 @@
-"""Where the results of a command go: its own until it ends, and nothing that it reads."""
+"""Output paths of commands: reserved until the command ends, and different from its inputs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import click
 from koffline.store.run_record import named_in
 from koffline.store.targets import check_apart, check_name, claimed, local_name
 
-# Texts that name no files; a file or folder of that name is there by chance.
+# Options whose texts are never file names, even if a file of that name exists.
 _NO_FILES = frozenset((
     "--device", "--env", "--estimator", "--format", "--interval",
     "--memory", "--metric", "--only", "--part", "--ray",
@@ -25,11 +25,11 @@ def claim(
     adds: str | None = None,
     reads: Iterable[str | Path | None] | None = None,
 ) -> Path:
-    """The path that a command line names for results: checked, and this command's alone until it ends.
+    """Check the output path of a command and reserve it until the command ends.
 
-    option: how it was named. check: what else may be wrong with the path, raising KofflineError. adds: the
-    file that makes a folder ours where results are added to one; else ``out`` itself gives way. reads: what
-    the command reads, by default what its words name. Raises ConfigError before anything is written.
+    option: its name. check: a further check of the path, raising KofflineError. adds: the file that marks a
+    folder to which results are added; without it ``out`` itself is replaced. reads: the inputs, by default
+    all that the command line names. Raises ConfigError before anything is written.
     """
     path = check_name(local_name(str(out)), option, is_whole=adds is None)
     if adds is None or reads is not None:
@@ -43,9 +43,9 @@ def claim(
 
 
 def named_beside(option: str) -> Iterator[str]:
-    """What the parameters of the command that runs may name besides the target that ``option`` names.
+    """Yield the files that the running command's parameters may name, other than the one of ``option``.
 
-    Numbers, choices and names of other things than files are passed over, whatever lies here by such a name.
+    Numbers, choices and other texts that are never file names are skipped.
     """
     context = click.get_current_context(silent=True)
     for parameter in context.command.params if context is not None else ():

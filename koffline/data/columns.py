@@ -26,7 +26,7 @@ def blocks(n_rows: int) -> Iterator[slice]:
 
 
 def extremes(array: Any) -> np.ndarray:
-    """(2,) the least and the greatest number of an array in memory, or to be sliced."""
+    """Smallest and largest number (2,) of an array that is in memory or read by slices."""
     pieces = (np.asarray(array[block]) for block in blocks(len(array)))
     found = np.array([(piece.min(), piece.max()) for piece in pieces])
     return np.array([found[:, 0].min(), found[:, 1].max()])
@@ -51,7 +51,7 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 def as_float(array: np.ndarray) -> np.ndarray:
-    """float32 and float64 as they are; float16 and small whole numbers as float32, all else as float64."""
+    """Cast to float: float32 and float64 stay, float16 and small integers become float32, others float64."""
     if array.dtype in (np.float32, np.float64):
         return array
     is_small = array.dtype in (np.float16, np.bool_) or array.dtype.itemsize <= 2
@@ -68,7 +68,7 @@ def _vector(name: str, values: Any) -> np.ndarray:
 
 
 def _check_finite(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
-    """The array itself. Here and below, ``first_row`` is what the first of the given rows is called."""
+    """Return the array, or raise DataError. ``first_row``: the number of the first row in error messages."""
     for block in blocks(len(array)) if array.dtype.kind == "f" else ():
         good = np.isfinite(array[block])
         if not good.all():
@@ -80,14 +80,14 @@ def _check_finite(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
 
 
 def _refuse(name: str, array: np.ndarray, bad: np.ndarray, first_row: int, remedy: str) -> None:
-    """Raise DataError that names the first bad row, if there is any."""
+    """Raise DataError for the first row marked in ``bad``, if there is one."""
     if bad.any():
         row = int(np.argmax(bad))
         raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}{remedy}")
 
 
 def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """(N,) int64; floats are accepted where they are whole numbers."""
+    """Cast a column to int64 (N,); floats must be whole numbers."""
     array = _check_finite(name, _vector(name, values), first_row)
     if array.dtype.kind == "f":
         _refuse(name, array, np.trunc(array) != array, first_row, "; give whole numbers")
@@ -95,7 +95,7 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
 
 
 def _observations(name: str, values: Any, first_row: int) -> np.ndarray:
-    """(N, ...) float32, float64 or uint8 with at least one number per row; others are cast exactly."""
+    """Check observations (N, ...): float32, float64 or uint8 stay, other types are cast exactly."""
     array = as_array(name, values)
     if array.ndim < 2 or (len(array) and not array.size):
         remedy = f"use {name}.reshape(-1, 1)" if array.size else "give at least one number per row"
@@ -104,7 +104,7 @@ def _observations(name: str, values: Any, first_row: int) -> np.ndarray:
 
 
 def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
-    """(N,) int64 within 0 … n − 1, or (N, k) float within the bounds."""
+    """Check actions: int64 (N,) within 0 … n − 1, or float (N, k) within the bounds."""
     if isinstance(space, Discrete):
         actions = integer_column("actions", values, first_row)
         if actions.size and (actions.min() < 0 or actions.max() >= space.n):
@@ -130,14 +130,14 @@ def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
 
 
 def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds (k,), widened by rounding of float32."""
+    """Bounds (k,), widened to allow for float32 rounding."""
     bounds = np.asarray([space.low, space.high])
     slack = _BOUND_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(bounds), np.abs(bounds), 1.0))
     return bounds[0] - slack[0], bounds[1] + slack[1]
 
 
 def check_some_weight(weights: np.ndarray) -> None:
-    """Raise DataError where no row of a whole log has a weight."""
+    """Raise DataError if all weights of a log are zero."""
     if not (weights > 0).any():
         raise DataError("weights are all 0; give at least one row a positive weight")
 

@@ -29,7 +29,7 @@ from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 
 _VERSION = "2.1"
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
-# Group with what a dump has no place for: one array per name, over all rows (or over the terminal ones).
+# Group of columns that a dump cannot hold: one array per name, over all rows (or the terminal ones).
 _BESIDE = "koffline_columns"
 _BESIDE_COLUMNS = ("truncated", "behavior_log_probabilities", "weights")
 _BESIDE_TERMINAL = "terminal_next_observations"
@@ -105,7 +105,7 @@ def action_matrix(log: Transitions) -> np.ndarray:
 
 
 def _put_back(columns: dict[str, np.ndarray], file: CheckedFile, path: Path) -> None:
-    """Restore what we kept beside the dump. Raises DataError where it does not fit the episodes."""
+    """Restore the columns of our own group. Raises DataError if they do not fit the episodes."""
     names = [name for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL) if f"{_BESIDE}/{name}" in file]
     found = file.arrays([f"{_BESIDE}/{name}" for name in names])
     beside = {name: found[f"{_BESIDE}/{name}"] for name in names}
@@ -139,6 +139,6 @@ def _episode(read: Mapping[str, np.ndarray], i: int, path: Path) -> EpisodeArray
 def arrays_of(
     observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminated: bool
 ) -> EpisodeArrays:
-    """An episode of which d3rlpy keeps one flag: it terminated, or it was cut."""
+    """Episode from d3rlpy's arrays and its one flag: terminated, otherwise truncated."""
     ends = np.arange(len(rewards)) == len(rewards) - 1
     return EpisodeArrays(observations, actions, rewards, ends & terminated, ends & (not terminated), {})

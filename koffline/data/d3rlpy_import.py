@@ -1,4 +1,4 @@
-"""Importing d3rlpy without what it does on the side."""
+"""Import of d3rlpy without its side effects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def import_d3rlpy() -> ModuleType:
-    """d3rlpy, without gym's notice on stderr and without its change of torch's matrix precision on CUDA."""
+    """Import d3rlpy without gym's notice on stderr and without changing torch's matrix precision on CUDA."""
     if "d3rlpy" in sys.modules:
         return sys.modules["d3rlpy"]
     import torch
@@ -23,7 +23,7 @@ def import_d3rlpy() -> ModuleType:
         notices.clear()  # gym prints whatever this table holds for its version
     precision = torch.get_float32_matmul_precision()
     with warnings.catch_warnings(), _scikit_learn_later():
-        warnings.simplefilter("ignore")  # deprecations inside gym are not the user's
+        warnings.simplefilter("ignore")  # hide deprecation warnings inside gym
         import d3rlpy
     torch.set_float32_matmul_precision(precision)
     return d3rlpy
@@ -47,7 +47,7 @@ class _NeighborsLater:
 
 @contextlib.contextmanager
 def _scikit_learn_later() -> Iterator[None]:
-    """d3rlpy imports scikit-learn, a third of its own time, for the nearest neighbours of PRDC alone."""
+    """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and it takes a third of the time."""
     names = ("sklearn", "sklearn.neighbors")
     if names[0] in sys.modules:
         yield
@@ -63,7 +63,7 @@ def _scikit_learn_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """d3rlpy without its log lines, which go to stdout; only critical messages inside. It may be nested."""
+    """Context without d3rlpy's log lines on stdout, except critical ones. It may be nested."""
     import structlog
 
     before = structlog.get_config()

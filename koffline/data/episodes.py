@@ -1,4 +1,4 @@
-"""Where episodes begin and end among the rows of a log: checked, put in order, joined, cut up."""
+"""Episodes among the rows of a log: checks of their boundaries, ordering, joining and cutting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from koffline.errors import DataError
 
 
 def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
-    """(N,) row order that gathers interleaved episodes, in order of first appearance, each in time order.
+    """Row order (N,) that gathers interleaved episodes, in order of first appearance, each in time order.
 
     Without ``steps`` the rows of an episode keep their order. Apply it to every column.
     """
@@ -44,7 +44,7 @@ def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
 
 
 def check_steps(steps: np.ndarray, counted: np.ndarray, first_row: int = 0) -> None:
-    """Raise DataError where steps are not those ``counted``; ``first_row``: what the first is called."""
+    """Raise DataError unless steps equal ``counted``; ``first_row``: number of the first row in messages."""
     if not np.array_equal(steps, counted):
         row = int(np.argmax(steps != counted))
         said = f"row {first_row + row} has step {steps[row]}, expected {counted[row]}"
@@ -72,7 +72,7 @@ def keeps_episodes(ids: np.ndarray, steps: np.ndarray) -> bool:
 
 
 def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
-    """(N,) whether a row is the last of its episode; without episodes all are."""
+    """Mask (N,) of the last rows of episodes; without episodes all rows."""
     if "episode_ids" in log:
         ids = log["episode_ids"]
         return np.append(ids[1:] != ids[:-1], True)
@@ -82,7 +82,7 @@ def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def leave_out_unfollowed(log: dict[str, np.ndarray], unfollowed: np.ndarray, source: str) -> list[str]:
-    """Settle the ``unfollowed`` rows (N,), last ones that hold no next observation; notes on what was done.
+    """Treat the ``unfollowed`` rows (N,), last rows without a next observation, in place; return notes.
 
     A terminal one keeps its own observation. Any other is dropped; where it was truncated, the row above it
     becomes the truncated one.
@@ -124,7 +124,7 @@ class EpisodeArrays:
 
 
 def join_episodes(episodes: Sequence[EpisodeArrays], source: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Columns by the names of ``Transitions``, and notes.
+    """Join episodes into columns named as in ``Transitions``; return them with notes.
 
     Where an episode lacks its last observation, a terminal step gets its own (it has no influence) and any
     other last step is left out. Raises DataError for episodes that do not fit together.
@@ -152,7 +152,7 @@ def join_episodes(episodes: Sequence[EpisodeArrays], source: str) -> tuple[dict[
 
 
 def _check_episode(name: str, episode: EpisodeArrays, first: EpisodeArrays) -> None:
-    """Raise DataError where its columns do not fit each other, or those of the first one."""
+    """Raise DataError if the episode's columns do not fit each other or the first episode's."""
     steps, seen = len(episode.rewards), len(episode.observations)
     if seen not in (steps, steps + 1) or any(len(getattr(episode, column)) != steps for column in _PER_STEP):
         raise DataError(f"{name} has {seen} observations of {steps} rewards, or odd flags; record it again")

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     import polars as pl
 
 ONE_HOT, ORDINAL = "one-hot", "ordinal"
-# Where metadata holds them.
+# Keys in the ``extra`` of metadata.
 NAMES, ENCODINGS, ACTIONS = "feature_names", "encodings", "action_names"
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """How a column of categories becomes numbers: one of 0 and 1 for each, or a category's position.
+    """Encoding of a column of categories: one-hot columns, or the category's position (ordinal).
 
     ``categories`` are in the order of their numbers; none until they were looked up in the column.
     """
@@ -30,15 +30,15 @@ class Encoding:
     categories: tuple[str, ...] = ()
 
     def names(self, column: str) -> tuple[str, ...]:
-        """The features that the column becomes."""
+        """Names of the features that encode the column."""
         return tuple(f"{column}={name}" for name in self.categories) if self.kind == ONE_HOT else (column,)
 
     def numbers(self, codes: np.ndarray) -> np.ndarray:
-        """(N, features) from positions (N,), −1 where there is none."""
+        """Encode positions (N,) as numbers (N, features); position −1 is no category."""
         return codes[:, None] == np.arange(len(self.categories)) if self.kind == ONE_HOT else codes[:, None]
 
     def texts(self, numbers: np.ndarray) -> list[str | None]:
-        """The categories of (N, features) numbers; None for what is none of them."""
+        """Decode numbers (N, features) into categories; None for an unknown one."""
         codes = numbers.argmax(axis=1) if self.kind == ONE_HOT else numbers[:, 0]
         known = (
             numbers.any(axis=1) if self.kind == ONE_HOT else np.isin(codes, np.arange(len(self.categories)))
@@ -65,7 +65,7 @@ class Features:
 
     @classmethod
     def from_extra(cls, extra: Mapping[str, Any]) -> Features | None:
-        """The inverse; None where there are none, or what a file says of them makes no sense."""
+        """Inverse of `to_extra`; None if names are missing or inconsistent."""
         try:
             encodings = {}
             for column, said in dict(extra.get(ENCODINGS, {})).items():
@@ -95,7 +95,7 @@ class Features:
         return pl.DataFrame(list(columns.values()))
 
     def numbers(self, actions: Any, policy: str) -> Any:
-        """Actions by their number where they are texts, probabilities by the names of a frame's columns.
+        """Convert a policy's output to numbers: action texts to indices, columns named by action to (N, n).
 
         A frame (polars, pandas) or a mapping with a column for each action may have them in any order.
         Anything else stays as it is. Raises PolicyError for names that are no actions of the log.

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a log, not only the first thing."""
+"""All errors and warnings of a log, not only the first one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FEW_EPISODES = 10
 
 @dataclass(frozen=True)
 class Finding:
-    """An error (koffline refuses the log) or a warning (it does not, but look)."""
+    """An error (koffline refuses the log) or a warning (it accepts the log)."""
 
     severity: Literal["error", "warning"]
     message: str
@@ -37,18 +37,18 @@ class Finding:
 
 @dataclass
 class RowCount:
-    """How many rows, and the first of them."""
+    """Number of affected rows, and the first of them."""
 
     count: int = 0
     first: int = -1
 
     def add(self, is_so: np.ndarray, start: int) -> None:
-        """Rows of a block that begins at row ``start``; blocks come in order."""
+        """Add the rows marked ``is_so`` in a block that begins at row ``start``; blocks come in order."""
         if is_so.any():
             self.merge(RowCount(int(is_so.sum()), int(is_so.argmax())), start)
 
     def merge(self, other: RowCount, start: int) -> None:
-        """Rows of the part of the log that begins at row ``start``, below all rows so far."""
+        """Add the count of a later part of the log that begins at row ``start``."""
         if other.count:
             self.first = self.first if self.count else start + other.first
             self.count += other.count
@@ -58,17 +58,17 @@ class RowCount:
 
 
 class WarningTally(LogTally):
-    """What is worth a look in sound rows; rows are numbered through all shards."""
+    """Statistics for warnings about valid rows, which are numbered through all shards."""
 
     def __init__(self, log: Transitions | LazyTransitions) -> None:
         super().__init__(log.action_space, log.has_episodes, log.observation_shape)
-        self.weighted = self.positive = 0  # rows that have weights, and weights above 0
+        self.weighted = self.positive = 0  # rows with weights, and rows with positive weights
         self._broken, self._shifted = RowCount(), RowCount()
-        self._first: Transitions | None = None  # of one row each
+        self._first: Transitions | None = None  # first and last row so far
         self._last: Transitions | None = None
 
     def add(self, block: Transitions) -> None:
-        """The next rows of a shard."""
+        """Add the next rows of a shard."""
         if block.weights is not None:
             self.weighted += len(block)
             self.positive += int((block.weights > 0).sum())
@@ -78,18 +78,18 @@ class WarningTally(LogTally):
                 self._add_pairs(_linked(self._last, block), begins[:1], self._last, self.rows - 1)
             linked = rows_are_linked(block.observations, block.next_observations)
             self._add_pairs(linked, begins[1:], block, self.rows)
-            # copied: the block can be let go
+            # copied, so that the block can be freed
             self._first = self._first or block.part(np.array([0]))
             self._last = block.part(np.array([len(block) - 1]))
         super().add(block)
 
     def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: Transitions, start: int) -> None:
-        """Rows above others: whether those are their next steps, and where they begin another episode."""
+        """Count wrong links to the rows below. linked: next observation matches; ends: an episode ends."""
         self._broken.add(~linked & ~ends, start)
         self._shifted.add(linked & ends & ~above.terminated[: len(ends)], start)
 
     def merge(self, other: Any) -> None:
-        """Add the rows of a later shard; both have ended."""
+        """Add the tally of a later shard; `end_shard` was called on both."""
         if self._last is not None and other._first is not None:
             self._add_pairs(_linked(self._last, other._first), np.array([True]), self._last, self.rows - 1)
         self._broken.merge(other._broken, self.rows)
@@ -98,7 +98,7 @@ class WarningTally(LogTally):
         super().merge(other)
 
     def messages(self, space: ActionSpace) -> Iterator[str]:
-        """One sentence for each thing to look at."""
+        """Yield one sentence per warning."""
         if self.episodes is None:
             yield "no episodes: every row counts as an initial state, and intervals resample single rows"
         else:
@@ -137,7 +137,7 @@ def _listed(numbers: np.ndarray, most: int) -> str:
 
 
 def _linked(above: Transitions, below: Transitions) -> np.ndarray:
-    """(1,) whether the next observation of a row is the first observation of a block."""
+    """Whether (1,) the next observation of a row is the first observation of a block."""
     seen = np.concatenate([above.observations, below.observations[:1]])
     return rows_are_linked(seen, np.concatenate([above.next_observations, seen[1:]]))
 
@@ -175,7 +175,7 @@ def inspect_log(
 
 
 def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tuple[WarningTally, list[str]]:
-    """Errors of one shard; without any, what its rows add to the warnings, and whether they were edited.
+    """Errors of one shard, or, if there are none, its tally for warnings and notes on edited rows.
 
     For ``PassSettings.map``; a log in memory is one shard.
     """
@@ -191,7 +191,7 @@ def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tupl
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
-    """All that is wrong with the values of a shard; empty where it is something else."""
+    """All errors in the values of a shard; empty if the fault is of another kind."""
     counts: dict[tuple[str, str], RowCount] = {}
     where, unreadable = "", []
 
@@ -209,19 +209,19 @@ def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
             with log.open_shard(shard) as opened:
                 for rows in checks.blocks(log.shards[shard].rows):
                     count(opened.columns(rows.start, rows.stop), rows.start)
-        except DataError as error:  # from some row on
+        except DataError as error:  # a row that cannot be read
             unreadable = [str(error)]
     found = [f"{where}{what} {rows}; {remedy}" for (what, remedy), rows in counts.items() if rows.count]
     return found + unreadable
 
 
 def _wrong(columns: Mapping[str, np.ndarray], space: ActionSpace) -> Iterator[tuple[str, str, np.ndarray]]:
-    """What may be wrong with columns as they were read, its remedy, and where it is so, by row (and more)."""
+    """Yield possible errors of raw columns: description, remedy, and a mask whose first axis is the row."""
     for name, column in columns.items():
         if column.dtype.kind == "f":
             yield f"{name}: NaN or infinite in", "drop or mend them", ~np.isfinite(column)
     actions, outside = columns["actions"], None
-    if isinstance(space, Discrete) and actions.ndim == 1:  # of another shape: the record says so
+    if isinstance(space, Discrete) and actions.ndim == 1:  # Transitions refuses other shapes
         whole = np.trunc(np.where(np.isfinite(actions), actions, 0))
         fractions = np.isfinite(actions) & (whole != actions)
         yield "actions: not whole numbers in", "count actions from 0", fractions
@@ -238,7 +238,7 @@ def _wrong(columns: Mapping[str, np.ndarray], space: ActionSpace) -> Iterator[tu
 
 
 def _edited(log: Transitions | LazyTransitions, shard: int) -> list[str]:
-    """A sentence where the rows, or the file, are others than those that were written."""
+    """A sentence if the digest of the rows or of the file has changed since writing."""
     said = "the rows are not those the file was written with: it was edited"
     if isinstance(log, Transitions):
         return [said] if log.metadata.sha256 not in (None, log.sha256) else []

@@ -44,12 +44,12 @@ KEYS = {
 KNOWN_KEYS = [key for keys in KEYS.values() for key in keys]
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 REQUIRED = ("observations", "actions", "rewards", "terminated")
-# The attribute of a file, or the member of an archive, that holds what describe_log says.
+# Name of the HDF5 attribute or archive member that holds the text of `describe_log`.
 DESCRIPTION = "koffline"
 
 
 def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
-    """What a file is by its content; None for anything else. Raises DataError for an empty or damaged one."""
+    """Kind of a file by its content; None for other kinds. Raises DataError for an empty or damaged file."""
     import h5py
 
     with reading(name, "data"):
@@ -98,7 +98,7 @@ def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, on
     be as long as it likes.
     """
     keys = used_keys(found)
-    needed = REQUIRED[:-1] if one_step else REQUIRED  # rows that are episodes all end
+    needed = REQUIRED[:-1] if one_step else REQUIRED  # one-step episodes need no terminal flag
     if missing := [KEYS[name][0] for name in needed if name not in keys]:
         listed = ", ".join(sorted(names)[:12]) or "none"
         expected = "expected observations, actions, rewards, terminals, and others optionally"
@@ -117,12 +117,12 @@ def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, on
 
 
 def counted_twice(found: Iterable[str]) -> tuple[str, ...]:
-    """Columns of which others are made in memory."""
+    """Columns from which further columns are derived in memory."""
     return () if "next_observations" in found else ("observations",)
 
 
 def used_keys(found: Iterable[str]) -> dict[str, str]:
-    """Which key of a file each column is taken from."""
+    """Key of the file from which each column is read, by column name."""
     found = set(found)
     return {name: next(filter(found.__contains__, keys)) for name, keys in KEYS.items() if found & set(keys)}
 
@@ -168,7 +168,7 @@ def read_flat(
 
 
 def _settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Which key each column is taken from, and notes; D4RL's extra column only where it is usable."""
+    """Key of each column, and notes; D4RL's log-probabilities are used only if all are finite numbers."""
     keys = used_keys(found)
     if keys.get("behavior_log_probabilities") != D4RL_LOG_PROBABILITIES:
         return keys, ()
@@ -181,7 +181,7 @@ def _settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, 
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
-    """Interleaved episodes are put in order."""
+    """Put interleaved episodes in order, in place; return notes."""
     ids = checks.integer_column("episode_ids", log["episode_ids"])
     if len(np.unique(ids)) == 1 + np.count_nonzero(np.diff(ids)):
         return []
@@ -224,9 +224,9 @@ def _mark_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> tuple[str,
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """(N − 1,) whether a row's next observation is, up to rounding, the observation of the row below."""
+    """Whether (N − 1,) a row's next observation equals, up to rounding, the observation of the row below."""
     if following.shape != observations.shape:
-        return np.ones(len(observations) - 1, dtype=np.bool_)  # the record will refuse the shapes
+        return np.ones(len(observations) - 1, dtype=np.bool_)  # Transitions refuses these shapes
     linked = np.empty(len(observations) - 1, dtype=np.bool_)
     for block in checks.blocks(len(linked)):
         below = observations[block.start + 1 : block.stop + 1]

@@ -1,8 +1,8 @@
 """HDF5: one flat layout that is D4RL's keys plus our description, readable by D4RL's readers too.
 
-Files are written on disks that may be full. HDF5 cannot take back what it has begun: where writing fails,
-closing the file may end the whole process. So it writes through an object that keeps the first error and lets
-nothing through from then on: the library never learns of it, the caller always does.
+After a failed write, for example on a full disk, closing an HDF5 file may abort the process. Files are
+therefore written through an object that stores the first error and ignores all later writes. The library sees
+no error; the caller gets it at the end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
 
-_CHUNK_BYTES = 2**18  # of whole rows
+_CHUNK_BYTES = 2**18  # bytes of a chunk, which holds whole rows
 
 
 def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
@@ -40,7 +40,7 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bo
         check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path), one_step)
         found = file.arrays(keys, counted_twice(keys))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
-            # d3rlpy 1 marks the last row of every episode; where it is not terminal, time ran out
+            # d3rlpy 1 marks the last row of every episode; unless terminal, it was truncated
             ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
             found["timeouts"] = ends & (found["terminals"] != 1)
         described = read_description(file.text(DESCRIPTION))
@@ -48,7 +48,7 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bo
 
 
 def not_lazy(name: str) -> DataError:
-    """What to say of a log that has to be read whole."""
+    """The error for a log that cannot be read by slices."""
     return DataError(
         f"{name} is neither a folder of shards nor a flat HDF5 file by koffline, which alone are read from "
         f"disk; make shards of it: koffline data convert {name} shards --shard-rows 100000"
@@ -83,19 +83,19 @@ def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
 
 
 class _KeptErrors(io.FileIO):
-    """A new file for HDF5; ``check`` raises the first OSError that writing to it met."""
+    """A new file for HDF5; ``check`` raises the first OSError of writing to it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, "x+")
         self._error: OSError | None = None
 
     def check(self) -> None:
-        """Raise OSError where anything that was written is not in the file."""
+        """Raise the first OSError of writing, if there was one."""
         if self._error is not None:
             raise self._error
 
     def write(self, content: Any) -> int:
-        """All of it, or nothing where something was lost before."""
+        """Write all of ``content``; write nothing after an error."""
         view, done = memoryview(content).cast("B"), 0
         while done < len(view) and self._error is None:
             with self._keeping():
@@ -103,7 +103,7 @@ class _KeptErrors(io.FileIO):
         return len(view)
 
     def readinto(self, buffer: Any) -> int:
-        """What was written there; zeros where that was lost."""
+        """Read what was written; lost bytes are zeros."""
         view, done = memoryview(buffer).cast("B"), 0
         with self._keeping():
             while done < len(view) and (count := super().readinto(view[done:])):
@@ -144,7 +144,7 @@ def new_hdf5(path: Path) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def disk_faults() -> Iterator[None]:
-    """HDF5 tells of what is lost by RuntimeErrors in its own words; as an OSError others understand it."""
+    """Turn the RuntimeErrors of HDF5 about failed writes into OSErrors."""
     try:
         yield
     except RuntimeError as error:

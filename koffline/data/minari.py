@@ -31,7 +31,7 @@ _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
 _INFO_COLUMNS = ("behavior_log_probabilities", "weights")
-# Numbers in one observation or action: a thousand times a picture of Atari.
+# Largest number of elements in one observation or action: a thousand Atari frames.
 LARGEST_BOX = 2**24
 
 
@@ -92,7 +92,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
         actions = spaces.Box(np.asarray(space.low, acted), np.asarray(space.high, acted), (space.k,), acted)
     with atomic_folder(folder, force, replaceable=lambda path: data_folder(path) is not None) as temporary:
         storage = MinariStorage.new(
-            temporary.resolve() / "data",  # Minari joins a relative path with itself
+            temporary.resolve() / "data",  # absolute, because Minari joins a relative path with itself
             observation_space=spaces.Box(low, high, log.observation_shape, seen),
             action_space=actions,
             jpeg_encoding=False,
@@ -226,7 +226,7 @@ def _flat_observations(values: Any, space: Any, source: str) -> np.ndarray:
 
 
 def _declared(space: Any) -> ActionSpace:
-    """Our declaration of the actions. Raises DataError for kinds we have no policy for."""
+    """Action space as koffline declares it. Raises DataError for unsupported kinds."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
@@ -247,7 +247,7 @@ def _notes(seen: Any, acted: Any) -> Iterator[str]:
 
 
 def _metadata_of(described_by: dict[str, Any]) -> Metadata:
-    """What Minari says about a dataset, as far as it is short text."""
+    """Metadata from Minari's fields that are short texts."""
     kept = ("dataset_id", "algorithm_name", "code_permalink", "description", "minari_version")
     extra = {key: described_by[key] for key in kept if isinstance(described_by.get(key), str)}
     if isinstance(described_by.get("env_spec"), str):

@@ -1,4 +1,4 @@
-"""What readers and writers share: unchecked columns, settled actions, and what a file says of itself."""
+"""Shared parts of readers and writers: unchecked columns, the action space, and a file's description."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
 
-# Whole numbers that nobody declared are choices up to here.
+# Undeclared whole-number actions count as discrete up to this number of choices.
 _MOST_ASSUMED = 10_000
 
 
@@ -36,12 +36,12 @@ class RawLog:
     labels: np.ndarray | None = None
 
     def transitions(self) -> Transitions:
-        """The checked record. Raises DataError at the first thing that is wrong."""
+        """Check the columns and build the record. Raises DataError for the first error."""
         return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
 
 
 def shaped_actions(actions: Any, space: ActionSpace) -> np.ndarray:
-    """Actions in the shape their space asks for: (N,) in a discrete one, else (N, k)."""
+    """Actions in the shape of their space: (N,) if discrete, else (N, k)."""
     actions = checks.as_array("actions", actions)
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
         return actions.reshape(-1)
@@ -52,7 +52,7 @@ def shaped_actions(actions: Any, space: ActionSpace) -> np.ndarray:
 def settle_space(
     actions: Any, asked: SpaceRequest | None, declared: ActionSpace | None, source: str
 ) -> tuple[ActionSpace, tuple[str, ...]]:
-    """The caller's space, else the file's, else an assumption, and what there is to say of it.
+    """The requested action space, else the file's, else an assumed one, with notes.
 
     actions: (N, ...) in memory or to be sliced. Integers without a space are taken as Discrete(largest + 1),
     other numbers as unbounded Continuous(k). Raises DataError where integers cannot be choices.
@@ -70,7 +70,7 @@ def settle_space(
 
 
 def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
-    """The space asked for, of actions (N, *shape)."""
+    """The requested space; Bounds become Continuous with the size of actions (N, *shape)."""
     if not isinstance(asked, Bounds):
         return asked
     return Continuous(max(1, math.prod(shape)), asked.low, asked.high)
@@ -88,7 +88,7 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
         remedy = "(--continuous LOW HIGH, or count discrete actions from 0)"
         raise DataError(f"{source}: actions are whole numbers from {least} up and {nothing} one {remedy}")
     n = int(greatest) + 1
-    if n > _MOST_ASSUMED:  # hardly the names of choices
+    if n > _MOST_ASSUMED:  # too many to be indices of choices
         choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
         said = f"{source}: actions are whole numbers up to {n - 1}, and {nothing}"
         raise DataError(f"{said} quantities (--continuous LOW HIGH), or {choices}")
@@ -104,7 +104,7 @@ def space_to_json(space: ActionSpace) -> dict[str, Any]:
 
 
 def space_from_json(value: Any) -> ActionSpace:
-    """The inverse. Raises DataError for anything else."""
+    """Inverse of `space_to_json`. Raises DataError for any other value."""
     try:
         if value["type"] == "discrete":
             return Discrete(value["n"])
@@ -118,13 +118,13 @@ def space_from_json(value: Any) -> ActionSpace:
 
 
 def describe_log(log: Transitions) -> str:
-    """What a file says beside its columns, as one JSON object: format, space, episodes, digest, metadata."""
+    """Description of a log, stored in its file as JSON: format, space, episodes, digest, metadata."""
     metadata = dataclasses.replace(log.metadata, sha256=log.sha256)
     return describe_columns(log.action_space, log.has_episodes, metadata)
 
 
 def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata) -> str:
-    """The same of rows that are not in memory; their digest is that of the metadata, if any."""
+    """Description of a log whose rows are not in memory; the digest is that of the metadata, if any."""
     described = {"format": 1, "action_space": space_to_json(space), "episodes": has_episodes}
     return json.dumps(described | metadata_to_json(metadata), sort_keys=True, default=str)
 
@@ -135,7 +135,7 @@ def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
 
 
 def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
-    """The inverse, from an object that may say more. Raises ValueError, TypeError or DataError."""
+    """Inverse of `metadata_to_json`; other keys are ignored. Raises ValueError, TypeError or DataError."""
     gamma = described.get("gamma")
     return Metadata(
         source=described.get("source"),
@@ -148,19 +148,19 @@ def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
 
 @dataclass(frozen=True)
 class FileDescription:
-    """What a file says of itself: ``describe_log`` read back, or nothing (then without a space)."""
+    """Description of a file as written by ``describe_log``; all fields are empty if there is none."""
 
     action_space: ActionSpace | None = None
     episodes: bool = True
     metadata: Metadata = field(default_factory=Metadata)
 
     def of_other_rows(self) -> FileDescription:
-        """The same without the digest of the rows."""
+        """The description without the digest, for rows that differ from the file's."""
         return dataclasses.replace(self, metadata=dataclasses.replace(self.metadata, sha256=None))
 
 
 def read_description(text: str | bytes | None) -> FileDescription | None:
-    """Read ``describe_log``; None where a file has none. Raises DataError for a broken or a newer one."""
+    """Parse the text of ``describe_log``; None if there is none. Raises DataError if broken or newer."""
     if text is None:
         return None
     try:
@@ -180,7 +180,7 @@ def raw_log(
     source: str,
     notes: Sequence[str] = (),
 ) -> RawLog:
-    """What a reader has read, its actions settled; its notes come after those of the file."""
+    """Build the RawLog of a reader: settle the action space and append notes to those of the file."""
     actions = checks.as_array("actions", columns["actions"])
     space, settled = settle_space(actions, asked, described.action_space, source)
     columns["actions"] = shaped_actions(actions, space)

@@ -46,7 +46,7 @@ def exists(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Whether it is a folder."""
+    """Whether a name is a folder."""
     if not is_url(name):
         return os.path.isdir(name)
     with storage(name) as (system, path):
@@ -72,7 +72,7 @@ def size(name: str) -> int:
 
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
-    limit = min(limit, size(name))  # a reader takes the memory it was asked to fill
+    limit = min(limit, size(name))  # a reader allocates all the bytes it is asked for
     with storage_faults(name):
         if not is_url(name):
             check_regular(Path(name))
@@ -110,21 +110,21 @@ def temporary_folder() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def storage(name: str) -> Iterator[tuple[Any, str]]:
-    """The file system of a URL, and the path in it; its faults as DataErrors."""
+    """File system of a URL and the path in it; errors of the storage become DataErrors."""
     with storage_faults(name):
         yield _opened(name)
 
 
 @contextlib.contextmanager
 def storage_faults(name: str) -> Iterator[None]:
-    """What a storage cannot do, as one DataError."""
+    """Turn any error of a storage into a DataError."""
     try:
         yield
     except DataError:
         raise
     except FileNotFoundError:
         raise DataError(f"{name} does not exist; check the path") from None
-    except Exception as error:  # every storage has errors of its own
+    except Exception as error:  # storages raise errors of many types
         reason = " ".join(str(error).split()) or type(error).__name__
         raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
 

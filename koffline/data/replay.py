@@ -1,6 +1,6 @@
 """The bridge to d3rlpy: a replay buffer over columns for its algorithms, evaluators and scalers as they are.
 
-The one module of the data floor that is built on d3rlpy; importing it takes as long as that, and is silent.
+The one module of the data floor that needs d3rlpy; importing it takes as long as importing d3rlpy.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _DRAWN = ("observations", "actions", "rewards", "next_observations", "next_actio
 
 
 class ReadOnlyBufferError(KofflineError, NotImplementedError):
-    """Something was to be added to a buffer that shows a finished log."""
+    """Raised by methods that would add to a buffer over a finished log."""
 
 
 def _refuse_growth(*_: Any) -> NoReturn:
-    """Raises ReadOnlyBufferError."""
+    """Stand in for methods that would add to the buffer. Raises ReadOnlyBufferError."""
     raise ReadOnlyBufferError(
         "a ColumnarReplayBuffer shows a finished log and cannot grow; for online training use "
         "koffline.data.replay.to_d3rlpy(transitions)"
@@ -47,7 +47,7 @@ def _refuse_growth(*_: Any) -> NoReturn:
 
 
 def _refuse_whole(*_: Any) -> NoReturn:
-    """Raises DataError."""
+    """Stand in for methods that need whole episodes in memory. Raises DataError."""
     raise DataError(
         "trajectories, returns-to-go and dumps need whole episodes in memory, this log stays on disk; "
         "load it (data.lazy=false)"
@@ -71,7 +71,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         # Whether the row below is the next step of the same episode; None where no row has a next one.
         self._goes_on = None if transitions.steps is None else np.append(transitions.steps[1:] > 0, False)
         self._thresholds = None if transitions.weights is None else _cumulative(transitions.weights)
-        if seed is None:  # one draw from the generator that d3rlpy.seed sets
+        if seed is None:  # seeded from NumPy's global generator, which d3rlpy.seed sets
             seed = int(np.random.randint(2**31))  # noqa: NPY002
         self._generator = np.random.default_rng(seed)
         self._ones = np.ones((0, 1), dtype=np.float32)
@@ -82,11 +82,11 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         return self._log
 
     def whole_log(self) -> Transitions:
-        """Every row that mini-batches are drawn from."""
+        """The log that mini-batches are drawn from."""
         return self._log
 
     def sample_transition_batch(self, batch_size: int) -> Any:
-        """``batch_size`` rows drawn with replacement."""
+        """Draw a mini-batch of ``batch_size`` rows with replacement."""
         log, rows = self._log, self._draw(batch_size)
         actions = _gather(self._actions, rows)
         next_actions = actions
@@ -106,17 +106,17 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         )
 
     def sample_transition(self) -> Any:
-        """One row."""
+        """Draw one transition."""
         return self._transition(int(self._draw(1)[0]))
 
     def sample_trajectory(self, length: int) -> Any:
-        """``length`` steps up to a row drawn at random, padded in front where the episode is shorter."""
+        """Draw a row and return the ``length`` steps up to it, padded in front if the episode is shorter."""
         row = int(self._draw(1)[0])
         step = row if self._log.steps is None else int(self._log.steps[row])
         return self.trajectory_slicer(self._episode(row - step), step, length)
 
     def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
-        """``batch_size`` such trajectories."""
+        """Draw ``batch_size`` trajectories."""
         return _dataset.TrajectoryMiniBatch.from_partial_trajectories(
             [self.sample_trajectory(length) for _ in range(batch_size)]
         )
@@ -145,7 +145,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
 
     @cached_property
     def transition_picker(self) -> Any:
-        """d3rlpy's own picker where there are episodes."""
+        """d3rlpy's own picker for logs with episodes, else `WindowPicker`."""
         return _dataset.BasicTransitionPicker() if self._log.has_episodes else WindowPicker()
 
     @cached_property
@@ -155,7 +155,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
 
     @property
     def buffer(self) -> Any:
-        """What d3rlpy asks of its BufferProtocol: the episodes, and nothing to add to them."""
+        """The buffer itself, which serves as d3rlpy's BufferProtocol: episodes that cannot grow."""
         return self
 
     def dump(self, f: BinaryIO) -> None:
@@ -199,11 +199,11 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
     def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
         super().__init__(sample, seed=0)
         self._sampler, self.statistics = sampler, statistics
-        # where the draws are, and going on from there with the very same ones
+        # position of the draws, to save and restore
         self.state_dict, self.load_state_dict = sampler.state_dict, sampler.load_state_dict
 
     def sample_transition_batch(self, batch_size: int) -> Any:
-        """``batch_size`` rows, none of which comes twice in an epoch."""
+        """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
         columns = self._sampler.draw(batch_size)
         drawn = {name: columns[name].astype(np.float32, copy=False) for name in _DRAWN}
         for name in ("actions", "next_actions", "rewards", "terminated"):
@@ -257,7 +257,7 @@ def _stock_episodes(log: Transitions) -> list[Any]:
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a column as float32, which is all d3rlpy takes."""
+    """Rows of a column as float32, the only dtype that d3rlpy accepts."""
     # `take` is twice as fast, but copies the whole column first where it is not contiguous
     picked = column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
     return picked.astype(np.float32, copy=False)

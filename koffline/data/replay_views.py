@@ -88,7 +88,7 @@ def transition_at(log: Transitions, row: int, episode_end: int) -> Any:
 
 
 def _reward_matrix(log: Transitions, rows: slice) -> np.ndarray:
-    """(T, 1) float32."""
+    """Rewards (T, 1) as float32."""
     return np.asarray(log.rewards[rows], dtype=np.float32).reshape(-1, 1)
 
 

@@ -101,7 +101,7 @@ def _digested(log: Transitions) -> Transitions:
 
 
 def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
-    """The same with values unchecked, for looking at everything that is wrong. Raises DataError."""
+    """Open a log with unchecked values, to list all of its errors. Raises DataError."""
     from koffline.data.table.files import is_table_source
     from koffline.data.table.reading import read_table
 
@@ -127,7 +127,7 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
         return read_minari(Path(name), name, action_space)
     if not remote.is_url(name):
         return _open_file(Path(name), action_space, one_step)
-    with remote.local_file(name) as path:  # a copy, while it is read
+    with remote.local_file(name) as path:  # a temporary copy if the file is remote
         try:
             read = _open_file(path, action_space, one_step)
         except DataError as error:
@@ -136,7 +136,7 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 
 def _is_one_step(source: Location, mapping: _Mapping) -> bool:
-    """Whether rows of a log that is no table are to be episodes of one step, and nothing else is said."""
+    """Whether a log that is no table is read with ``one_step`` as the only key of its mapping."""
     from koffline.data.table.files import is_table_source
 
     return mapping == {"one_step": True} and not is_table_source(os.fspath(source))
@@ -163,7 +163,7 @@ def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool = F
 
 
 def _guess(head: bytes) -> str:
-    """What a file of another kind may be, by its first bytes."""
+    """Guess the kind of an unsupported file from its first bytes."""
     known = {b"\x80": "a Python pickle, which koffline never opens", b"\x1f\x8b": "a gzip file"}
     for mark, said in known.items():
         if head.startswith(mark):
@@ -199,7 +199,7 @@ def write_transitions(
 
 
 def target_format(target: str, asked: str | None) -> str:
-    """The format asked for, else the one that the target's name tells. Raises DataError."""
+    """The requested format, else the one of the target's suffix. Raises DataError."""
     guessed = "minari" if target.startswith(MINARI) else SUFFIXES.get(Path(target).suffix.lower())
     chosen = asked or guessed
     if chosen not in FORMATS:
@@ -245,7 +245,7 @@ def convert_to_shards(
 def _append(writer: ShardWriter, source: Location, action_space: SpaceRequest | None) -> None:
     try:
         log = open_lazy(source, action_space)
-    except DataError:  # the reader in memory says it again where it is no log at all
+    except DataError:  # the reader in memory raises a better error for a file that is no log
         writer.append(open_transitions(source, action_space))
         return
     writer.metadata = log.metadata

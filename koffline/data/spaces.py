@@ -10,7 +10,7 @@ import numpy as np
 
 from koffline.errors import DataError
 
-# Actions are counted and policies give one number for each: a file that declares more wants the memory.
+# Largest discrete space: larger ones in a file would exhaust the memory, as policies return (N, n).
 LARGEST_SPACE = 2**20
 
 
@@ -61,7 +61,7 @@ class Bounds:
 
 
 ActionSpace = Discrete | Continuous
-# What a caller may ask of a reader.
+# Action space that a caller may request from a reader.
 SpaceRequest = Discrete | Continuous | Bounds
 
 

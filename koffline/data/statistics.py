@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """Counts of some rows, to which those of others can be added."""
+    """Statistics of rows that can be merged with those of other rows."""
 
     def merge(self, other: Any) -> None:
-        """Add other rows: numbers are summed, tallies merged."""
+        """Add the statistics of other rows: numbers are summed, tallies merged."""
         for name, value in vars(other).items():
             if isinstance(value, Tally):
                 getattr(self, name).merge(value)
@@ -52,7 +52,7 @@ class ColumnStatistics(Tally):
 
     @classmethod
     def of(cls, column: np.ndarray) -> ColumnStatistics:
-        """Of a column in memory."""
+        """Statistics of a column in memory."""
         found = cls(column.shape[1:])
         for rows in checks.blocks(len(column)):
             found.add(column[rows])
@@ -60,17 +60,17 @@ class ColumnStatistics(Tally):
 
     @property
     def deviation(self) -> np.ndarray:
-        """Of all rows so far, of which there are some."""
+        """Standard deviation over all rows so far; at least one row is needed."""
         return np.asarray(np.sqrt(self._squares / self.count))
 
     def spreads(self) -> tuple[Spread, ...]:
-        """Of each number of a row."""
+        """Spread of each number of a row."""
         return tuple(
             map(Spread, *(each.ravel().tolist() for each in (self.minimum, self.mean, self.maximum)))
         )
 
     def add(self, values: np.ndarray) -> None:
-        """Rows (B, ...)."""
+        """Add rows (B, ...)."""
         if len(values):
             seen = np.asarray(values, dtype=np.float64)
             block = ColumnStatistics(values.shape[1:])
@@ -82,7 +82,7 @@ class ColumnStatistics(Tally):
             self.merge(block)
 
     def merge(self, other: Any) -> None:
-        """Add other rows."""
+        """Add the statistics of other rows."""
         count = self.count + other.count
         if not other.count:
             return
@@ -102,16 +102,16 @@ class EpisodeTally(Tally):
     def __init__(self) -> None:
         self.returns, self.lengths, self.cuts = (ColumnStatistics(()) for _ in range(3))
         self.unfinished = 0
-        # of the episode that goes on in the next block: return and length so far, flags of its last row
+        # episode that continues in the next block: return and length so far, flags of its last row
         self._open: tuple[float, int, bool, bool] | None = None
 
     def add(self, block: Transitions) -> None:
-        """The next rows of a shard."""
+        """Add the next rows of a shard."""
         assert block.steps is not None, "called for logs with episodes"
         begins = block.steps == 0
         segment = np.cumsum(begins)
         carried = self._open or (0.0, 0, False, False)
-        # bincount adds from first to last, so that returns do not depend on where blocks are cut
+        # bincount adds in row order, so that returns do not depend on the cuts between blocks
         returns = np.bincount(np.append(0, segment), weights=np.append(carried[0], block.rewards))
         lengths = np.bincount(segment, minlength=len(returns))
         lengths[0] += carried[1]
@@ -120,12 +120,12 @@ class EpisodeTally(Tally):
         if begins[0]:  # the open episode ended with the block before
             terminated, truncated = np.append(carried[2], terminated), np.append(carried[3], truncated)
         self._open = float(returns[-1]), int(lengths[-1]), bool(terminated[-1]), bool(truncated[-1])
-        # with no episode open, what comes before the first step is none
+        # without an open episode, the part before the first step is empty
         ended = slice(int(carried[1] == 0), -1)
         self._take(returns[ended], lengths[ended], terminated[ended], truncated[ended])
 
     def end_shard(self) -> None:
-        """The open episode is over."""
+        """Close the open episode."""
         if self._open is not None:
             self._take(*(np.array([value]) for value in self._open))
         self._open = None
@@ -146,9 +146,9 @@ class EpisodeTally(Tally):
 
 
 class LogTally(Tally):
-    """What the rows of a log, or of a part of it, add up to, shard after shard.
+    """Statistics of a log or a part of it, added shard by shard.
 
-    observation_shape: None leaves the observations out, which are most of the numbers.
+    observation_shape: None leaves out the observations, which hold most of the numbers.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class LogTally(Tally):
         self.actions = ColumnStatistics((space.k,) if isinstance(space, Continuous) else ())
 
     def add(self, block: Transitions) -> None:
-        """The next rows of a shard, whole units each."""
+        """Add the next rows of a shard, in whole units."""
         self.rows += len(block)
         self.terminated += int(block.terminated.sum())
         self.truncated += int(np.sum(block.truncated & ~block.terminated))
@@ -176,13 +176,13 @@ class LogTally(Tally):
             self.episodes.add(block)
 
     def end_shard(self) -> None:
-        """The last episode of a shard is over."""
+        """Close the last episode of a shard."""
         if self.episodes is not None:
             self.episodes.end_shard()
 
     @property
     def returns(self) -> tuple[float, float] | None:
-        """The least and the greatest of the episodes; None without episodes."""
+        """Smallest and largest return of the episodes; None without episodes."""
         returns = self.episodes.returns if self.episodes is not None else None
         return (float(returns.minimum), float(returns.maximum)) if returns and returns.count else None
 
@@ -203,7 +203,10 @@ def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
 
 
 def tally_shard(shared: tuple[Transitions | LazyTransitions, Part | None, bool], shard: int) -> LogTally:
-    """One shard, for ``PassSettings.map``; shared: the log, which part of it, whether observations count."""
+    """Statistics of one shard, for ``PassSettings.map``.
+
+    shared: the log, the part of it, and whether observations are included.
+    """
     log, part, observations = shared
     found = LogTally(log.action_space, log.has_episodes, log.observation_shape if observations else None)
     for block in blocks_of(log, shard):
@@ -213,7 +216,7 @@ def tally_shard(shared: tuple[Transitions | LazyTransitions, Part | None, bool],
 
 
 def shard_names(log: Transitions | LazyTransitions) -> list[str]:
-    """What errors call the shards; a log in memory is one."""
+    """Names of the shards in error messages; a log in memory is one shard."""
     return ["the log"] if isinstance(log, Transitions) else [shard.name for shard in log.shards]
 
 

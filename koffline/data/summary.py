@@ -1,4 +1,4 @@
-"""What is in a log, as one record."""
+"""Summary of a log as one record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LogSummary:
 
     ``time_limit`` is the length that all cut episodes share and none exceeds. ``action_counts`` (n) is for
     discrete actions, ``action_ranges`` (k) for continuous ones. Returns are undiscounted, of whole episodes
-    as logged. ``shards`` is how many files were read; how a log is cut makes no other log.
+    as logged. ``shards`` is the number of files read, which does not change the log.
     """
 
     source: str | None
@@ -60,7 +60,7 @@ class LogSummary:
 def summarise(
     log: Transitions | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
 ) -> LogSummary:
-    """Look through a log once, in memory that does not grow with it.
+    """Summarise a log in one pass with bounded memory.
 
     settings: where the pass over the shards of a log on disk runs. Raises DataError.
     """
@@ -150,7 +150,7 @@ def _lines(summary: LogSummary) -> Iterator[tuple[str, str]]:
 
 
 def _coverage(summary: LogSummary) -> Iterator[tuple[str, str]]:
-    names = summary.extra.get(ACTIONS)  # the values that a table had
+    names = summary.extra.get(ACTIONS)  # texts of the actions in the original table
     names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
     lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(summary.action_ranges or ())]
     for i, count in enumerate(summary.action_counts or ()):

@@ -23,7 +23,7 @@ __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "
 
 @dataclass(frozen=True)
 class Metadata:
-    """Where a log comes from; none of it changes what the rows mean.
+    """Source of a log and notes on it; they do not change the meaning of the rows.
 
     ``sha256`` is the digest of the rows as they were read, ``gamma`` a hint in (0, 1), ``extra`` holds
     whatever else the file says, and ``notes`` what its reader assumed, derived or left out.
@@ -45,17 +45,17 @@ class Metadata:
         return Features.from_extra(self.extra)
 
     def with_notes(self, *notes: str) -> Metadata:
-        """The same, with notes added."""
+        """Copy of the metadata with notes added."""
         return dataclasses.replace(self, notes=(*self.notes, *notes))
 
 
 if TYPE_CHECKING:
     _Array: TypeAlias = np.ndarray
     _Space: TypeAlias = ActionSpace
-else:  # whatever a caller hands over: the constructor checks it
+else:  # any array-like; the constructor checks it
     _Array = _Space = Any
 REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-# The columns that blocks of rows have too; their ``episode_ids`` and ``steps`` are counted.
+# Columns of a block of rows; ``episode_ids`` and ``steps`` are derived.
 ROW_COLUMNS = (*REQUIRED_COLUMNS, "behavior_log_probabilities", "weights")
 COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights")
 
@@ -107,7 +107,7 @@ class Transitions:
 
     @cached_property
     def units(self) -> np.ndarray:
-        """(N,) number of each row's independent unit: its episode, or the row itself where there are none."""
+        """Number (N,) of each row's independent unit: its episode, or the row itself without episodes."""
         return np.arange(len(self)) if self.steps is None else np.cumsum(self.steps == 0) - 1
 
     @property
@@ -137,33 +137,33 @@ class Transitions:
 
     @cached_property
     def episode_starts(self) -> np.ndarray:
-        """(E,) row of the first step of each episode; empty when there are none."""
+        """Row (E,) of the first step of each episode; empty without episodes."""
         if self.steps is None:
             return np.zeros(0, dtype=np.int64)
         return columns.read_only(np.flatnonzero(self.steps == 0))
 
     @cached_property
     def episode_lengths(self) -> np.ndarray:
-        """(E,) number of rows of each episode."""
+        """Number of rows (E,) of each episode."""
         if not self.has_episodes:
             return np.zeros(0, dtype=np.int64)
         return columns.read_only(np.diff(np.append(self.episode_starts, len(self))))
 
     @property
     def episode_ends(self) -> np.ndarray:
-        """(E,) row of the last step of each episode."""
+        """Row (E,) of the last step of each episode."""
         return self.episode_starts + self.episode_lengths - 1
 
     def initial_observations(self) -> np.ndarray:
-        """(E, ...) observation of the first step of each episode; without episodes all observations."""
+        """Observations (E, ...) of the first step of each episode; without episodes all observations."""
         return self.observations[self.episode_starts] if self.has_episodes else self.observations
 
     def returns(self, gamma: float = 1.0) -> np.ndarray:
-        """(E,) sum of γ^t r_t of each episode as logged. Raises DataError without episodes."""
+        """Return (E,) of each episode as logged, Σ γ^t r_t. Raises DataError without episodes."""
         return self.returns_to_go(gamma)[self.episode_starts]
 
     def returns_to_go(self, gamma: float = 1.0) -> np.ndarray:
-        """(N,) sum of γ^(t−i) r_t over the rows t ≥ i of the row's own episode; float64.
+        """Return to go (N,) of each row i: Σ γ^(t−i) r_t over t ≥ i in its episode; float64.
 
         Windows are doubled: after j rounds each row holds the discounted sum over its next 2^j rows. Raises
         DataError without episodes, or for γ outside [0, 1].
@@ -211,7 +211,7 @@ class Transitions:
         return dataclasses.replace(self, **changes)
 
     def with_metadata(self, metadata: Metadata) -> Transitions:
-        """The same rows with other metadata; nothing is copied or checked again."""
+        """Log of the same rows with other metadata; nothing is copied or checked again."""
         changed = copy.copy(self)
         vars(changed)["metadata"] = metadata
         return changed
@@ -249,7 +249,7 @@ class Transitions:
         return self._of(picked, self.action_space, self.metadata, self.units[rows])
 
     def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
-        """Rows of a valid log are valid, but may be left without any weight."""
+        """Build a log from rows of a valid one without checks, except that some weight must be positive."""
         selected = self._of(picked, self.action_space, self.metadata)
         if selected.weights is not None:
             columns.check_some_weight(selected.weights)
@@ -274,7 +274,7 @@ class Transitions:
 
 
 def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
-    """The given columns, each in its dtype, fitting together. Raises DataError."""
+    """Check the columns, cast each to its dtype, and check that they fit together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
         remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
         raise DataError(f"action_space is {space!r}; {remedy}")

@@ -1,8 +1,8 @@
-"""A log's units (episodes; rows, where there are none): their hashes, samples of them, copies among them.
+"""Units of a log (episodes, or rows without episodes): hashes, samples and copies.
 
-Random numbers belong to a unit and not to the order in which rows are read: what is drawn are the units with
-the smallest hashes, the same in memory, in shards, on any machine, and a smaller sample with the same seed is
-part of a larger one. Copies of units add weight to a log, and no evidence.
+A sample consists of the units with the smallest hashes. It therefore does not depend on reading order, shards
+or machine, and a smaller sample with the same seed is part of a larger one. Copies of a unit add weight to a
+log but no evidence.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-_BY_CHANCE = 0.05  # share of rows whose state recurs, from which equal episodes may be chance
-# Units are drawn by numbers of their own, independent of those that divide or resample them elsewhere.
+_BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be chance
+# Keys of the hashes that sample and split units, independent of other random numbers.
 _UNITS, _HELD_OUT = 0x65706973, 0x68656C64
 _HASHED_AT_ONCE = 2**20
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
@@ -56,7 +56,7 @@ def _mix(state: Any) -> Any:
 def hash_rows(
     block: Transitions, names: tuple[str, ...] = ROW_NUMBERS, precision: type = np.float64
 ) -> np.ndarray:
-    """(B,) uint64 of each row's numbers in the named columns, rounded: of two random sums of them.
+    """Hash (B,) uint64 of each row's rounded numbers in the named columns, from two random sums.
 
     Equal rows agree, and others almost never.
     """
@@ -66,7 +66,7 @@ def hash_rows(
         column = getattr(block, name)
         weights = generator.standard_normal((max(1, int(np.prod(column.shape[1:]))), 2))
         part = np.asarray(column, dtype=precision).astype(np.float64, copy=False)
-        # einsum, whose sums do not depend on the number of rows at hand as those of a matrix product do
+        # einsum, because the rounding of a matrix product depends on the number of rows
         sums += np.einsum("nd,dk->nk", part.reshape(len(part), -1), weights)
     bits = (sums + 0.0).view(np.uint64)  # 0.0 and −0.0 are equal
     return np.asarray(unit_hash(0, 0, bits[:, 0]) ^ unit_hash(0, 1, bits[:, 1]))
@@ -84,14 +84,14 @@ class Part:
     held_out: bool
 
     def holds(self, shard: int, units: np.ndarray) -> np.ndarray:
-        """(B,) whether units of a shard are in this part."""
+        """Whether (B,) units of a shard are in this part."""
         out = unit_hash(self.seed ^ _HELD_OUT, shard, units) < np.uint64(int(self.fraction * 2.0**64))
         return out if self.held_out else ~out
 
 
 @dataclass(frozen=True, eq=False)
 class UnitSample:
-    """Units of a log in its order. ``units (U,)``: their numbers. ``is_all``: no others were left."""
+    """Sampled units of a log, in order. ``units (U,)``: their numbers. ``is_all``: the whole log."""
 
     transitions: Transitions
     units: Int[np.ndarray, " unit"]
@@ -106,8 +106,7 @@ def sample_units(
     *,
     settings: PassSettings | None = None,
 ) -> UnitSample:
-    """Units drawn uniformly without replacement, about ``rows`` rows together and at least one unit; all
-    units, where there are no more rows.
+    """Draw units uniformly without replacement, at least one, with about ``rows`` rows in total.
 
     part: draws from that side of a split of a log on disk alone. settings: where the passes over it run.
     Raises DataError.
@@ -212,7 +211,7 @@ class DistinctLog:
 
     @property
     def notes(self) -> list[str]:
-        """What a person should know; nothing where there is nothing odd."""
+        """Note for the user if copies were merged."""
         kind = "episode" if self.transitions.has_episodes else "row"
         said = f"The log has {counted(self.units, kind)}, only {self.distinct} of them different: copies "
         return [f"{said}count as weight and not as evidence."] if self.merged else []
@@ -231,7 +230,7 @@ def without_copies(log: Transitions) -> DistinctLog:
     if len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE:
         return DistinctLog(log, len(starts), len(firsts), merged=False, kept=every)
     weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
-    original = starts[firsts[kinds.reshape(-1)]]  # of each unit: where its first copy begins
+    original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
     same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
     total = np.bincount(same_row, weights=weights, minlength=len(log))
     merged = log.select(rows).replace(weights=total[rows])
@@ -241,7 +240,7 @@ def without_copies(log: Transitions) -> DistinctLog:
 def _hash_units(
     log: Transitions, starts: Int[np.ndarray, " unit"], lengths: Int[np.ndarray, " unit"]
 ) -> UInt64[np.ndarray, " unit"]:
-    """One number per episode, from its rows in their order, flags and log-probabilities."""
+    """Hash of each unit from its ordered rows, flags and log-probabilities."""
     flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
     hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
     if log.behavior_log_probabilities is not None:
@@ -253,7 +252,7 @@ def _hash_units(
 
 
 def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"], units: Int[np.ndarray, " row"]) -> float:
-    """Share of these rows whose observation a row of another unit holds too."""
+    """Share of the rows whose observation also occurs in another unit."""
     seen = hash_rows(log, ("observations",))[rows]
     pairs = np.unique(np.stack([seen, units.astype(np.uint64)]), axis=1)
     values, holders = np.unique(pairs[0], return_counts=True)

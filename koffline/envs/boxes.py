@@ -24,7 +24,7 @@ Flags = Bool[np.ndarray, " copy"]
 
 
 class Outcome(NamedTuple):
-    """What one step of every copy leads to."""
+    """Result of one step of every copy."""
 
     state: States
     reward: Rewards
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 Pair = tuple[float, float]
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
-PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # segments that puddles surround
+PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # centre lines of the puddles
 RADIUS = 0.1
 PUDDLE_GOAL = 1.9  # episodes end where x + y reaches it
 FORCES = (-50.0, 0.0, 50.0)  # newtons
@@ -95,14 +95,14 @@ class PuddleWorld(BoxWorld):
     reward_scale: ClassVar[float] = 20.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
-        """Anywhere but in the goal, uniformly."""
+        """Draw n start states uniformly outside the goal."""
         state = generator.uniform(size=(n, 2))
         while (outside := self.is_terminal(state)).any():
             state[outside] = generator.uniform(size=(int(outside.sum()), 2))
         return state
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        """One noisy move, held back by the walls."""
+        """Move one noisy step; walls stop the move."""
         moved = state + np.asarray(MOVES)[action] + self.noise * generator.standard_normal(state.shape)
         following = np.clip(moved, 0.0, 1.0)
         return Outcome(following, -1.0 - 400.0 * puddle_depth(following), self.is_terminal(following))
@@ -113,7 +113,7 @@ class PuddleWorld(BoxWorld):
 
 
 def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]:
-    """How deep states stand in the nearest puddle: 0 outside, 0.1 on its centre line."""
+    """Depth of states in the nearest puddle: 0 outside, 0.1 on its centre line."""
     depth = np.zeros(len(state))
     for start, end in np.asarray(PUDDLES):
         along = end - start
@@ -147,11 +147,11 @@ class NoisyPole(BoxWorld):
 
     @property
     def reward_scale(self) -> float:  # type: ignore[override]
-        """1 for the fall; 20 where every step pays."""
+        """Divisor of rewards: 1 for reward "fall", 20 for "balance"."""
         return 1.0 if self.reward == "fall" else 20.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
-        """Nearly upright and at rest: both coordinates uniform in ±0.05."""
+        """Draw n states nearly upright and at rest: both coordinates uniform in ±0.05."""
         return generator.uniform(-0.05, 0.05, size=(n, 2))
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
@@ -192,7 +192,7 @@ class NoisyMountainCar(BoxWorld):
     reward_scale: ClassVar[float] = 10.0
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
-        """At rest near the bottom of the valley."""
+        """Draw n states at rest near the bottom of the valley."""
         return np.stack([generator.uniform(-0.6, -0.4, size=n), np.zeros(n)], axis=1)
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:

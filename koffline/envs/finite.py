@@ -71,12 +71,12 @@ class FiniteMDP:
 
     @property
     def n_states(self) -> int:
-        """S, terminal states included."""
+        """Number S of states, terminal ones included."""
         return self.transition.shape[0]
 
     @property
     def n_actions(self) -> int:
-        """A."""
+        """Number A of actions."""
         return self.transition.shape[1]
 
     def state_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, " state"]:
@@ -94,7 +94,7 @@ class FiniteMDP:
         return float(self.initial @ self.state_values(policy, gamma))
 
     def step(self, states: Numbers, actions: Numbers, generator: np.random.Generator) -> Outcome:
-        """Draw what pairs of state and action numbers lead to."""
+        """Draw the outcomes of pairs of state and action numbers."""
         following = draw_categories(self.transition[states, actions], generator)
         return Outcome(following, self.reward[states, actions, following], self.terminal[following])
 

@@ -21,7 +21,7 @@ from koffline.envs.make import Copies, CopiesStep
 from koffline.errors import ConfigError
 
 NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
-BLOCK = 64  # numbers drawn from each stream at once
+BLOCK = 64  # numbers that are read from each stream in one block
 _STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
 
 
@@ -98,13 +98,13 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._generator = np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
-        """As the environment's."""
+        """Reset the environment; a seed also seeds the noise."""
         if seed is not None:
             self._generator = np.random.default_rng((_STREAM, seed))
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> Any:
-        """As the environment's, from a state whose velocities were pushed."""
+        """Add noise to the velocities, then step the environment."""
         # MuJoCo derives all else from positions and velocities at the start of its step.
         velocities = self.env.unwrapped.data.qvel  # type: ignore[attr-defined]
         velocities += self._scale * self._generator.standard_normal(velocities.shape)
@@ -115,7 +115,7 @@ def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any
     """The entry point: `environment` with its own time limit, and the noise around it."""
     try:
         env = gymnasium.make(environment, disable_env_checker=True, **options)
-    except gymnasium.error.NameNotFound:  # would be taken for our own name's
+    except gymnasium.error.NameNotFound:  # otherwise Gymnasium's message would seem to concern our own id
         raise ConfigError(
             f"there is no environment '{environment}' to add noise to; check its name"
         ) from None
@@ -154,7 +154,7 @@ class WorldCopies(Copies):
 
 
 class _RowGenerators(np.random.Generator):
-    """A generator of which row i comes from the i-th of several: worlds step as one array, rows stay apart.
+    """Generator whose row i is drawn from the i-th of several generators, for worlds stepped as one array.
 
     It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
     ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
@@ -188,7 +188,7 @@ def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
 
 
 def closed_copies(identifier: str) -> Copies:
-    """Copies that are not to be played: what an environment's spaces, time limit and notes are."""
+    """Closed copies of an environment, for its spaces, time limit and notes only."""
     copies = make_copies(identifier)
     copies.close()
     return copies

@@ -23,7 +23,7 @@ from koffline.envs.boxes import WORLDS
 from koffline.errors import ConfigError, KofflineError
 
 _log = logging.getLogger(__name__)
-_EXACT_IN_FLOAT32 = 2**24  # whole numbers up to this size
+_EXACT_IN_FLOAT32 = 2**24  # largest whole number that float32 holds exactly
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
@@ -46,7 +46,7 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
 
 def _hush_mujoco(identifier: str) -> None:
-    """MuJoCo's remarks on Gymnasium's models go to the log, not to stderr and to a file in this folder."""
+    """Send MuJoCo's warnings to the log instead of stderr and a file in the current folder."""
     spec = gymnasium.registry.get(identifier)
     if spec is None or "mujoco" not in str(spec.entry_point):
         return
@@ -59,7 +59,7 @@ def _hush_mujoco(identifier: str) -> None:
 
 @contextlib.contextmanager
 def playing(name: str, method: str) -> Iterator[None]:
-    """Errors of an environment's method as a ConfigError; our own pass as they are."""
+    """Turn errors of an environment's method into ConfigErrors; our own errors pass unchanged."""
     try:
         yield
     except KofflineError:
@@ -90,7 +90,7 @@ class Copies:
     unknown, fails, gives numbers that are not finite, or has spaces of another kind.
     """
 
-    usual_number = 16  # a good choice for playing them side by side
+    usual_number = 16  # default number of copies
 
     def __init__(self, identifier: str, **options: Any) -> None:
         self._identifier, self._options = identifier, {"disable_env_checker": True, **options}
@@ -137,14 +137,14 @@ class Copies:
             env.close()
 
     def _translated(self, values: Sequence[Any]) -> np.ndarray:
-        """(n, …), a copy; uint8, float32 or float64 as the space says. Raises TypeError for other numbers."""
+        """Copy observations to (n, …) as uint8, float32 or float64. Raises TypeError for other types."""
         if not isinstance(self._spaces[0], spaces.Box):
             values = [spaces.flatten(self._spaces[0], value) for value in values]
         stacked = np.stack([np.asarray(value) for value in values])
         return stacked.reshape(len(values), *self.observation_shape).astype(self._dtype, casting="same_kind")
 
     def _native(self, actions: np.ndarray) -> Sequence[Any]:
-        """What the environment's step takes, one per row."""
+        """Actions in the form of the environment's `step`, one per row."""
         space = self._spaces[1]
         if isinstance(space, spaces.Discrete):
             return [int(action) + int(space.start) for action in actions]

@@ -1,4 +1,4 @@
-"""What the K-loss depends on: one change at a time from a base, on all three worlds.
+"""Ablation of the K-loss: one change at a time from a base, on all three worlds.
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
 output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
@@ -38,7 +38,7 @@ _KERNELS: dict[str, Kernel] = {
     "laplacian": Laplacian(BASE_BANDWIDTH),
     "inverse_multiquadric": InverseMultiquadric(BASE_BANDWIDTH),
 }
-MEDIAN_DISTANCE = 0.512  # of two points uniform in the unit square
+MEDIAN_DISTANCE = 0.512  # between two uniform points in the unit square
 NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
 _RATES, _SEEDS, _MEMORY_SEEDS = (0.003, 0.001), 3, 10
 _TITLES = {
@@ -48,12 +48,12 @@ _TITLES = {
     "noise": "transition noise",
     "reward": "reward of the pole",
 }
-_NARROWEST, _WIDEST = 0.02, 10.0  # shares of the variance; what is worse stands at the edge
+_NARROWEST, _WIDEST = 0.02, 10.0  # axis limits, as shares of the variance; worse errors are drawn at the edge
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One cell of the ablation and where it stands in it."""
+    """One cell of the ablation, with its group and name."""
 
     group: str
     name: str
@@ -112,7 +112,7 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
     yield "offset", "none", cell(base)
     yield "offset", "learned", cell(base, offset=True)
     # The best parts together, and the default that comes out of it.
-    square = torch.rand(problem.rows, 2, generator=torch.Generator().manual_seed(0))  # where the states are
+    square = torch.rand(problem.rows, 2, generator=torch.Generator().manual_seed(0))  # uniform states
     yield "combined", "default", cell(objectives.default_kernel_loss(square))
     yield "combined", "laplacian", cell(objectives.KernelLoss(_KERNELS["laplacian"]))
     for name in ("laplacian", "gaussian"):
@@ -159,7 +159,7 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
     rows = results.select(truth="monte_carlo", best_by_truth=True)
     by_panel, by_group = grouped(rows, "group", "world"), grouped(rows, "group")
     worlds = [world for world in style.WORLD_NAMES if world in grouped(rows, "world")]
-    # Lines of text that each group needs, its title included.
+    # Height of each group in lines of text, title included.
     lines = [
         1.2 + len(grouped(part, "variant_name")) * (1.0 + 0.35 * (len(grouped(part, "method")) - 1))
         for part in by_group.values()
@@ -195,7 +195,7 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
     axes.axvline(1.0, color=style.INK, **style.DOTTED, zorder=1)
     for row in rows:
         look = style.line_look(row.method)
-        # Methods at the same variant stand one below the other.
+        # Methods of the same variant are drawn below each other.
         y = names.index(row.variant_name) + 0.24 * (methods.index(row.method) - (len(methods) - 1) / 2)
         mean, low, high = (_WIDEST if end is None else min(max(end, 1e-6), _WIDEST) for end in row.shares)
         axes.plot([low, high], [y, y], color=look["color"], lw=1.6, alpha=0.45, solid_capstyle="butt")

@@ -36,17 +36,17 @@ from koffline.objectives import Objective
 from koffline.replicas import Pullback, StackedMLP
 from koffline.untrusted.arrays import read_arrays
 
-FORMAT = 2  # of the files; part of the digest
-LAST_RECORDS = 5  # averaged into the final number of a seed: a single record of a noisy curve is luck
+FORMAT = 2  # version of the files; part of the digest
+LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
 EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}  # (Feng et al. 2019, sec:exp_eval)
 TRUTHS = {"paper": "mse_paper", "monte_carlo": "mse_monte_carlo"}
 _FAR = 10.0
-_QUICK_SHARE, _QUICK_SEEDS = 20, 3  # of the epochs
+_QUICK_SHARE, _QUICK_SEEDS = 20, 3  # divisor of the epochs, and seeds
 
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's, but for the reward scale: rewards are divided by the world's times ``reward_factor``."""
+    """The paper's settings, except that rewards are divided by the world's scale times ``reward_factor``."""
 
     learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)
     seeds: int = 10
@@ -55,7 +55,7 @@ class TrainingSettings:
     hidden: tuple[int, ...] = (80,)
     probe_every: int = 20  # epochs
     reward_factor: float = 1.0
-    offset: bool = False  # of the network's output, b/(1−γ), learned
+    offset: bool = False  # learn an offset b/(1−γ) of the network's output
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the cell for people."""
         return f"{self.method} on {self.problem.world}"
 
     @property
     def name(self) -> str:
-        """Short and unique: world, method and a digest of all settings."""
+        """Short unique name: world, method and a digest of all settings."""
         return f"{self.problem.world}-{self.method}-{_digest(self)}"
 
 
@@ -149,7 +149,7 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `koffline reproduce`. request: what of figure-mujoco; None is all."""
+    """One call of `koffline reproduce`. request: parts of figure-mujoco, None for all."""
 
     name: str
     folder: Path
@@ -162,15 +162,15 @@ class Run:
 
     @property
     def cells_folder(self) -> Path:
-        """Where finished cells are kept for a resumed run and for other experiments."""
+        """Folder of finished cells, for a resumed run and for other experiments."""
         return self.folder / "cells"
 
     def work_off(self, jobs: Sequence[Job]) -> None:
-        """Run the jobs whose files are not there."""
+        """Run the jobs whose files are missing."""
         run_jobs(jobs, workers=self.workers, ray=self.ray)
 
     def train(self, cells: Sequence[Cell]) -> Finished:
-        """Problems first, then the cells; both from their files where they are there."""
+        """Build the missing problems, train the missing cells, and read the results of all cells."""
         folder = self.cells_folder
         problems: Any = (write_problem, problem_path, [cell.problem for cell in cells])
         for write, path_of, parts in (problems, (write_cell, cell_path, cells)):
@@ -184,12 +184,12 @@ def _digest(settings: Cell | ProblemSettings) -> str:
 
 
 def problem_path(settings: ProblemSettings, folder: Path) -> Path:
-    """Where the arrays of a problem are kept."""
+    """Path of a problem's arrays."""
     return folder / f"problem-{settings.world}-{_digest(settings)}.npz"
 
 
 def cell_path(cell: Cell, folder: Path) -> Path:
-    """Where the result of a cell is kept."""
+    """Path of a cell's result."""
     return folder / f"{cell.name}.npz"
 
 
@@ -257,7 +257,7 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
 
 
 class OffsetNetwork:
-    """V(s) = net(s) + b / (1 − γ), b from zero on, the last column of ``flat``.
+    """Networks with V(s) = net(s) + b / (1 − γ); b starts at zero and is the last column of ``flat``.
 
     A gradient step then moves the mean of V as fast as its shape: along that direction a residual changes by
     only (1 − γ).
@@ -269,15 +269,15 @@ class OffsetNetwork:
         self._network, self.flat = network.with_flat(flat[:, :-1]), flat
 
     def with_flat(self, flat: Tensor) -> OffsetNetwork:
-        """The same networks with other parameters."""
+        """Copy of the networks with other parameters."""
         return OffsetNetwork(self._network, flat)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(R, N, 1)."""
+        """Values (R, N, 1)."""
         return self._network.forward(x) + self._offset
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """As of StackedNetwork."""
+        """Values and pullback, as in StackedNetwork."""
         outputs, pull = self._network.forward_with_pullback(x)
 
         def pull_all(gradient: Tensor) -> Tensor:

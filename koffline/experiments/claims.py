@@ -34,8 +34,8 @@ from koffline.experiments.results import (
 from koffline.experiments.statistics import Interval, ratio_of_means
 from koffline.experiments.style import INK, LABELS, LONG_NAMES, METHODS, WORLD_NAMES, house_style
 
-GOOD_PROXY = 0.7  # rank correlation from which a loss is called a good proxy
-UNSTABLE = 2.0  # a late error this many times the smallest one of the run is called oscillation
+GOOD_PROXY = 0.7  # smallest rank correlation of a good proxy
+UNSTABLE = 2.0  # a run oscillates if a late error is this many times its smallest one
 
 Cells = Mapping[tuple[str, str], CellResult]  # (world, method)
 _VERDICTS = {HOLDS: ("#0072B2", "o"), FAILS: ("#D55E00", "X"), UNDECIDED: ("#7F7F7F", "D")}
@@ -126,7 +126,7 @@ def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[C
 
 
 def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
-    """What figure-mujoco found in this folder: hours of learning are not repeated for a table."""
+    """Claims stored by figure-mujoco in this folder, whose hours of learning are not repeated."""
     path = run.folder / "figure-mujoco.json"
     if path.exists():
         return read_results(path).claims
@@ -137,7 +137,7 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
 
 
 def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, where: str) -> Iterator[Claim]:
-    """The error of each other method over that of the K-loss."""
+    """Claims on the error of each other method, divided by that of the K-loss."""
     ours = cells[world, "kloss"]
     for other in others:
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
@@ -176,7 +176,7 @@ def _instability(cells: Cells) -> Iterator[Claim]:
 
 
 def _swinging_share(result: CellResult) -> float:
-    """Share of runs whose late error is far above the smallest of the run; a broken run counts."""
+    """Share of runs whose late error is far above their smallest one; diverged runs count."""
     curves = result.curves["mse_monte_carlo"]  # (T, L, S)
     late = curves[-max(1, len(curves) // 5) :]
     with np.errstate(invalid="ignore"):
@@ -237,7 +237,7 @@ def claims_tables(results: Results) -> Iterator[str]:
 
 
 def claims_table(results: Results) -> str:
-    """A line for each sentence of the paper."""
+    """Table with one line per sentence of the paper."""
     cells = []
     for claim in results.claims:
         is_measured = claim.value is not None or claim.low is not None

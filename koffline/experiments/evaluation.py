@@ -41,7 +41,7 @@ OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "mountain_car")}
-MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # of each loss: the method that minimises it
+MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # the method that minimises each loss
 LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
 ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
 ERROR_NAMES = {"mse": "MSE", "bellman_error": "Bellman error"}
@@ -132,7 +132,7 @@ def curves_of(finished: Finished) -> Curves:
 
 
 def correlations_of(finished: Finished) -> Iterator[Correlation]:
-    """Each loss with each error along training, all learning rates pooled."""
+    """Rank correlations of each loss with each error along training, all learning rates pooled."""
     for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
         by_method = {cell.method: result.curves for cell, result in finished if cell.problem.world == world}
 
@@ -213,7 +213,7 @@ def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, titl
 
 
 def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
-    """Each loss of the networks that its own method passed through (all rates and seeds) and their error."""
+    """Scatter each loss against the error, for the networks of the method that minimises it (all runs)."""
     ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
     for loss, method in MINIMISERS.items():
         if group := curves.get(f"{world}/{method}"):
@@ -244,7 +244,7 @@ def _legend(figure: Figure, curves: Curves) -> None:
 def evaluation_tables(results: Results) -> Iterator[str]:
     """Methods against both truths, at the learning rates that the two rules choose; correlations."""
     for world, rows in grouped(results.rows, "world").items():
-        if world == "chain":  # of figure-toy, among the claims
+        if world == "chain":  # rows of figure-toy, among the claims
             continue
         truth = results.extra["truths"][world]
         variance, gap = map(number_text, (truth["value_variance"], truth["paper_against_monte_carlo_mse"]))

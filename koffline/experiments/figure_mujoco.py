@@ -61,7 +61,7 @@ Runs = Mapping[Group, Learned]
 
 
 def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Searches first, then what uses their choices; shown is what is finished, whatever was asked for."""
+    """Run the searches, then the parts that use their choices; return everything that is finished."""
     request, folder = run.request or plan.MujocoRequest(quick=run.scale.quick), run.cells_folder
     for searches in (True, False):
         choices, _ = plan.choose_settings(plan.whole_parts(request, folder, plan.SEARCHED, {})[0])
@@ -110,13 +110,13 @@ def finished_parts(request: plan.MujocoRequest, folder: Any) -> tuple[dict[str, 
 
 
 def _place(group: Group) -> tuple[str, int, float, int]:
-    """The order of the paper's panels."""
+    """Sort key: the order of the paper's panels."""
     panel = list(plan.BUDGETS).index(group.environment)
     return group.part, panel, group.noise, plan.CRITICS.index(group.critic)
 
 
 def mujoco_claims(learned: Runs) -> Iterator[Claim]:
-    """Everything that the finished runs can say, rival by rival."""
+    """Claims from the finished runs, one per comparison with a rival."""
     for critic, part in itertools.product(_OURS, _GRIDS):
         ours = [
             group for group in sorted(learned, key=_place) if (group.critic, group.part) == (critic, part)
@@ -139,7 +139,7 @@ def mujoco_claims(learned: Runs) -> Iterator[Claim]:
 
 
 def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[Claim]:
-    """A kernel loss beside a rival by one score; nothing where the rival has not been run."""
+    """Claim that compares a kernel loss with a rival by one score; none if the rival was not run."""
     ours, theirs = learned[group], learned.get(group._replace(critic=rival))
     if theirs is None:
         return
@@ -160,7 +160,7 @@ def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[C
 
 
 def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
-    """One that goes the other way refutes it, one that is undecided leaves it open."""
+    """Claim over all comparisons: a contrary one refutes it, an undecided one leaves it undecided."""
     holds, fails = (sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS))
     environments = len({claim.world for claim in found})
     return Claim(
@@ -196,7 +196,7 @@ def draw_mujoco(
         figure = Figure(figsize=(3.1 * columns, 2.6 * lines + 0.5), layout="constrained")
         panels = figure.subplots(lines, columns, squeeze=False).ravel()
         shown: set[str] = set()
-        for place, (axes, group) in enumerate(zip(panels, groups, strict=False)):  # the last stay empty
+        for place, (axes, group) in enumerate(zip(panels, groups, strict=False)):  # others stay empty
             noise = f", noise {group.noise:g}" if group.noise else ""
             axes.set_title(
                 f"({'abcdefgh'[place]}) {_TITLES.get(group.environment, group.environment)}{noise}"
@@ -211,7 +211,7 @@ def draw_mujoco(
 
 
 def _draw_panel(axes: Axes, curves: Curves, group: Group, curve: str) -> set[str]:
-    """Interquartile means with bootstrap intervals; the critics that were there."""
+    """Draw interquartile means with bootstrap intervals; return the critics that were drawn."""
     names = {critic: f"{group.panel}/{critic}" for critic in plan.CRITICS}
     found = {critic: curves[name] for critic, name in names.items() if name in curves}
     axes.set_xlabel("thousand environment steps", fontsize=8)
@@ -224,7 +224,7 @@ def _draw_panel(axes: Axes, curves: Curves, group: Group, curve: str) -> set[str
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
         axes.plot(x, mean, **look, ms=3, markevery=max(1, len(x) // 6), lw=width, zorder=order)
     threshold = plan.BUDGETS[group.environment].threshold
-    if threshold is not None and highest > 0.5 * threshold:  # far away it would flatten the curves
+    if threshold is not None and highest > 0.5 * threshold:  # a distant level would flatten the curves
         axes.axhline(threshold, color=style.SOFT, **style.DOTTED, zorder=1)
     axes.set_xlim(left=0)
     axes.tick_params(labelsize=8, colors=style.INK)
@@ -265,7 +265,7 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
 
 
 def _text(value: float, low: float | None = None, high: float | None = None) -> str:
-    """Returns go from fractions to ten thousands: three digits at least, no exponents."""
+    """Text of a return, from fractions to ten thousands: at least three digits, no exponents."""
     ends = (end for end in (value, low, high) if end is not None)
     texts = [f"{end:.0f}" if abs(end) >= 100.0 else f"{end:.3g}" for end in ends]
     return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else texts[0]

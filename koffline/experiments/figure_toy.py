@@ -27,9 +27,9 @@ from koffline.experiments.results import Curves, Results, Row, interval_text, na
 from koffline.experiments.statistics import mean_over_seeds
 from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
-DIVERGED = 1e7  # descent stops where ‖w‖ passes it; the largest true value is 1
-_RECORDS = 240  # per curve, evenly spaced in the logarithm of the iteration
-_WIDEST = 1e3  # the axes end here; what diverges leaves them
+DIVERGED = 1e7  # descent stops at this ‖w‖; the largest true value is 1
+_RECORDS = 240  # points per curve, evenly spaced in the logarithm of the iteration
+_WIDEST = 1e3  # end of the axes, beyond which diverging curves are cut
 _LSTD: dict[str, Any] = {"color": style.INK, "ls": (0, (4, 3)), "lw": 0.9}
 Weights = Float[Tensor, "seed 3"]
 Columns = Float[Tensor, "seed row"]
@@ -62,7 +62,7 @@ class ToyLog:
         return state_value_residual(self.reward, self.discount, values(self.features, weights), following)
 
     def weight_gradient(self, gradients: objectives.ValueGradients) -> Weights:
-        """From gradients in the two values to the gradient in the weights."""
+        """Gradient in the weights from the gradients in the two values."""
         through = _projected(gradients.value, self.features)
         if gradients.next_value is not None:
             through = through + _projected(gradients.next_value, self.next_features)
@@ -109,7 +109,7 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
         "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
         **mean_over_seeds(errors).named("lstd_weight_error"),
         "lstd_mse": float(squares.mean()),
-        "largest_distance_from_lstd": gaps,  # w* itself is away from it by the error of sampling
+        "largest_distance_from_lstd": gaps,  # w* is away by the sampling error
     }
     curves = {f"chain/{method}": found for method, found in descents.items()}
     curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}
@@ -118,7 +118,7 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
-    """At the last iteration; the truth is exact."""
+    """Row of results at the last iteration; the truth is exact."""
     steps = tuple(int(step) if step >= 0 else None for step in found["diverged_at"])
     return Row(
         world="chain",
@@ -130,7 +130,7 @@ def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) ->
         bellman_error=None,
         diverged=sum(step is not None for step in steps),
         diverged_at=steps,
-        best_by_truth=True,  # there is one learning rate
+        best_by_truth=True,  # only one learning rate
         epochs=settings.iterations,
         **mean_over_seeds(found["weight_error"][-1]).named("weight_error"),
     )
@@ -198,7 +198,7 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
 
 
 def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
-    """‖w − w*‖."""
+    """Errors ‖w − w*‖ of the weights."""
     return np.linalg.norm(weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS), axis=-1)
 
 

@@ -29,10 +29,10 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import spread_of
 from koffline.untrusted.arrays import read_arrays
 
-FORMAT = 1  # of the files; part of the digest
+FORMAT = 1  # version of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
 _RETURNS = {"returns": "mean_return", "lengths": "length", "sampled": "sampled_return"}
-# They change how a run is written down, not what it learns.
+# Settings that change the files of a run but not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
 _SHORT = {"window_length": "d", "learning_rate": "lr", "kl_coef": "τ"}
 _NOT_SETTINGS = ("env", "env_options", "critic", "steps", "reward_scale")
@@ -40,7 +40,7 @@ _NOT_SETTINGS = ("env", "env_options", "critic", "steps", "reward_scale")
 
 @dataclass(frozen=True)
 class MujocoCell:
-    """Runs that share environment, budget and shape; ``part`` is theirs in the experiment."""
+    """Runs that share environment, budget and shape. ``part``: their part of the experiment."""
 
     part: str
     environment: str
@@ -49,24 +49,24 @@ class MujocoCell:
 
     @property
     def name(self) -> str:
-        """Short and unique: part, environment and a digest of all settings."""
+        """Short unique name: part, environment and a digest of all settings."""
         stated = [(_learned_by(run.config), run.seed) for run in self.runs]
         digest = hashlib.sha256(repr((FORMAT, self.part, self.noise, stated)).encode()).hexdigest()[:12]
         return f"mujoco-{self.part}-{self.environment}-{digest}"
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the cell for people."""
         noise = f", noise {self.noise:g}" if self.noise else ""
         window = self.runs[0].config.window_length
         return f"{self.part} {self.environment}{noise}, d = {window}, {len(self.runs)} runs"
 
     def path(self, folder: Path) -> Path:
-        """Where its result is kept."""
+        """Path of the cell's result."""
         return folder / f"{self.name}.npz"
 
     def job(self, folder: Path) -> Job:
-        """What learns it."""
+        """Job that trains the cell."""
         return Job(self.label, write_mujoco, (self,), self.path(folder), is_archive)
 
 
@@ -117,7 +117,7 @@ def write_mujoco(path: Path, cell: MujocoCell) -> None:
 
 
 def _learn(cell: MujocoCell, stack: Any, path: Path) -> MujocoResult:
-    """The loop over one stack: iterate, evaluate, keep. The first evaluation is of the initial policy."""
+    """Train one stack with evaluations and checkpoints. The first evaluation is of the initial policy."""
     folder, config = path.with_suffix(".partial"), cell.runs[0].config
     before, steps, rows, diverged = 0.0, [], [], {}
     if found := newest(folder, cell.name):
@@ -152,7 +152,7 @@ def _learn(cell: MujocoCell, stack: Any, path: Path) -> MujocoResult:
 
 
 def _progress(cell: MujocoCell, steps: int, seconds: float, row: Mapping[str, Sequence[float]]) -> str:
-    """A line of the log: how far, how fast, and each critic's median return."""
+    """Line of the log: progress, speed, and each critic's median return."""
     critics, returns = np.array([run.config.critic for run in cell.runs]), np.array(row["returns"])
     medians = [f"{c} {np.median(returns[critics == c]):.4g}" for c in dict.fromkeys(critics.tolist())]
     speed = len(critics) * steps / max(seconds, 1e-9)
@@ -172,7 +172,7 @@ class Learned:
     diverged: int
 
     def scores(self, curve: str, threshold: float | None = None) -> Scores:
-        """Of a curve."""
+        """Scores of the runs on one curve."""
         return scores_of(self.steps, getattr(self, curve), threshold)
 
 
@@ -180,13 +180,13 @@ Place = tuple[OnlineRun, MujocoResult, int]  # a run, and its row in a result
 
 
 def joined(runs: Sequence[Place]) -> Learned:
-    """Runs together."""
+    """Join the curves of several runs."""
     run, first, _ = runs[0]
     returns, sampled, lengths = (
         np.stack([getattr(result, name)[row] for _, result, row in runs])
         for name in ("returns", "sampled", "lengths")
     )
-    for curve in sampled:  # NaN where no training episode had ended yet becomes the run's first number
+    for curve in sampled:  # NaN before the first finished training episode becomes the run's first number
         good = np.flatnonzero(np.isfinite(curve))
         curve[~np.isfinite(curve)] = curve[good[0]] if len(good) else 0.0
     diverged = sum(int(result.diverged_at[row] >= 0) for _, result, row in runs)
@@ -194,7 +194,7 @@ def joined(runs: Sequence[Place]) -> Learned:
 
 
 def setting_words(config: Mapping[str, Any]) -> str:
-    """d 10, lr 0.003, ε 0.001, and whatever else is not the default."""
+    """Text of a setting: "d 10, lr 0.003, τ 0.01" and all other values that differ from the defaults."""
     usual, words = _default(), [f"{short} {config[name]:g}" for name, short in _SHORT.items()]
     for name, value in config.items():
         is_said = name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation")
@@ -204,7 +204,7 @@ def setting_words(config: Mapping[str, Any]) -> str:
 
 
 class Group(NamedTuple):
-    """What one curve of the figure shows."""
+    """Key of one curve of the figure."""
 
     part: str
     environment: str
@@ -213,15 +213,15 @@ class Group(NamedTuple):
 
     @property
     def panel(self) -> str:
-        """Swimmer final, Swimmer paper, Swimmer noise 0.02: the first half of its name in the curves."""
+        """Panel of the curve: "Swimmer final", "Swimmer paper", "Swimmer noise 0.02"."""
         return f"{self.environment} {self.part}" + (f" {self.noise:g}" if self.part == "noise" else "")
 
 
 def row_of(group: Group, part: Learned, threshold: float | None) -> ReturnRow:
-    """The numbers of a curve; threshold: the return that solves the environment."""
+    """Row of results of a curve. threshold: the return that solves the environment."""
     greedy = part.scores("returns", threshold)
     sampled = part.scores("sampled")
-    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ where half never did
+    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ if half of the runs never did
     return ReturnRow(
         **group._asdict(),
         setting=part.setting,
@@ -250,5 +250,5 @@ def _without_the_worst(values: np.ndarray) -> float:
 
 
 def six_digits(value: float) -> float:
-    """Files stay small and the same everywhere."""
+    """Round to six digits, so that files are small and equal on all machines."""
     return float(f"{value:.6g}")

@@ -1,4 +1,4 @@
-"""figure-mujoco: what is run. Environments and their budgets, grids of settings, and the cells they make.
+"""figure-mujoco: its plan. Environments and their budgets, grids of settings, and the resulting cells.
 
 Parts: ``final`` (each critic at its best setting of the grid that all critics share), ``noise`` (the same
 with noise on the transitions), ``search`` (that grid), ``paper-search`` and ``paper`` (the paper's own grid
@@ -38,7 +38,7 @@ Finished = list[tuple[MujocoCell, MujocoResult]]
 
 @dataclass(frozen=True)
 class Budget:
-    """Environment steps per run. search_steps: of each run of a search, 0 where none is made.
+    """Environment steps per run. search_steps: steps of each run of a search, 0 without a search.
 
     threshold: the environment's own "solved", None where it has none.
     """
@@ -47,7 +47,7 @@ class Budget:
     evaluation_interval: int
     search_steps: int
     threshold: float | None
-    base: Mapping[str, Any] = field(default_factory=dict)  # of every critic and part
+    base: Mapping[str, Any] = field(default_factory=dict)  # settings of every critic and part
 
 
 BUDGETS: dict[str, Budget] = {
@@ -59,11 +59,11 @@ BUDGETS: dict[str, Budget] = {
     "HalfCheetah": Budget(500_000, 20_000, 50_000, 4800.0),
 }
 PAPER_SEARCHED = ("InvertedPendulum",)  # the paper's own grid is twice as large; it is searched here alone
-NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity, each step
+NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity in each step
 NOISE_STEPS = 100_000
 SEEDS, SEARCH_SEEDS, PAPER_SEARCH_SEEDS = 6, 2, 1
-_FIRST_SEARCH_SEED = 1000  # a setting is not judged by the seeds it was chosen with
-_MOST_RUNS, _MOST_SEARCH_RUNS = 12, 36  # in one stack
+_FIRST_SEARCH_SEED = 1000  # final runs use other seeds than the search
+_MOST_RUNS, _MOST_SEARCH_RUNS = 12, 36  # runs per stack
 _QUICK_STEPS, _QUICK_INTERVAL, _QUICK_SEEDS, _QUICK_SEARCH_STEPS = 3_000, 1_000, 2, 1_000
 
 # The paper's learner where it differs from our defaults.
@@ -81,7 +81,7 @@ CHOSEN: dict[tuple[str, str, str], dict[str, Any]] = {
     ("paper-search", "", "kloss"): {"bandwidth_scale": 1.0 / math.sqrt(math.log(64))},
 }
 _PLANNED = ("env", "env_options", "critic", "steps")
-# What may differ within one stack; everything else gives arrays their shape or the stack its rhythm.
+# Settings that may differ within one stack; all others determine array shapes or the schedule.
 _STACKED = (
     "critic", "learning_rate", "adam_epsilon", "kl_coef", "max_divergence", "entropy_coef", "entropy_decay",
     "bandwidth_scale", "diag_weight",
@@ -90,7 +90,7 @@ _STACKED = (
 
 @dataclass(frozen=True)
 class MujocoRequest:
-    """What of the experiment to run; the defaults are all of it at its own budget.
+    """Parts of the experiment to run; by default all of it with the planned budget.
 
     steps, seed_count and changes (settings of every run) replace the plan's for the environments named.
     """
@@ -122,7 +122,7 @@ class MujocoRequest:
 
 
 def as_setting(changes: Mapping[str, Any]) -> Setting:
-    """Sorted, so that equal settings are equal tuples."""
+    """Setting as a sorted tuple, so that equal settings compare equal."""
     return tuple(sorted(changes.items()))
 
 
@@ -164,7 +164,7 @@ def _axis(name: str, *values: Any) -> list[dict[str, Any]]:
 
 
 def chosen_setting(choices: Choices, environment: str, search: str, critic: str) -> Setting:
-    """What the search found where there was one, else the table's."""
+    """The setting that the search chose, or the table's without a search."""
     table = {**CHOSEN.get((search, "", critic), {}), **CHOSEN.get((search, environment, critic), {})}
     return choices.get((environment, search, critic), as_setting(table))
 
@@ -216,7 +216,7 @@ def _config(
 def _stacks(
     part: str, environment: str, noise: float, runs: list[OnlineRun], most: int
 ) -> Iterator[MujocoCell]:
-    """Runs of equal shape together, in chunks of nearly equal size."""
+    """Yield cells of runs of equal shape, in chunks of nearly equal size."""
     shapes: dict[str, list[OnlineRun]] = {}
     for run in runs:
         shape = {key: part for key, part in run.config.resolved().items() if key not in _STACKED}
@@ -230,7 +230,7 @@ def _stacks(
 def whole_parts(
     request: MujocoRequest, folder: Path, parts: Iterable[str], choices: Choices
 ) -> tuple[Finished, list[str]]:
-    """The cells of the parts that are finished as a whole, also without any, and the names of the others."""
+    """Results of the parts whose cells are all finished, and the names of the unfinished parts."""
     finished: Finished = []
     missing = []
     for part, environment in itertools.product(parts, BUDGETS):
@@ -243,12 +243,12 @@ def whole_parts(
 
 
 def choose_settings(finished: Finished) -> tuple[dict[tuple[str, str, str], Setting], list[SearchRow]]:
-    """The best setting of each critic by the area under the greedy curve, and all of them ranked."""
+    """Best setting of each critic by the area under the greedy curve, and the ranking of all settings."""
     runs: dict[tuple[str, str, str], dict[Setting, list[Place]]] = {}
     for cell, result in finished:
         for row, run in enumerate(cell.runs):
             critic = run.config.critic
-            # What a run has of the names that its grid varies.
+            # The run's values of the settings that its grid varies.
             names = {name for setting in search_settings(cell.part, critic) for name, _ in setting}
             setting = as_setting({name: getattr(run.config, name) for name in names})
             by_setting = runs.setdefault((cell.environment, cell.part, critic), {})
@@ -256,7 +256,7 @@ def choose_settings(finished: Finished) -> tuple[dict[tuple[str, str, str], Sett
     choices, rows = {}, []
     for key, by_setting in runs.items():
         learned = {setting: joined(part) for setting, part in by_setting.items()}
-        # Of equals the first.
+        # The sort is stable: the first of equal settings wins.
         ranking = sorted(learned, key=lambda s: -float(interquartile_mean(learned[s].scores("returns").area)))
         choices[key] = ranking[0]
         for rank, part in enumerate(learned[setting] for setting in ranking):

@@ -27,8 +27,8 @@ from koffline.untrusted.arrays import read_arrays
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
 MEASURES = ("mse_monte_carlo", "mse_paper", "bellman_error", "kernel_loss", "l2_loss", "largest_value")
 _BACKUP_STATES, _BACKUP_DRAWS = 500, 8
-_CHUNK = 250_000  # copies of the world played together
-_CUT = 1e-4  # returns are cut where gamma^t falls below
+_CHUNK = 250_000  # copies of the world that are stepped together
+_CUT = 1e-4  # returns are cut where gamma^t falls below this
 _JUDGE = Gaussian(0.5)  # one kernel judges all methods and settings
 _LOSS_ROWS = 2000
 
@@ -39,7 +39,7 @@ Probabilities = Callable[[np.ndarray], np.ndarray]  # observations (N, d) -> (N,
 
 @dataclass(frozen=True)
 class ProblemSettings:
-    """What the problem is: world, noise (None: the world's own), tuples, seed of everything drawn.
+    """Settings of a problem: world, noise (None: the world's own), number of tuples, seed.
 
     overrides: other fields of the world, as (name, value) pairs.
     """
@@ -54,7 +54,7 @@ class ProblemSettings:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name of the problem for people."""
         return f"truth of {self.world}"
 
     def build_world(self) -> BoxWorld:
@@ -83,7 +83,7 @@ class Tuples:
 
 @dataclass(frozen=True, eq=False)
 class Backups:
-    """All actions and several draws from some of the log's states: what E[r + γV(s') | s] is computed from.
+    """Draws of all actions from some of the log's states, from which E[r + γV(s') | s] is computed.
 
     Draws are exact in the actions (weights π(a|s)) and come in two independent halves, so that the product
     of the two residuals of a state is an unbiased estimate of its squared Bellman error.
@@ -116,7 +116,7 @@ class StateValues:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Built once from its settings by `build_problem`; the same settings give the same numbers."""
+    """An evaluation problem, built by `build_problem`; the same settings give the same numbers."""
 
     settings: ProblemSettings
     log: Tuples

@@ -28,7 +28,7 @@ Draw = Callable[[Results, Curves], Figure | None]
 
 
 class Experiment(NamedTuple):
-    """How parts of the results and curves come about, how they are drawn and told.
+    """Functions that compute, draw and tabulate an experiment.
 
     pages: further figures, NAME-PAGE; None where there is nothing to show.
     """
@@ -83,7 +83,7 @@ def reproduce(run: Run) -> Results:
             if figure is not None:
                 save_figure(figure, run.folder / (f"{run.name}-{name}" if name else run.name))
         write_text(path.with_suffix(".md"), table_text(results))
-        write_results(results, begun, path)  # last: where it is, everything is
+        write_results(results, begun, path)  # written last: if it exists, all files do
         return results
 
 
@@ -104,7 +104,7 @@ def _check_folder(run: Run, settings: Mapping[str, Any]) -> None:
         if there != settings:
             was, this = (", ".join(f"{k} {v}" for k, v in part.items()) for part in (there, settings))
             raise ConfigError(f"{path} was run with {was}, this run has {this}; {remedy}")
-    elif not run.cells_folder.exists():  # an interrupted run of ours has left its cells
+    elif not run.cells_folder.exists():  # an interrupted run leaves its cells
         for suffix in (".md", ".png", ".svg", ".curves.h5"):
             if path.with_suffix(suffix).exists():
                 raise ConfigError(f"{path.with_suffix(suffix)} exists already; {remedy}")

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: final numbers as JSON and as tables, curves as HDF5; whole or not at all.
+"""Files of an experiment, whole or not at all: final numbers as JSON and tables, curves as HDF5.
 
 ``NAME.json`` holds the records below, ``NAME.curves.h5`` one group per world and method.
 """
@@ -59,12 +59,12 @@ class Row:
     weight_error: float | None = None
     weight_error_low: float | None = None
     weight_error_high: float | None = None
-    group: str | None = None  # of an ablation
+    group: str | None = None  # group and variant of an ablation
     variant: str | None = None
 
     @property
     def variant_name(self) -> str:
-        """The variant without the method that groups of several methods put behind it."""
+        """Name of the variant without the method at its end, which groups of several methods append."""
         return (self.variant or "").removesuffix(f" {self.method}")
 
     @property
@@ -96,7 +96,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper beside our measurement. verdict: holds, does not hold, undecided."""
+    """A sentence of the paper with our measurement. verdict: holds, does not hold, undecided."""
 
     sentence: str
     where: str
@@ -153,7 +153,7 @@ class SearchRow:
     area: Number
     final: Number
     sampled: Number
-    rank: int  # 0 is the best of its critic
+    rank: int  # rank within its critic, 0 is best
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ def read_results(path: Path) -> Results:
 
 @contextlib.contextmanager
 def reading_result(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a file of results is a ConfigError."""
+    """Turn any error of reading a result file into a ConfigError."""
     try:
         yield
     except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
@@ -222,10 +222,10 @@ def reading_result(path: Path) -> Iterator[None]:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether a whole .npz of that name lies there; half a file or another's is computed again."""
+    """Whether ``path`` is a complete .npz; anything else is computed again."""
     try:
         arrays = read_arrays(path, ("name",))
-    except Exception:  # as in reading_result
+    except Exception:  # any of many types, as in reading_result
         return False
     return "name" not in arrays or str(arrays["name"]) == path.stem
 
@@ -270,12 +270,12 @@ def interval_text(value: float | None, low: float | None, high: float | None) ->
 
 
 def named_text(record: Any, name: str) -> str:
-    """The number of that name in a record with its interval."""
+    """Text of a field of a record with its interval."""
     return interval_text(*(getattr(record, f"{name}{end}") for end in ("", "_low", "_high")))
 
 
 def number_text(value: float | None) -> str:
-    """Three digits; a dash where there is none."""
+    """Number as text with three digits; a dash for None."""
     if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else f"{value:.3g}"

@@ -20,10 +20,10 @@ from scipy import stats
 from koffline.experiments.results import FAILS, HOLDS, UNDECIDED
 from koffline.spread import LEVEL, interquartile_mean, tail_share
 
-_LEAST = 1e-12  # errors freed of the truth's noise may fall below zero
-LAST_SHARE = 0.1  # of the evaluations, averaged into the final return: one evaluation of one policy is luck
+_LEAST = 1e-12  # floor of errors, which may be negative after the correction
+LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
 _DRAWS, _BAND_DRAWS = 10_000, 2_000
-_FEWEST = 5  # a bootstrap of less stays inside too few numbers to reach 95 %
+_FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
 PerSeed = Shaped[np.ndarray, " seed"]
 
 
@@ -35,11 +35,11 @@ class Interval(NamedTuple):
     high: Any
 
     def named(self, name: str) -> dict[str, Any]:
-        """As the fields name, name_low and name_high of a row of results."""
+        """Mapping with the keys name, name_low and name_high, as in a row of results."""
         return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
 
     def verdict(self, border: float) -> str:
-        """Whether the number is larger than the border."""
+        """Verdict on the claim that the number exceeds the border."""
         return HOLDS if self.low > border else FAILS if self.high < border else UNDECIDED
 
     def __str__(self) -> str:
@@ -47,7 +47,7 @@ class Interval(NamedTuple):
 
 
 def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
-    """The mean and its t-interval: NaN where a seed has no finite number, the whole line for a single one."""
+    """Mean and t-interval: NaN if a seed has no finite number, infinite ends for a single seed."""
     count = values.shape[-1]
     kept = np.where(np.isfinite(values).all(axis=-1, keepdims=True), values, np.nan).astype(np.float64)
     mean = kept.mean(axis=-1)
@@ -60,9 +60,9 @@ def _quantile(count: int) -> float:
 
 
 def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
-    """mean(first) / mean(second), seeds left out in pairs.
+    """Ratio mean(first) / mean(second) with a jackknife interval over paired seeds.
 
-    Infinite where the first has no finite mean, zero where the second has none.
+    Infinite if the first has no finite mean, zero if the second has none.
     """
     if not np.all(np.isfinite(first)):
         return Interval(np.inf, np.inf, np.inf)
@@ -93,7 +93,7 @@ def spearman_over_seeds(
 def _jackknife(
     statistic: Callable[[np.ndarray], float], seeds: int, back: Callable[[float], float]
 ) -> Interval:
-    """The statistic of all seeds and its t-interval from leaving out one at a time, through ``back``."""
+    """Statistic of all seeds with its jackknife t-interval, both transformed by ``back``."""
     whole = np.arange(seeds)
     value, half = statistic(whole), math.inf
     if seeds > 1:
@@ -124,7 +124,7 @@ def scores_of(
 
 
 def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval:
-    """Interquartile mean of the first minus that of the second; an endless interval for fewer than 5 runs."""
+    """Interquartile mean of the first minus that of the second; infinite interval for fewer than 5 runs."""
     value, count = float(interquartile_mean(first) - interquartile_mean(second)), min(len(first), len(second))
     if count < _FEWEST:
         return Interval(value, -math.inf, math.inf)
@@ -139,7 +139,7 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
 
 
 def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
-    """Interquartile means over runs at each time; the same draws for all times."""
+    """Interquartile means over runs at each time with bootstrap intervals; all times share the draws."""
     runs, mean = len(curves), interquartile_mean(curves.T)
     if runs < 2:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))

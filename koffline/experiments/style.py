@@ -1,4 +1,4 @@
-"""What the figures of the experiments share: names, colours, curves with bands, files."""
+"""Common style of the experiments' figures: names, colours, curves with bands, files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from koffline.report.plots import INK, STYLE
 from koffline.store.files import atomic_file
 
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
-METHODS = tuple(LABELS)  # the order in which they stand
+METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
 LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
@@ -37,8 +37,8 @@ LONG_NAMES = {
 }
 SOFT = "#9aa5b1"
 DOTTED: dict[str, Any] = {"ls": (0, (1, 2)), "lw": 1.0}  # levels: the best constant, "solved"
-_FEW_DECADES = 40.0  # ratio of the ends of an axis
-_DPI, _TALLEST = 200, 2600.0  # dots an inch; dots of a figure's height, above which it is drawn coarser
+_FEW_DECADES = 40.0  # ratio of the ends of an axis that spans few decades
+_DPI, _TALLEST = 200, 2600.0  # dots per inch; height in dots above which a figure gets fewer dots per inch
 _STYLE: dict[Any, Any] = {
     **STYLE,
     "axes.titlelocation": "left",
@@ -60,7 +60,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     """Write ``path`` as .png and .svg; the same figure gives the same bytes (no dates, no versions)."""
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     with house_style():
-        # The places that the layout found, rounded: its solver's last bits differ from run to run.
+        # Round the positions of the layout, because the last bits of its solver differ between runs.
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         for axes in figure.axes:
@@ -86,11 +86,11 @@ def _draw_curve(
     """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
     (mean, low, high), look = mean_over_seeds(values), line_look(method)
     mean = np.where(mean > 0.0, mean, np.nan)
-    floor = 0.1 * np.nanmin(mean, initial=np.inf)  # stands for zero and below
+    floor = 0.1 * np.nanmin(mean, initial=np.inf)  # replaces values at or below zero
     shown = np.isfinite(low) & (mean < most)
     low, high = np.maximum(low, floor), np.maximum(high, floor)
     axes.fill_between(x, low, high, where=shown, color=look["color"], alpha=0.18, lw=0)
-    # Some eight markers, at places of the method's own.
+    # About eight markers, at different positions for each method.
     step = max(1, len(x) // 8)
     first = (METHODS.index(method) * step // len(METHODS)) % max(len(x), 1)
     width, order = (2.0, 4) if method == "kloss" else (1.2, 3)
@@ -105,11 +105,11 @@ def line_look(method: str) -> dict[str, Any]:
 def _mark_divergences(
     axes: Axes, method: str, x: Shaped[np.ndarray, " time"], values: Shaped[np.ndarray, "time seed"]
 ) -> None:
-    """A cross near the upper edge where the first seed diverged, and how many did."""
+    """Mark where the first seed diverged by a cross near the upper edge, with the number of such seeds."""
     gone = ~np.isfinite(values)
     if not gone.any():
         return
-    # Methods have heights of their own, so that crosses at the same x stay apart.
+    # Methods have different heights, so that crosses at the same x do not overlap.
     place = (float(x[gone.any(axis=1).argmax()]), 0.975 - 0.07 * METHODS.index(method))
     transform, colour = axes.get_xaxis_transform(), COLOURS[method]
     axes.plot(

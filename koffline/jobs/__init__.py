@@ -26,7 +26,7 @@ from koffline.progress import progress_bar
 
 @dataclass(frozen=True)
 class JobStatus:
-    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; the names of what runs."""
+    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; names of the running jobs."""
 
     done: int
     found: int
@@ -35,7 +35,7 @@ class JobStatus:
 
 
 class JobError(KofflineError):
-    """A job that failed. ``trace`` is the traceback of where it ran, for a fault that is not the user's."""
+    """A job that failed. ``trace``: the traceback at the worker, for a fault that is not the user's."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -49,7 +49,7 @@ Name = Callable[[Any], str]
 
 @dataclass(frozen=True)
 class PassSettings:
-    """Where the passes over a log's shards run.
+    """Settings of passes over a log's shards: where they run.
 
     workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
@@ -90,12 +90,12 @@ class PassSettings:
             return value
 
         with closing(self.results(call, items, shared, name, progress)) as results:
-            yield from starmap(value_of_item, results)  # no name here keeps a large value alive
+            yield from starmap(value_of_item, results)  # no variable here keeps a large value alive
 
     def results(
         self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Report | None
     ) -> Any:
-        """As of `map`: an iterator over each item with its value or its JobFailure."""
+        """Iterate over each item with its value or its JobFailure; arguments as in `map`."""
         total = len(items) if isinstance(items, Sized) else None
         if total == 0:
             return
@@ -112,7 +112,7 @@ class PassSettings:
                     report(done, [item])
                     done += 1
                     try:
-                        yield item, call(shared, item)  # errors that are not the user's pass through
+                        yield item, call(shared, item)  # other errors pass through
                     except KofflineError as error:
                         yield item, failure_of(error)
                 report(done, [])
@@ -125,7 +125,7 @@ class PassSettings:
             yield from self._away(workers, place, iter(items), report)
 
     def kept(self) -> AbstractContextManager[Any]:
-        """Several passes inside it share their workers, whose start takes seconds. Raises ConfigError."""
+        """Context whose passes share their workers, which take seconds to start. Raises ConfigError."""
         return nullcontext() if self._is_here else opened(self.workers, self.ray, keep=True)
 
     @property
@@ -133,9 +133,9 @@ class PassSettings:
         return self.workers == 1 and self.ray is None
 
     def _away(self, workers: Any, place: Any, items: Iterator[Any], report: Any) -> Iterator[tuple[Any, Any]]:
-        """Keep the workers busy, but not further ahead of the slowest item than twice what they can take.
+        """Compute items at workers, at most twice their capacity ahead of the item that is yielded next.
 
-        What need not be in order is handed to Ray at once, which grows the cluster if it can.
+        Without an order, all items are handed to Ray at once, which may then grow the cluster.
         """
         waiting: dict[Future[Any], Any] = {}
         done = 0
@@ -150,7 +150,7 @@ class PassSettings:
                     return
                 future = next(iter(waiting if self.ordered else wait(waiting, None, FIRST_COMPLETED).done))
                 item, futures = waiting.pop(future), [future]
-                del future  # and what it holds
+                del future  # frees its value
                 done += 1
                 yield item, value_of(futures.pop())
         finally:
@@ -158,7 +158,7 @@ class PassSettings:
                 workers.cancel(future)
 
     def _error_of(self, failure: JobFailure) -> KofflineError:
-        """The error of an item, which names it once."""
+        """Error for a failed item; its message names the item once."""
         reason = failure.reason if failure.name in failure.reason else f"{failure.name}: {failure.reason}"
         if failure.kind:
             error: KofflineError = getattr(errors, failure.kind)(reason)
@@ -170,7 +170,7 @@ class PassSettings:
 
 @contextmanager
 def _heard_by(progress: bool | Report | None) -> Iterator[Report]:
-    """What hears the progress: for True a bar on a terminal's stderr, a callable itself, else nobody."""
+    """Function that receives the progress: a bar on a terminal for True, a callable itself, else a no-op."""
     with progress_bar("", None, progress is True and sys.stderr.isatty()) as tell:
 
         def report(status: JobStatus) -> None:
@@ -196,18 +196,18 @@ class Job:
     is_valid: Callable[[Path], bool] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """The check of a result stays in this process, and need not travel."""
+        """State without ``is_valid``, which only this process calls."""
         return {**self.__dict__, "is_valid": None}
 
     @property
     def done(self) -> bool:
-        """Whether a result is there."""
+        """Whether a valid result exists."""
         return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
 
 
 @dataclass(frozen=True)
 class JobsRun:
-    """What `run_jobs` did: jobs that ended well now, jobs found finished, seconds, and what failed."""
+    """Result of `run_jobs`: jobs finished now, jobs found finished, seconds, and failures."""
 
     ran: int
     found: int
@@ -268,7 +268,7 @@ def run_jobs(
 
 
 def _perform(shared: None, job: Job) -> JobFailure | None:
-    """Run one job where this process is; any error becomes a JobFailure."""
+    """Run one job in this process; any error becomes a JobFailure."""
     try:
         job.call(job.path, *job.arguments)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Where items are computed beside this process: in others of this machine, or on cores of a Ray cluster."""
+"""Workers beside this process: other processes of this machine, or cores of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from koffline.errors import ConfigError, KofflineError
 
 @dataclass(frozen=True)
 class JobFailure:
-    """The name of a job that failed, why in one line, and the traceback of where it ran.
+    """Name of a failed job, the reason in one line, and the traceback at the worker.
 
     kind: the name of the KofflineError that says so; "" for a fault of ours or of the machine.
     lost: the worker died or cannot be reached; the job may work elsewhere, or at another time.
@@ -40,36 +40,36 @@ class JobFailure:
 
 
 class Processes:
-    """Processes of one thread, each an executor to itself: one that dies takes no other item along."""
+    """Single-threaded processes, each with its own executor: a dying process loses only its own item."""
 
     def __init__(self, workers: int) -> None:
         self.capacity = workers
-        self._threads = ThreadPoolExecutor(workers)  # each has an executor of its own
+        self._threads = ThreadPoolExecutor(workers)  # each thread has an executor of its own
         self._own = threading.local()
         self._all: list[Any] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def place(self, work: bytes, folder: Path) -> Path:
-        """Put a packed function with its plan where every worker finds them; return that place."""
+        """Write the packed function where every worker finds it; return that place."""
         (folder / "work").write_bytes(work)
         return folder / "work"
 
     def submit(self, place: Path, item: bytes, retries: int) -> Future[Any]:
-        """Hand an item to a worker, and to ``retries`` others where they die; see `value_of`."""
+        """Hand an item to a worker, and to up to ``retries`` others if workers die; see `value_of`."""
         return self._threads.submit(self._call, place, item, retries)
 
     def cancel(self, future: Future[Any]) -> None:
-        """Nobody will ask for it."""
+        """Cancel an item whose value is not needed."""
         future.cancel()
 
     def close(self, at_once: bool) -> None:
-        """Let go of the workers; with ``at_once`` stop what they do."""
+        """End the workers; with ``at_once`` also interrupt running items."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             self._closed = True
         for executor in self._all:
-            # Its own kill_workers trips over an item that it has not yet handed on.
+            # loky's own kill_workers fails if an item has not been handed on yet.
             for process in list(executor._processes.values()) if at_once else ():
                 process.terminate()
         for executor in self._all:
@@ -79,7 +79,7 @@ class Processes:
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
         for _ in range(1 + retries):
-            with self._lock:  # a process starts before the end or not at all
+            with self._lock:  # no process may start after `close`
                 if self._closed:
                     raise RuntimeError("the workers have ended")
                 future = self._executor().submit(_perform, place, item)
@@ -93,7 +93,7 @@ class Processes:
         from joblib.externals.loky import ProcessPoolExecutor
 
         if not hasattr(self._own, "executor"):
-            # A process that has grown by 300 MB gives way to a fresh one between two items: no news.
+            # loky replaces a process that has grown by 300 MB between two items, and warns of it needlessly.
             warnings.filterwarnings("ignore", "A worker stopped while some jobs were given", UserWarning)
             one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
             new = ProcessPoolExecutor(1, initializer=_attend, initargs=(os.getpid(),), env=one_thread)
@@ -103,7 +103,7 @@ class Processes:
 
 
 class RayCluster:
-    """Cores of a Ray cluster, one and one thread for each item; the cluster is left as it was found.
+    """Cores of a Ray cluster: one core and one thread per item. A running cluster is not changed.
 
     address: "local" starts a cluster of ``workers`` cores on this machine and ends it after the run; "auto"
     or an address joins one that runs. A connection that the caller has made already is used and left.
@@ -115,26 +115,26 @@ class RayCluster:
 
     @property
     def capacity(self) -> int:
-        """Cores of the cluster now; nodes may come and go. At least one."""
+        """Number of cores of the cluster now, at least one; nodes may come and go."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def place(self, work: bytes, folder: Path) -> list[Any]:
-        """As of `Processes`; what a reference stands for goes to every call, but not from within a list."""
+        """Store the packed function in Ray; in a list, so that Ray passes the reference and not its value."""
         return [self._ray.put(np.frombuffer(work, dtype=np.uint8))]
 
     def submit(self, place: list[Any], item: bytes, retries: int) -> Future[Any]:
-        """As of `Processes`."""
+        """Submit an item, as in `Processes`."""
         reference = self._perform.options(max_retries=retries).remote(place, item)
         future: Future[Any] = reference.future()
         future.reference = reference  # type: ignore[attr-defined]
         return future
 
     def cancel(self, future: Future[Any]) -> None:
-        """As of `Processes`."""
+        """Cancel an item, as in `Processes`."""
         self._ray.cancel(future.reference, force=True)  # type: ignore[attr-defined]
 
     def close(self, at_once: bool) -> None:
-        """As of `Processes`."""
+        """End the workers, as in `Processes`."""
         if self._is_own:
             self._ray.shutdown()
 
@@ -145,7 +145,7 @@ _kept: dict[tuple[int, str | None], Workers] = {}
 
 @contextmanager
 def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Workers]:
-    """Open workers, which end here, at once where the block fails; with ``keep`` blocks inside share them.
+    """Open workers for a block; a failure stops them at once. With ``keep`` inner blocks share them.
 
     Raises ConfigError for a cluster that does not answer.
     """
@@ -166,7 +166,7 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
 
 
 def connect(address: str, workers: int) -> tuple[Any, bool]:
-    """Return the ray module, connected, and whether that was done here (else somebody else disconnects it).
+    """Connect to Ray; return the module and whether this call made the connection and must end it.
 
     Raises ConfigError for a cluster that does not answer, and where ray is not installed.
     """
@@ -223,7 +223,7 @@ def value_of(future: Future[Any]) -> Any:
 
 
 def failure_of(error: Exception) -> JobFailure:
-    """The message of an error of ours; of others also their kind and the line they come from."""
+    """JobFailure of an error: our errors give their message, others also their type and source line."""
     reason = " ".join(str(error).split())
     if not isinstance(error, KofflineError):
         frame = traceback.extract_tb(error.__traceback__)[-1]
@@ -234,11 +234,11 @@ def failure_of(error: Exception) -> JobFailure:
     return JobFailure("", reason, "".join(traceback.format_exception(error)), known)
 
 
-_received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: what it has unpacked
+_received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: the unpacked functions
 
 
 def _perform(place: Path | list[Any], item: bytes) -> Any:
-    """At a worker: the packed value of one item, as bytes that Ray does not copy, or why there is none."""
+    """Compute one item at a worker; return its packed value, in bytes that Ray does not copy, or an error."""
     try:
         key = str(place)
         if key not in _received:  # the work is unpacked once
@@ -254,7 +254,7 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
 
 
 def _attend(parent: int) -> None:
-    """Leave interrupts to the parent, which stops its workers; but do not outlive it."""
+    """Initialise a worker: ignore interrupts, which the parent handles, and exit when the parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:

@@ -16,8 +16,8 @@ from koffline.online.networks import AgentArrays, Layers
 from koffline.online.paths import PathReplay
 from koffline.store.files import atomic_file
 
-_WIDEST = 1e6  # a box beyond this is no range to scale by, but stands for "unbounded"
-_SMALLEST_KL = 1e-8  # the model's config asks for some regularisation, also where training ended without
+_WIDEST = 1e6  # larger bounds count as unbounded
+_SMALLEST_KL = 1e-8  # the model's config needs a positive kl_coef, even if training ended with zero
 
 
 def is_finite(agent: AgentArrays) -> bool:
@@ -34,7 +34,7 @@ def write_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> N
 
 
 def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
-    """The algorithm with the agent's networks; `predict` is its mean action, cut to the environment's box.
+    """Build the algorithm from the agent's networks; `predict` is the mean action, clipped to the box.
 
     Observations go in and actions come out in the environment's units: the scalers are part of the model. A
     finite box is scaled to [−1, 1], as d3rlpy's algorithms act, by the last layer of the policy; for any
@@ -57,7 +57,7 @@ def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
 
 
 def _options(agent: AgentArrays, config: OnlineConfig) -> dict[str, Any]:
-    """The options that continue the training on a log with what both modes share."""
+    """Options of the offline algorithm that are shared with online training."""
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
     both = {
         "learning_rate": config.learning_rate,
@@ -87,7 +87,7 @@ def _options(agent: AgentArrays, config: OnlineConfig) -> dict[str, Any]:
         "bandwidth": f"{config.bandwidth_scale!r} median",
         "action_kernel": "joint" if config.kernel_inputs == "state_action" else "none",
         "normalise": False,
-        "initial_value": 0.0,  # the values are learned already
+        "initial_value": 0.0,  # the values are already trained
         "path_length": config.window_length,
         "entropy_coef": entropy_coef,
         "kl_coef": max(kl_coef, _SMALLEST_KL) if entropy_coef == 0.0 else kl_coef,
@@ -104,7 +104,7 @@ def _is_scaled(space: ActionSpace) -> TypeGuard[Continuous]:
 
 
 def _put_policy(policy: Any, layers: Layers, log_std: np.ndarray | None, space: ActionSpace) -> None:
-    """Logits of discrete actions, or mean and log-deviation in the model's units."""
+    """Copy the policy: logits of discrete actions, or mean and log-deviation in the model's units."""
     if isinstance(space, Discrete):
         _put_layers(policy._encoder, policy._fc, layers)
         return
@@ -123,7 +123,7 @@ def _put_policy(policy: Any, layers: Layers, log_std: np.ndarray | None, space: 
 
 
 def _put_layers(encoder: nn.Module, last: nn.Linear, layers: Layers) -> None:
-    """Weights are (in, out), the other way round than torch's."""
+    """Copy layers; their weights are (in, out), transposed relative to torch's."""
     modules = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
     for module, (weight, bias) in zip([*modules, last], layers, strict=True):
         _put(module.weight, np.asarray(weight).T)
@@ -138,7 +138,7 @@ def _put(tensor: Tensor, values: np.ndarray) -> None:
 def replay_transitions(
     replay: PathReplay, run: int, action_space: ActionSpace, gamma: float | None = None
 ) -> Transitions:
-    """One run's replay, its sub-episodes put together to episodes in the order in which these began.
+    """Log of one run's replay; sub-episodes are joined to episodes in the order of their starts.
 
     Continuous actions are those that the environment got: cut to the box. The last row of an episode that
     still runs is truncated; episodes whose first steps were overwritten are left out, which a note says.

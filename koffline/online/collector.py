@@ -1,6 +1,6 @@
-"""Playing K runs in their environments: iterations of equal length, cut into sub-episodes; the trust region.
+"""Data collection of K runs in iterations of equal length, cut into sub-episodes; the trust region.
 
-The coefficient of divergence is the one that the last episodes' returns call for.
+The trust region computes the coefficient of divergence from the last episodes' returns.
 (Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
 """
 
@@ -24,9 +24,9 @@ from koffline.online.paths import Paths
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _FIRST_LENGTH = 64
 LARGEST = 1000.0
-_AT_ONCE = (5, 5, 4)  # 14 halvings, by looks at 31, 31 and 15 points
+_AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
 FEWEST_EPISODES = 8
-BEFORE = 500.0  # up to so many episodes
+BEFORE = 500.0  # coefficient with at most FEWEST_EPISODES episodes
 SMOOTHING = 0.99
 
 
@@ -57,7 +57,7 @@ class Collected:
 
 
 class Collector:
-    """K · E copies, run by run; seeds of episodes and noise come from each run's own generators.
+    """K · E copies of an environment, run by run; each run's own generator draws its seeds and noise.
 
     An episode that ends is followed by the next one, with a seed of its own, within the same step.
     """
@@ -70,7 +70,7 @@ class Collector:
         self._steps = config.steps_per_iteration // self._each
         n = self._n = self._each * len(generators)
         self.recent: list[deque[Finished]] = [deque(maxlen=WINDOW) for _ in generators]
-        self.since: list[list[Finished]] = [[] for _ in generators]  # since the last evaluation
+        self.since: list[list[Finished]] = [[] for _ in generators]  # episodes since the last evaluation
         self._seeds, self._pending = self._draw_seeds(), self._draw_seeds()
         self._observations = vectors(copies.reset(self._seeds))
         self._totals, self._lengths, self._episodes = np.zeros(n), np.zeros(n, int), np.zeros(n, int)
@@ -80,7 +80,7 @@ class Collector:
         self._changed = np.zeros(len(generators), dtype=bool)
 
     def collect(self, act: Act) -> Collected:
-        """``steps`` steps of every copy."""
+        """Play ``steps`` steps of every copy."""
         n, d = self._observations.shape
         noise = self._noise()
         rows = []
@@ -93,12 +93,12 @@ class Collector:
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def take_changed(self) -> np.ndarray:
-        """Which runs (K,) finished an episode since the last call."""
+        """Return which runs (K,) finished an episode since the last call."""
         changed, self._changed = self._changed, np.zeros_like(self._changed)
         return changed
 
     def state_dict(self) -> dict[str, Any]:
-        """Running episodes as their seeds and actions; returns of finished ones."""
+        """Seeds and actions of running episodes, and returns of finished ones."""
         return {
             "seeds": np.array(self._seeds),
             "pending": np.array(self._pending),
@@ -112,7 +112,7 @@ class Collector:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on; running episodes are played again from their seeds. False where new ones had to begin."""
+        """Restore by replaying the running episodes from their seeds. Return False if they began anew."""
         self._seeds, self._pending = (list(map(int, state[name])) for name in ("seeds", "pending"))
         self.recent = [deque((Finished(*e) for e in run), maxlen=WINDOW) for run in state["recent"]]
         self.since = [[Finished(*e) for e in run] for run in state["since"]]
@@ -131,7 +131,7 @@ class Collector:
         return exact
 
     def _replay(self) -> np.ndarray | None:
-        """The running episodes played again; None where one ends earlier this time."""
+        """Replay the running episodes; None if one ends earlier than before."""
         found = vectors(self._copies.reset(self._seeds))
         for step in range(int(self._lengths.max())):
             active = np.flatnonzero(self._lengths > step)
@@ -142,7 +142,7 @@ class Collector:
         return found
 
     def _noise(self) -> np.ndarray:
-        """(K, steps, E, k) normal, or (K, steps, E) uniform."""
+        """Normal noise (K, steps, E, k), or uniform noise (K, steps, E) for discrete actions."""
         size = (self._steps, self._each)
         if self._shape.continuous:
             return np.stack([g.standard_normal((*size, self._shape.outputs)) for g in self._generators])
@@ -153,7 +153,7 @@ class Collector:
         return [int(seed) for seed in np.concatenate(each)]
 
     def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """One step of all copies: the true s′ (n, d), rewards, ends; where one ended the next one begins."""
+        """Step all copies: true s′ (n, d), rewards, ends. Ended copies start their next episode."""
         if self._lengths.max() >= self._taken.shape[1]:
             self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
         self._taken[np.arange(self._n), self._lengths] = actions
@@ -180,7 +180,7 @@ class Collector:
         return final, rewards, terminated, truncated
 
     def _cut(self, columns: list[np.ndarray]) -> Collected:
-        """Paths of columns (n, steps, …) end with their episode, the iteration, or at ``path_length``."""
+        """Cut columns (n, steps, …) into paths at ends of episodes and iterations or at ``path_length``."""
         observations, actions, episodes, steps, final, rewards, terminated, truncated = columns
         n, length, d = observations.shape
         pieces = []  # (copy, start, stop), copy by copy in time
@@ -217,7 +217,7 @@ def vectors(observations: np.ndarray) -> np.ndarray:
 
 
 def clip_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
-    """What the environment gets: continuous actions cut to the space's box, discrete ones as they are."""
+    """Clip continuous actions to the space's box; discrete actions stay."""
     if not isinstance(space, Continuous):
         return actions
     return np.clip(actions, np.asarray(space.low), np.asarray(space.high))
@@ -240,11 +240,11 @@ def solve_coefficients(
 ) -> Float[np.ndarray, " run"]:
     """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
 
-    returns: of each run's last episodes; allowed: nats. Up to 8 episodes say too little: 500.
+    returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is 500.
     """
     if returns.shape[1] <= FEWEST_EPISODES:
         return np.full(len(returns), BEFORE)
-    # D falls with λ, so that some halvings are one look at equidistant points.
+    # D falls with λ, so that several halvings are one evaluation at equidistant points.
     low, width = np.zeros(len(returns)), LARGEST
     for halvings in _AT_ONCE:
         width /= 2.0**halvings
@@ -255,7 +255,7 @@ def solve_coefficients(
 
 
 class TrustRegion:
-    """Each run's coefficient of divergence, which moves slowly to what its last episodes call for.
+    """Coefficient of divergence of each run, which slowly follows the one solved from its last episodes.
 
     A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): whether more divergence is allowed than
     weighted episodes can have, the log of their number; the coefficient then falls to kl_coef.
@@ -272,7 +272,7 @@ class TrustRegion:
         self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
 
     def update(self, recent: Sequence[Sequence[Finished]], changed: np.ndarray) -> None:
-        """One iteration. recent: each run's last episodes; changed: the runs (K,) that finished one in it."""
+        """Update after an iteration. recent: each run's last episodes; changed (K,): a run finished one."""
         by_count: dict[int, list[int]] = {}
         for run in np.flatnonzero(changed & self._is_on).tolist():
             by_count.setdefault(len(recent[run]), []).append(run)

@@ -19,9 +19,9 @@ from koffline.errors import ConfigError
 
 Critic = Literal["kloss", "fvi", "td0", "rg", "memory", "kloss_slow"]
 CRITICS: tuple[Critic, ...] = get_args(Critic)
-WINDOW = 20  # episodes that the trust region looks at
+WINDOW = 20  # number of episodes that the trust region uses
 Count = Annotated[int, Field(ge=1)]
-Size = Annotated[int, Field(ge=1, le=100_000)]  # a slip of the hand must not ask for all the memory there is
+Size = Annotated[int, Field(ge=1, le=100_000)]  # a typing error must not exhaust the memory
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Amount = Annotated[float, Field(ge=0.0, le=1e12)]
 Scale = Annotated[float, Field(ge=1e-12, le=1e12)]
@@ -162,7 +162,7 @@ def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
     return configs[0]
 
 
-# What the runs of a stack share.
+# Settings that all runs of a stack share.
 _EQUAL = (
     "env", "env_options", "num_envs", "path_length", "steps_per_iteration",
     "batch_size", "windows_per_path", "streaming",

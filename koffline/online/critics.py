@@ -24,13 +24,13 @@ from koffline.online.paths import Minibatch, Rows
 
 Coefficients = tuple[Tensor, Tensor]  # λ and τ, (K, 1) each
 _SMALLEST_BANDWIDTH = 1e-6
-_FEATURES = 200  # of a remembered kernel loss
+_FEATURES = 200  # random features of a remembered kernel loss
 
 
 class ValueEnds:
-    """V at both ends of every window, (K, M), and the way back: gradients in them to gradients in V's row.
+    """V at both ends of every window, (K, M), and the pullback of their gradients to V's parameters.
 
-    slow: the runs whose V(end) is the slow copy's. V is evaluated at the ends alone where windows are few,
+    slow: the runs whose V(end) is from the slow copy. V is evaluated only at the ends if windows are few,
     else at all T + 1 steps of a path.
     """
 
@@ -58,7 +58,7 @@ class ValueEnds:
         self._shape = values.shape
 
     def pull(self, gradients: CriticGradients) -> Tensor:
-        """The gradient in V's parameters, (K, ·)."""
+        """Gradient in V's parameters, (K, ·), from the gradients in V(start) and V(end)."""
         inside = gradients.start.new_zeros(self._shape)
         inside.scatter_add_(1, self._starts, gradients.start)
         inside.scatter_add_(1, self._ends, gradients.end)
@@ -66,7 +66,7 @@ class ValueEnds:
 
 
 def wide(index: Tensor, like: Tensor) -> Tensor:
-    """(K, R) as (K, R, c), for gather."""
+    """Expand an index (K, R) to (K, R, c), for gather."""
     return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
 
 
@@ -77,7 +77,7 @@ def rows_at(steps: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """R of every window (K, M), and what its gradients are pulled back through."""
+    """Residual R of every window (K, M), with the pullback of its gradients."""
 
     windows: Tensor
     density: Density
@@ -88,7 +88,7 @@ class Residual:
 def compute_residual(
     online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch, coefficients: Coefficients
 ) -> Residual:
-    """slow: the runs that bootstrap from the slow copy of V; none of the others does."""
+    """Residuals of all windows. slow: the runs that bootstrap from the slow copy of V."""
     runs, paths, steps = batch.rewards.shape
     inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
     actions = batch.actions.flatten(1, 2)
@@ -183,13 +183,13 @@ def gaussian_gram(
 
 
 def _squared_distances(inputs: Tensor) -> Tensor:
-    """(R, M, M), zero on the diagonal."""
+    """Squared distances (R, M, M), zero on the diagonal."""
     centred = inputs - inputs.mean(dim=1, keepdim=True)
     norms = centred.square().sum(dim=2)
     squares = torch.baddbmm(norms.unsqueeze(1) + norms.unsqueeze(2), centred, centred.mT, alpha=-2.0).clamp_(
         min=0.0
     )
-    # What is left of equal rows is rounding; it must not become the bandwidth.
+    # Distances of equal rows are rounding errors, which must not become the bandwidth.
     rounding = 8.0 * torch.finfo(squares.dtype).eps * (norms.unsqueeze(1) + norms.unsqueeze(2))
     squares.masked_fill_(squares < rounding, 0.0)
     squares.diagonal(dim1=1, dim2=2).zero_()
@@ -211,15 +211,15 @@ def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:
 
 @functools.cache
 def _upper(rows: int) -> np.ndarray:
-    """Where the entries above the diagonal lie in a flattened matrix."""
+    """Positions of the entries above the diagonal in a flattened matrix."""
     return np.flatnonzero(np.triu(np.ones((rows, rows), dtype=bool), 1))
 
 
 class RememberedLoss:
-    """(1 − w) ‖E ψR‖² + w E R² of M runs; of the former, one factor is an average over earlier mini-batches.
+    """The loss (1 − w) ‖E ψR‖² + w E R² of M runs; one factor E ψR averages over earlier mini-batches.
 
-    share (M, 1): what of it a step keeps; diag_weight (M, 1): w, NaN for 1/m; bandwidth (M, 1): of a Gaussian
-    over the rows, whose features ψ are.
+    share (M, 1): kept per step; diag_weight (M, 1): w, NaN for 1/m; bandwidth (M, 1): of the Gaussian kernel
+    over the rows that the features ψ approximate.
     (Feng et al. 2019, thm:eigen; `koffline.memory_loss`)
     """
 
@@ -240,7 +240,7 @@ class RememberedLoss:
         inputs: Tensor,
         now: tuple[AgentStack, AgentStack, Coefficients],
     ) -> CriticGradients:
-        """residual (M, W) and rows (M, W, ·) of a mini-batch; now: networks, slow copies, λ and τ."""
+        """Loss and gradients of residuals (M, W) with rows (M, W, ·). now: networks, slow copies, λ and τ."""
         valid, discount = batch.valid.flatten(1), batch.discounts.flatten(1)
         count = valid.sum(dim=1, keepdim=True)
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
@@ -258,7 +258,7 @@ class RememberedLoss:
         return CriticGradients((slope * residual).sum(dim=1), -2.0 * slope, 2.0 * slope * discount)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything `load_state_dict` needs."""
+        """State for `load_state_dict`."""
         before = {
             "online": self._online.flat.clone(),
             "target": self._target.flat.clone(),

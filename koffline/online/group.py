@@ -28,13 +28,13 @@ from koffline.store.files import write_text
 from koffline.untrusted.limits import read_json
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
-COLUMNS = ("return", "length", "sampled_return")  # of evaluation.csv, after the step
+COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class GroupTask:
-    """What a process needs to train one stack."""
+    """Input of a process that trains one stack."""
 
     config: OnlineConfig
     seeds: tuple[int, ...]
@@ -48,17 +48,17 @@ class GroupTask:
 
     @property
     def result(self) -> Path:
-        """The file that says that the stack is finished."""
+        """File that marks the stack as finished."""
         return self.checkpoints / "finished.json"
 
     @property
     def folders(self) -> list[Path]:
-        """Where each seed's files lie."""
+        """Folder of each seed's files."""
         return [seed_folder(self.out, seed) for seed in self.seeds]
 
 
 class GroupResult(BaseModel):
-    """A finished stack. seconds: of training; diverged: seed to step."""
+    """Result of a finished stack. seconds: of training; diverged: step by seed."""
 
     model_config = ConfigDict(frozen=True)
     steps: int
@@ -67,30 +67,30 @@ class GroupResult(BaseModel):
 
 
 def seed_folder(out: Path, seed: int) -> Path:
-    """Where a seed's files lie."""
+    """Folder of a seed's files."""
     return out / f"seed_{seed}"
 
 
 def read_result(path: Path) -> GroupResult:
-    """What a finished stack left. Raises ConfigError for a damaged file."""
+    """Read the result of a finished stack. Raises ConfigError for a damaged file."""
     try:
         return GroupResult.model_validate(read_json(path))
-    except (OSError, ValueError) as error:  # pydantic's errors are of values, too
+    except (OSError, ValueError) as error:  # pydantic's errors are ValueErrors
         raise ConfigError(f"{path} is damaged ({type(error).__name__}); delete it, then --resume") from None
 
 
 def is_result(path: Path) -> bool:
-    """Whether a stack ended well there."""
+    """Whether ``path`` holds the result of a finished stack."""
     with contextlib.suppress(ConfigError):
         return bool(read_result(path))
     return False
 
 
 def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = lambda step: None) -> None:
-    """Train the seeds of a task in one stack, going on from its newest checkpoint; the result at ``path``.
+    """Train the seeds of a task in one stack from its newest checkpoint; write the result to ``path``.
 
-    on_step: hears the environment steps per seed. An interrupt ends the iteration that runs, is followed by
-    a checkpoint, and goes on as KeyboardInterrupt.
+    on_step: called with the environment steps per seed. On an interrupt the current iteration ends, a
+    checkpoint is written, and KeyboardInterrupt is raised.
     """
     config, runs = task.config, [OnlineRun(task.config, seed) for seed in task.seeds]
     # Numbers that overflow show as divergence, not as warnings.
@@ -122,7 +122,7 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = la
 
 
 class _Training:
-    """What the loop over a stack writes: rows of logs, checkpoints, models."""
+    """Output of the loop over a stack: rows of logs, checkpoints, models."""
 
     def __init__(self, task: GroupTask, stack: LockStep) -> None:
         self._task, self._stack = task, stack
@@ -141,16 +141,16 @@ class _Training:
                 task.config.env,
             )
         self.diverged, self._has_warned = dict(saved.diverged), False
-        self._started = time.perf_counter() - saved.seconds  # with those of the processes before this one
+        self._started = time.perf_counter() - saved.seconds  # earlier processes of the run included
         self._saved_at = saved.steps if saved.state else -1
 
     @property
     def seconds(self) -> float:
-        """Of training so far."""
+        """Seconds of training so far."""
         return time.perf_counter() - self._started
 
     def evaluate(self) -> None:
-        """A row per seed; one whose networks are not finite gets no more rows."""
+        """Evaluate and append a row per seed; a seed whose networks are not finite gets no more rows."""
         stack, step = self._stack, self._stack.steps
         evaluations, metrics = stack.evaluate(), stack.take_metrics()
         if stack.trust_region.is_inert.all() and not self._has_warned:
@@ -174,7 +174,7 @@ class _Training:
                     _append(folder / METRICS, step, metrics[place])
 
     def save(self) -> None:
-        """Models where they are finite, then a checkpoint: a run that ended between the two saves both."""
+        """Write the finite models, then a checkpoint; a run that ended between the two writes both again."""
         stack, task = self._stack, self._task
         if stack.steps == self._saved_at:
             return
@@ -200,7 +200,7 @@ def _save_replay(stack: LockStep, place: int, task: GroupTask) -> None:
 
 @contextlib.contextmanager
 def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is heard at the end of an iteration; a second one at once. Outside the main thread: nothing."""
+    """Defer Ctrl-C to the end of an iteration; a second one interrupts at once. Main thread only."""
     heard: list[int] = []
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
@@ -220,9 +220,9 @@ def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 def _append(path: Path, step: int, numbers: Mapping[str, float]) -> None:
-    """A row, on the disk at once; the first one decides the columns, nan is not measured.
+    """Append a row and flush it to the disk; the first row decides the columns, nan is left empty.
 
-    Raises ConfigError where the disk refuses; half a row is cut off when the run goes on.
+    Raises ConfigError if writing fails; half a row is cut off when the run is resumed.
     """
     try:
         with path.open("a+", encoding="utf-8", newline="") as file:

@@ -23,9 +23,9 @@ from koffline.steps import StackedAdam
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What one step computed: gradient (K, P) before clipping, residual (K, M) and diagnostics (K,).
+    """Result of one step: gradient (K, P) before clipping, residual (K, M) and diagnostics (K,).
 
-    The gradient's memory is used again by the next step.
+    The next step overwrites the gradient.
     """
 
     gradient: Tensor
@@ -54,19 +54,19 @@ class Learner:
         self._through_end = self._column([c.critic in ("rg", "kloss") for c in configs])
         self._remembered = self._remember(configs)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
-        self._gradient = torch.empty_like(online.flat)  # fresh memory would cost more than the sum
+        self._gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
     def move_targets(self) -> None:
-        """The slow copies move by 1 − target_decay."""
+        """Move the slow copies towards the networks by 1 − target_decay."""
         self.target.flat.lerp_(self.online.flat, 1.0 - self._decay)
 
     @torch.no_grad()
     def update(
         self, batch: Minibatch, entropy_coef: np.ndarray, kl_coef: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """One Adam step of all runs; diagnostics (K,). A run whose gradient is not finite stands still."""
+        """Take one Adam step of all runs; return diagnostics (K,). Runs with a non-finite gradient stop."""
         step = self.compute_step(batch, self._column(entropy_coef), self._column(kl_coef))
         policy, deviations, value = self.online.shape.parts
         gradient = step.gradient
@@ -84,13 +84,13 @@ class Learner:
         return {name: part.double().numpy() for name, part in {**step.diagnostics, **norms}.items()}
 
     def compute_step(self, batch: Minibatch, entropy_coef: Tensor, kl_coef: Tensor) -> Step:
-        """Gradients of both networks in one row per run; nothing moves. Coefficients are (K, 1)."""
+        """Compute the gradients of both networks, one row per run; no update. Coefficients are (K, 1)."""
         coefficients = entropy_coef, kl_coef
         found = critics.compute_residual(self.online, self.target, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
-        share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # of paths that have a window
+        share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy_gradient, deviation_gradient = density.gradients(slope, found.pull_policy)
         critic, diagnostics = self._critic(residual, values, batch, coefficients)
@@ -123,7 +123,7 @@ class Learner:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``; tensors are written in place, so that whatever reads them sees it."""
+        """Continue from ``state_dict``; tensors are written in place because others hold views of them."""
         self.online.flat.copy_(state["online"])
         self.target.flat.copy_(state["target"])
         self._adam.load_state_dict(state["adam"])
@@ -132,12 +132,12 @@ class Learner:
         self._stop(state["diverged"].unsqueeze(1))
 
     def _stop(self, broken: Tensor) -> None:
-        """Runs (K, 1) that must not move any more, not even by Adam's momentum."""
+        """Stop runs (K, 1) for good, Adam's momentum included."""
         self.diverged |= broken.squeeze(1).numpy()
         self._rates.masked_fill_(broken, 0.0)
 
     def _remember(self, configs: Sequence[OnlineConfig]) -> RememberedLoss | None:
-        """Of rows standardised one by one, the root mean squared distance is √(2 · columns)."""
+        """Make the remembered loss; standardised rows have the root mean squared distance √(2 · columns)."""
         rows = self._rows_of.get("memory")
         if rows is None:
             return None
@@ -152,7 +152,7 @@ class Learner:
     def _critic(
         self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Coefficients
     ) -> tuple[CriticGradients, dict[str, Tensor]]:
-        """Each run's gradients by its own critic."""
+        """Gradients of each run by its own critic, and diagnostics."""
         ends = residual, values.discount, values.valid
         nothing = torch.full_like(residual[:, 0], torch.nan)
         diagnostics = {"off_diagonal_kernel": nothing, "median_distance": nothing.clone()}
@@ -199,7 +199,7 @@ class Learner:
 
 
 def _rows_by(kinds: Sequence[Any]) -> dict[Any, Rows]:
-    """Rows of the runs of each kind; as a slice where they lie together, which copies nothing."""
+    """Rows of the runs of each kind; a slice if they are contiguous, which avoids copies."""
     found: dict[Any, Rows] = {}
     for kind in dict.fromkeys(kinds):
         rows = [k for k, other in enumerate(kinds) if other == kind]

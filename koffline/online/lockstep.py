@@ -29,13 +29,13 @@ from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape, streams_of
 from koffline.online.paths import PathReplay, Paths
 
-_DECAY_ITERATIONS = 2500  # of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
+_DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """After ``step`` environment steps: mean return and length of full episodes of the mean action.
+    """Mean return and length of full episodes of the mean action after ``step`` environment steps.
 
     sampled_return: of the training episodes that ended since the last evaluation (of the latest one where
     none did; NaN before the first), which the sampled policy played.
@@ -50,7 +50,7 @@ class Evaluation:
 def _play_episodes(
     copies: Copies, runs: int, act: Callable[[np.ndarray], np.ndarray], seed: int, limit: int
 ) -> np.ndarray:
-    """One episode of every run by act, (K, 1, d) to actions (K, 1, …): returns and lengths, (2, K)."""
+    """Returns and lengths (2, K) of one episode per run. act: observations (K, 1, d) to actions (K, 1, …)."""
     observations = vectors(copies.reset([seed] * runs))
     found, active = np.zeros((2, runs)), np.arange(runs)
     for _ in range(limit):
@@ -96,17 +96,17 @@ class LockStep:
 
     @property
     def diverged(self) -> np.ndarray:
-        """Which runs (K,) met a gradient that is not finite and have stood still since."""
+        """Mask (K,) of runs that met a non-finite gradient and were stopped."""
         return self.learner.diverged
 
     @property
     def kl_coef(self) -> np.ndarray:
-        """(K,), the trust region's."""
+        """Coefficients τ (K,) of the trust region."""
         return self.trust_region.kl_coef
 
     @property
     def entropy_coef(self) -> np.ndarray:
-        """(K,), decayed to this iteration."""
+        """Coefficients λ (K,), decayed to this iteration."""
         share = self.iterations / _DECAY_ITERATIONS
         decays = [1.0 if c.entropy_decay is None else c.entropy_decay for c in self._configs]
         return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
@@ -128,7 +128,7 @@ class LockStep:
             self._learn(self.replay.sample(self._generators[0], self._common.batch_size, recency))
 
     def evaluate(self) -> list[Evaluation]:
-        """Full episodes of the mean action in separate environments with fixed seeds; one record per run."""
+        """Play full episodes of the mean action, with fixed seeds and separate environments, in each run."""
         common, found = self._common, []
         if self._evaluators is None:
             self._evaluators = Copies(common.env, **common.env_options)
@@ -146,7 +146,7 @@ class LockStep:
         return found
 
     def take_metrics(self) -> list[dict[str, float]]:
-        """Means of each run's diagnostics since the last call; empty where nothing was learned."""
+        """Return means of each run's diagnostics since the last call; empty without a gradient step."""
         sums, count = self._sums, max(self._summed, 1)
         self._sums, self._summed = {}, 0
         return [{name: float(sums[name][run] / count) for name in sums} for run in range(len(self.runs))]
@@ -157,14 +157,14 @@ class LockStep:
         return clip_actions(self._actor.best(inputs), self.shape.action_space)
 
     def agent(self, k: int) -> AgentArrays:
-        """Run k's networks, copied."""
+        """Copy of run k's networks."""
         networks = *self.learner.online.layers(k), *self.learner.target.layers(k)
         inputs = self.moments.mean[k].copy(), self.moments.std[k].copy()
         coefficients = float(self.kl_coef[k]), float(self.entropy_coef[k])
         return AgentArrays(self.shape, *networks, *inputs, *coefficients)
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the rest of the runs depends on."""
+        """State from which the runs continue identically."""
         return {
             "iterations": self.iterations,
             "steps": self.steps,
@@ -182,7 +182,7 @@ class LockStep:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Go on from ``state_dict``. False where running episodes could not be taken up and began anew."""
+        """Continue from ``state_dict``. Return False if running episodes could not be resumed."""
         self.iterations, self.steps = state["iterations"], state["steps"]
         self.trust_region.kl_coef = state["kl_coef"].copy()
         self.trust_region.wanted = state["wanted_kl_coef"].copy()
@@ -207,7 +207,7 @@ class LockStep:
         return self._actor.sample(inputs, noise)
 
     def _may_learn(self) -> bool:
-        # Every iteration gives each copy a path: counting those keeps runs in step whatever episodes do.
+        # Every iteration adds at least one path per copy: counting these keeps all runs in step.
         counted = self.iterations * self._common.num_envs
         batch = self._common.batch_size
         return counted >= max(self._common.learning_starts, batch) and int(self.replay.sizes.min()) >= batch

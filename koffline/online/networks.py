@@ -1,4 +1,4 @@
-"""Policies and values of K runs as one stack: flat parameters, their copies, and what acts and is exported.
+"""Policies and values of K runs as one stack: flat parameters, slow copies, acting and export.
 
 Row k of the flat parameters is [policy network | log standard deviations | value network] of run k; a step
 of the optimiser or of the slow copies is one operation for all.
@@ -19,13 +19,13 @@ from koffline.data.transitions import ActionSpace, Continuous
 from koffline.replicas import StackedMLP
 
 _ACTIVATION = "tanh"  # (Feng et al. 2019, sec:net_arc)
-_LEAST_STD = 1e-3  # of an input
+_LEAST_STD = 1e-3  # least standard deviation of an input
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What all runs of a stack share."""
+    """Shapes that all runs of a stack share."""
 
     observation_dim: int
     action_space: ActionSpace
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def outputs(self) -> int:
-        """Of the policy's network: means, or logits."""
+        """Number of outputs of the policy's network: means, or logits."""
         space = self.action_space
         return space.k if isinstance(space, Continuous) else space.n
 
@@ -50,7 +50,7 @@ class Shape:
 
     @property
     def parts(self) -> tuple[slice, slice, slice]:
-        """Where the policy's network, its log deviations and V lie in a row of parameters."""
+        """Slices of the policy's network, its log deviations and V in a row of parameters."""
         policy, value = (sum((i + 1) * o for i, o in itertools.pairwise(sizes)) for sizes in self.sizes)
         middle = policy + (self.outputs if self.continuous else 0)
         return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
@@ -80,14 +80,14 @@ class AgentArrays:
 
 
 def streams_of(seed: int) -> tuple[tuple[int, int], np.random.Generator, np.random.Generator]:
-    """All of a run's randomness: seeds of its policy and V, generators that draw from its replay and play."""
+    """Random streams of a run: seeds of policy and V, generators for the replay and for collection."""
     networks, replay, play = np.random.SeedSequence(seed).spawn(3)
     policy, value = map(int, networks.generate_state(2))
     return (policy, value), np.random.default_rng(replay), np.random.default_rng(play)
 
 
 class AgentStack:
-    """Networks of K runs on one flat (K, P) tensor; with ``flat`` changed in place they change."""
+    """Networks of K runs as views of one flat (K, P) tensor, which may be changed in place."""
 
     def __init__(self, shape: Shape, flat: Tensor) -> None:
         self.shape, self.flat = shape, flat
@@ -117,7 +117,7 @@ class AgentStack:
 
 
 class Actor:
-    """The policies in numpy, reading the stack's own memory: a step of all runs costs some microseconds."""
+    """The policies in numpy on the stack's own memory: a step of all runs takes some microseconds."""
 
     def __init__(self, stack: AgentStack) -> None:
         self._continuous = stack.shape.continuous
@@ -150,7 +150,7 @@ class Actor:
 
 
 class InputMoments:
-    """Running mean and deviation of each run's observations; the identity where it does not standardise."""
+    """Running mean and deviation of each run's observations; the identity without standardisation."""
 
     def __init__(self, runs: int, dimension: int, standardise: Sequence[bool]) -> None:
         self._count = np.zeros((runs, 1))
@@ -171,7 +171,7 @@ class InputMoments:
         self._set()
 
     def standardised(self, observations: np.ndarray, dtype: Any) -> np.ndarray:
-        """(K, n, d)."""
+        """Standardise observations (K, n, d)."""
         return ((observations - self.mean[:, None]) / self.std[:, None]).astype(dtype, copy=False)
 
     def state_dict(self) -> dict[str, np.ndarray]:
@@ -189,7 +189,7 @@ class InputMoments:
             return
         deviation = np.sqrt(self._squares / np.maximum(self._count, 1.0))
         self.mean = np.where(self._on, self._mean, 0.0)
-        # An input that has not varied yet must not be blown up when it does.
+        # An input without variation so far must not get a huge scale.
         self.std = np.where(self._on & (self._count > 1.0), np.maximum(deviation, _LEAST_STD), 1.0)
 
 
@@ -211,7 +211,7 @@ class Density:
             self.mean_std = torch.full_like(outputs[:, 0, 0], torch.nan)
 
     def gradients(self, slope: Tensor, pull: Any) -> tuple[Tensor, Tensor]:
-        """From the gradient in log π (K, N) to those in the policy's network and in the log deviations."""
+        """Gradients in the policy's network and the log deviations from that in log π (K, N)."""
         if not self._continuous:
             outwards = -self._log.exp() * slope.unsqueeze(2)
             outwards.scatter_add_(2, self._actions, slope.unsqueeze(2))

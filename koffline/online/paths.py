@@ -1,4 +1,4 @@
-"""Sub-episodes as replay, and windows cut from them: what a path-consistency learner stores, draws and sees.
+"""Replay of sub-episodes, and the windows that a path-consistency learner draws from them.
 
 A sub-episode (path) of at most T steps keeps T + 1 observations, so that the true final one is never lost.
 All arrays have a leading run axis; a run's paths and draws do not depend on the other runs.
@@ -43,7 +43,7 @@ class Paths:
     first_steps: np.ndarray
 
     def flat_rows(self, index: np.ndarray, leading: int) -> Paths:
-        """Rows of the ``leading`` first axes taken as one, in the shape of ``index``."""
+        """Select rows after flattening the ``leading`` first axes; the result has the shape of ``index``."""
         flat = {name: array.reshape(-1, *array.shape[leading:]) for name, array in self.columns().items()}
         return Paths(**{name: array.take(index, axis=0) for name, array in flat.items()})
 
@@ -82,7 +82,7 @@ class PathReplay:
 
     @property
     def sizes(self) -> Shaped[np.ndarray, " run"]:
-        """How many paths each run holds."""
+        """Number of paths that each run holds."""
         return np.minimum(self._inserted, self.capacity)
 
     def append(self, runs: Shaped[np.ndarray, " path"], paths: Paths) -> None:
@@ -93,7 +93,7 @@ class PathReplay:
         order = np.argsort(runs, kind="stable")
         rank = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots = (self._inserted[runs[order]] + rank) % self.capacity
-        # Of paths that overwrite each other within one call the last must stay: numpy keeps the last.
+        # If paths of one call overwrite each other the last must stay, which numpy does.
         for name, array in paths.columns().items():
             getattr(self._paths, name)[runs[order], slots] = array[order]
         self._inserted += counts
@@ -120,7 +120,7 @@ class PathReplay:
         return self._paths.flat_rows(run * self.capacity + slots, leading=2)
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``load_state_dict`` needs: filled slots only."""
+        """State for ``load_state_dict``: filled slots only."""
         filled = int(self.sizes.max())
         columns = {name: array[:, :filled].copy() for name, array in self._paths.columns().items()}
         return {"inserted": self._inserted.copy(), "columns": columns}
@@ -146,7 +146,7 @@ def draw_ages(
     """
     ages = np.empty((len(sizes), count), dtype=np.int64)
     for run, (generator, size, rate) in enumerate(zip(generators, sizes.tolist(), recency, strict=True)):
-        weight = -np.expm1(-rate * size) / rate if rate > 0.0 else size  # of all ages, where the first has 1
+        weight = -np.expm1(-rate * size) / rate if rate > 0.0 else size  # sum over all ages
         if weight < 3.0 * count:
             keys = generator.gumbel(size=size) - rate * np.arange(size)
             ages[run] = np.argsort(-keys, kind="stable")[:count]
@@ -183,7 +183,7 @@ class Minibatch:
     covered: Tensor
 
     def of(self, runs: Rows) -> Minibatch:
-        """Those runs' windows."""
+        """Windows of the given runs."""
         return Minibatch(**{name: part[runs] for name, part in vars(self).items()})
 
 
@@ -246,7 +246,7 @@ class WindowCutter:
 
 
 def _pack_steps(weights: Float[np.ndarray, "run path window step"]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps outside every window need no policy: with one window of ten a path, nearly half of all."""
+    """Steps covered by windows, packed: with one window of ten per path, the policy skips nearly half."""
     inside = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
     run, step = np.nonzero(inside)
     counts = np.bincount(run, minlength=len(inside))

@@ -26,7 +26,7 @@ _KIND = "online"
 
 @dataclass(frozen=True)
 class OnlineResult:
-    """A finished run. models (.d3) and replays (HDF5) of the seeds in order, None where there is none."""
+    """Result of a run. models (.d3), replays (HDF5): one path per seed, None for a missing file."""
 
     out: Path
     summary: OnlineSummary
@@ -70,7 +70,7 @@ def train(
             f"{resume} has the seeds {', '.join(map(str, seeds))}, not those that were asked for; "
             "leave them out, or begin another run"
         )
-    Copies(config.env, **config.env_options).close()  # says what is wrong with it
+    Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
     record = {
         "format": 1,
         "kind": _KIND,
@@ -105,12 +105,12 @@ def train(
 
 
 def default_folder(config: OnlineConfig) -> Path:
-    """runs/InvertedPendulum-v5-kloss."""
+    """Default output folder, for example runs/InvertedPendulum-v5-kloss."""
     return Path("runs") / f"{config.env.replace('/', '-').replace(':', '-')}-{config.critic}"
 
 
 def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[list[int]]:
-    """Seeds ``seed``, ``seed`` + 1, …, in as many stacks of about equal size as there are workers."""
+    """Split the seeds ``seed``, ``seed`` + 1, … into stacks of about equal size, one per worker."""
     first, number = seed or 0, DEFAULT_SEEDS if seed_count is None else seed_count
     if first < 0 or number < 1 or workers < 1:
         raise ConfigError(
@@ -133,7 +133,7 @@ def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:
-    """All stacks to their end; those that are finished are left alone."""
+    """Train all unfinished stacks to their end."""
     if workers == 1 or len(tasks) == 1:
         for task in tasks:
             if not is_result(task.result):

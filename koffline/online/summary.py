@@ -1,4 +1,4 @@
-"""What the seeds of an online run add up to: interquartile means, the paper's best 5 of 6, speed, curves."""
+"""Summary of an online run over its seeds: interquartile means, the paper's best 5 of 6, speed, curves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _COLOUR = "#0072B2"
 
 @dataclass(frozen=True)
 class Score:
-    """One number per seed, −∞ where it diverged; best: mean of all seeds but the worst one."""
+    """One number per seed, −∞ if it diverged. best: mean without the worst seed."""
 
     per_seed: tuple[float, ...]
     spread: Spread
     best: float
 
     def as_json(self, best: str, seeds: Sequence[int] = ()) -> dict[str, Any]:
-        """With the number of each seed, where they are named."""
+        """Plain values for JSON; numbers per seed only if ``seeds`` are given."""
         content = {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
         per_seed = {"per_seed": dict(zip(map(str, seeds), self.per_seed, strict=True))} if seeds else {}
         return content | per_seed
@@ -65,14 +65,14 @@ class OnlineSummary:
 
     @property
     def best_name(self) -> str:
-        """As the paper counts: best_5_of_6."""
+        """Name of the mean without the worst seed: best_5_of_6 for six seeds."""
         return f"best_{max(1, len(self.seeds) - 1)}_of_{len(self.seeds)}"
 
 
 def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> OnlineSummary:
-    """The seeds' evaluations in numbers.
+    """Summarise the evaluations of all seeds.
 
-    Raises ConfigError where a seed has no evaluations, or others than its fellows.
+    Raises ConfigError if a seed has no evaluations, or other ones than the other seeds.
     """
     folders = {seed: folder for task in tasks for seed, folder in zip(task.seeds, task.folders, strict=True)}
     diverged = {seed: step for result in results for seed, step in result.diverged.items()}
@@ -94,7 +94,7 @@ def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> Onl
 
 
 def write_summary(summary: OnlineSummary, out: Path) -> None:
-    """summary.json, where what is not finite is null, and learning_curve.png."""
+    """Write summary.json, with null for non-finite numbers, and learning_curve.png."""
     best, seeds = summary.best_name, summary.seeds
     final, sampled, length = summary.last
     curves = zip(summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True)
@@ -122,7 +122,7 @@ def write_summary(summary: OnlineSummary, out: Path) -> None:
 def _read_curves(
     folders: Mapping[int, Path], diverged: Mapping[int, int]
 ) -> tuple[tuple[int, ...], dict[str, Float[np.ndarray, "seed point"]]]:
-    """Steps, and each column for all seeds; a seed that diverged is infinitely bad from then on."""
+    """Steps of the evaluations, and each column for all seeds; a diverged seed has −∞ from then on."""
     names = ("step", *COLUMNS)
     tables = []
     for path in (folder / EVALUATION for folder in folders.values()):
@@ -135,7 +135,7 @@ def _read_curves(
     end = max(diverged.values(), default=0)
     if not len(steps) or (
         set(folders) <= set(diverged) and end > steps[-1]
-    ):  # up to where the last one broke
+    ):  # up to where the last seed diverged
         steps = np.append(steps, float(end))
     filled = np.full((len(COLUMNS), len(tables), len(steps)), -math.inf)
     for place, ((seed, folder), table) in enumerate(zip(folders.items(), tables, strict=True)):
@@ -156,7 +156,7 @@ def _score(values: Float[np.ndarray, " seed"]) -> Score:
 
 
 def _draw_curves(summary: OnlineSummary, path: Path) -> None:
-    """The same summary gives the same bytes."""
+    """Draw the learning curve; the same summary gives the same bytes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 3.2), layout="constrained")

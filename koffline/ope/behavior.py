@@ -1,9 +1,8 @@
-"""What the policy that wrote the log is worth, by the same networks, and how much more another one is.
+"""Value of the logging policy by the same networks, and the uplift of the evaluated policy over it.
 
-Complete episodes say it by their returns. After a cut the return goes on: the next row of an episode holds
-the action that was taken next, and with it in the place of the policy's actions the last layers, solved once
-more, are the logging policy's value. Same features, same resampled episodes: what the draw of the log does to
-both values cancels in their difference.
+Complete episodes give it by their returns. The return after a cut is a value: the last layers are solved once
+more with the logged next actions in place of the policy's. Features and resampled episodes are the same for
+both values, so that the sampling error that they share cancels in their difference.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from koffline.replicas import StackedMLP
 
 @dataclass(frozen=True, eq=False)
 class _Returns(Sums):
-    """Of a part: Σ w of episodes and Σ w of their discounted rewards before the cut, (R, 2) each."""
+    """Sums of a part of a log: Σ w of episodes, and Σ w · discounted rewards before the cut, (R, 2) each."""
 
     weights: Tensor
     returns: Tensor
@@ -38,7 +37,7 @@ class _Returns(Sums):
 
 @dataclass(frozen=True, eq=False)
 class _CutReturns(Sums):
-    """The same with ``systems`` for what follows: of last layers, the rows at cuts as start states."""
+    """Sums of returns before cuts, and the last-layer ``systems`` whose start states are the rows at cuts."""
 
     logged: _Returns
     systems: PartSystems
@@ -55,7 +54,7 @@ def _returns_of_part(
 
 
 def _steps_and_cuts(problem: EvaluationProblem) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) steps of rows since their episode began; whether it goes on after them, unrecorded."""
+    """Steps (N,) of rows since the start of their episode, and whether it was cut after them (N,)."""
     ends, rows = np.append(problem.episode_starts[1:], problem.n_rows), np.arange(problem.n_rows)
     steps = rows - np.repeat(problem.episode_starts, ends - problem.episode_starts)
     return steps, np.isin(rows + 1, ends) & (problem.discounts > 0.0)
@@ -69,7 +68,7 @@ def _cut_returns_of_part(
     problem: EvaluationProblem,
     units: np.ndarray,
 ) -> _CutReturns:
-    """The last row of an episode that goes on has no weight in the systems: nobody knows what was done next.
+    """Sums of a part. The last row of a cut episode has no weight in the systems: its next action is unknown.
 
     Which rows these are is decided by when recording stopped, not by what they lead to, so the others are a
     fair sample.
@@ -91,7 +90,7 @@ def _cut_returns_of_part(
 
 
 def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "replica 2"] | None:
-    """J of the logging policy per replica: logged returns, each with the value of what follows its cut.
+    """J of the logging policy per replica: logged returns plus the values after their cuts.
 
     Episodes as its sample weighs them, and as the log does. is_cut: whether any episode is. NaN where that is
     not known (no row has a next one). None at start states from outside, where the logging policy's actions
@@ -115,7 +114,7 @@ def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "re
 
 
 def uplift_of(fitted: FittedValues, behavior: np.ndarray | None, values: np.ndarray) -> Uplift | None:
-    """How much more the policy is worth, from J of every network; None where that is not known."""
+    """Uplift of the policy over the logging policy, from J of every network; None if unknown."""
     if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
         return None
     worth, more = fitted.summarise(behavior).value, fitted.summarise(values - behavior).value

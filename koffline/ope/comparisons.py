@@ -1,10 +1,10 @@
-"""Which policies differ, from estimates of one log; and how good a choice is when true values are known.
+"""Comparisons of policies estimated from one log, and metrics of a choice whose true values are known.
 
 Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner of the
-same episodes, the same initial parameters and the same mini-batches for every other policy. What the draw of
-the log does to both cancels in their difference, so a difference can be plain although the intervals overlap.
-Estimators without replicas are compared by their intervals: the standard error of a difference is at most the
-sum of the two, whatever the estimates have in common, which is safe and weak.
+same episodes, the same initial parameters and the same mini-batches for every other policy. Their common
+sampling error cancels in the difference, which can be significant although the intervals overlap.
+Estimators without replicas are compared by their intervals. The standard error of a difference is at most the
+sum of the two for any correlation, so that this comparison is conservative.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Comparison(Record):
 def compare_replicas(
     names: Sequence[str], values: Float[np.ndarray, "policy replica"], full: int, level: float = 0.95
 ) -> tuple[Comparison, ...]:
-    """All pairs, the largest difference first. Raises DataError when replicas are too few for a pair.
+    """Compare all pairs, the largest difference first. Raises DataError if a pair has too few replicas.
 
     values: NaN where a replica diverged. The first ``full`` replicas were trained on the whole log, and their
     mean is the estimate. A pair's standard error is the spread of the resampled replicas' differences,
@@ -72,7 +72,7 @@ def compare_replicas(
 def compare_intervals(
     names: Sequence[str], values: Sequence[float], intervals: Sequence[Interval], level: float = 0.95
 ) -> tuple[Comparison, ...]:
-    """All pairs, the largest difference first, as if estimates erred in opposite directions (normal law)."""
+    """Compare all pairs, the largest difference first, with normal errors of worst-case correlation."""
     from scipy import stats
 
     quantile = float(stats.norm.ppf(0.5 + level / 2.0))
@@ -89,7 +89,7 @@ def compare_intervals(
 
 
 def _ratio(difference: float, error: float) -> float:
-    """|difference| / error; 0 / 0 is no evidence, anything else over 0 is all there can be."""
+    """Ratio |difference| / error; 0 / 0 is 0, any other difference over 0 is infinite."""
     if error > 0.0:
         return abs(difference) / error
     return math.inf if difference else 0.0
@@ -123,7 +123,7 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
 
 @dataclass(frozen=True)
 class SelectionMetrics(Record):
-    """One ranking judged by the truth; None where a number is not defined (all estimates equal, say).
+    """Metrics of a ranking against the truth; None where undefined (for example if all estimates are equal).
 
     ``regret_at_k``: k = 1 … 5, in units of the return; ``relative_regret_at_1`` is its share of the range of
     true values: 0 best, 1 worst choice. ``coverage``: share of intervals that hold the truth.

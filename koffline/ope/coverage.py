@@ -1,4 +1,4 @@
-"""How far the policy's actions are from the logged ones."""
+"""Coverage: distances of the policy's actions from the logged ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from koffline.ope.problem import EvaluationProblem
 
-LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second nothing is known
+LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
 _REFERENCE_ROWS = 20_000
 _QUERY_ROWS = 2_000
 _NEAR_QUANTILE = 0.95
@@ -20,7 +20,7 @@ class Coverage:
     """``fraction`` of the policy's state-actions that lie as near to the log as its own rows do.
 
     On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
-    divided by the log's own 95 % quantile, ``weights (M,)`` how much the policy cares for each.
+    divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each.
     """
 
     fraction: float
@@ -29,7 +29,7 @@ class Coverage:
 
     @property
     def reasons(self) -> list[str]:
-        """A clause where so little of the policy is in the log that nothing is known; empty elsewhere."""
+        """Clause for a verdict if the log covers too little of the policy; else empty."""
         if self.fraction >= NO_COVERAGE:
             return []
         return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
@@ -73,10 +73,10 @@ def _summarise(
     cares: list[np.ndarray],
     generator: np.random.Generator,
 ) -> Coverage:
-    """Group by group, distances of queries to the nearest reference row over one spacing for all groups.
+    """Distances of queries to the nearest reference row of their group, divided by one common spacing.
 
-    That is the 95 % quantile of the rows' own distances to their nearest neighbours in the same group: were
-    every group measured by its own spacing, a rare action would cover whatever lies between its few rows.
+    The spacing is the 95 % quantile of the rows' distances to their nearest neighbours in the same group.
+    With a spacing per group, a rare action would cover everything between its few rows.
     """
     from scipy.spatial import cKDTree
 
@@ -97,5 +97,5 @@ def _summarise(
 
 
 def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """At most ``size`` of the row numbers."""
+    """At most ``size`` of the row numbers, drawn at random."""
     return rows if len(rows) <= size else generator.choice(rows, size, replace=False)

@@ -18,9 +18,9 @@ from koffline.policies import Policy
 
 @dataclass(frozen=True, eq=False)
 class CrossFitted:
-    """K value functions, and which of them speaks for which row of the log they were fitted to.
+    """K value functions, and the one that applies to each row of the log they were fitted to.
 
-    ``parts[k]`` was fitted to the rows with ``folds != k`` and speaks for those with ``folds == k``.
+    ``parts[k]`` was fitted to the rows with ``folds != k`` and applies to those with ``folds == k``.
     ``fingerprints (N,)``: of the rows it is for, in their order.
     """
 
@@ -30,7 +30,7 @@ class CrossFitted:
 
     @property
     def name(self) -> str:
-        """Of the models, which share it."""
+        """Common name of the models."""
         return f"{self.parts[0].name} (cross-fitted, {len(self.parts)} folds)"
 
     @property
@@ -39,7 +39,7 @@ class CrossFitted:
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
 
     def over(self, transitions: Transitions) -> Iterator[tuple[np.ndarray, ValueFunction]]:
-        """Row numbers and the model that speaks for them, fold by fold. Raises DataError for another log."""
+        """Yield row numbers and the model for them, fold by fold. Raises DataError for another log."""
         if not np.array_equal(row_fingerprints(transitions), self.fingerprints):
             raise DataError(
                 f"{self.name} speaks for the {len(self.fingerprints)} rows it was made from, in their order; "
@@ -55,8 +55,8 @@ def cross_fit(
     """Fit one value function per fold, each to the rows of all other folds.
 
     fit: from a log to anything `as_value_function` reads. Folds are whole episodes (rows where there are
-    none), drawn with ``seed``, of equal numbers of them; rows of weight zero teach nothing and are spoken for
-    all the same. Raises ConfigError for fewer episodes than folds.
+    none), drawn with ``seed``, of equal numbers of them; rows of weight zero are not fitted but get values.
+    Raises ConfigError for fewer episodes than folds.
     """
     assigned, parts = assign_folds(transitions, folds, seed), []
     spaces = transitions.action_space, transitions.observation_shape
@@ -117,7 +117,7 @@ def next_row_values(
 def read_value_function(
     q: Any, action_space: ActionSpace, observation_shape: tuple[int, ...], **options: Any
 ) -> ValueFunction | CrossFitted:
-    """As `as_value_function`, but what `cross_fit` made stays whole."""
+    """`as_value_function` for any q that is not already `CrossFitted`."""
     if isinstance(q, CrossFitted):
         return q
     return as_value_function(q, action_space, observation_shape, **options)

@@ -21,8 +21,8 @@ from koffline.ope.results import Record, plain
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
-_MOST_NUMBERS = 6  # of a state that is named
-_MOST_MAPS = 6  # one per discrete action
+_MOST_NUMBERS = 6  # numbers shown of a state
+_MOST_MAPS = 6  # most maps, one per discrete action
 _BEHIND = ("shown_test", "by_value", "by_step", "maps")
 _SHOWN = (
     "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
@@ -33,7 +33,7 @@ _LOW_POWER = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Diagnosis(Record):
-    """Is this value function Q^π where the log has rows, and where is it not?
+    """Result of `diagnose`: whether a value function is Q^π where the log has rows, and where it is not.
 
     ``value``: E_{s0, a~π} Q, what the value function says the policy is worth. ``regions``: where residuals
     of one sign gather, the strongest first. ``maps``: the same over two-dimensional states.
@@ -64,7 +64,7 @@ class Diagnosis(Record):
     versions: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; maps and rows stay behind."""
+        """Plain JSON types, without maps and rows."""
         test = self.test
         found = {
             "model": test.value_function,
@@ -113,7 +113,7 @@ def diagnose(
     freshness: dict[str, Any] = {"trained_on": trained_on, "allow_training_rows": allow_training_rows}
     test = bellman_test(function, log, policy, gamma, seed=seed, **freshness, **options)
     seen, seen_log, shown = test, log, None
-    if isinstance(function, CrossFitted):  # the first model on its own rows, which are fresh
+    if isinstance(function, CrossFitted):  # the first model on its own held-out rows
         own, model = next(function.over(log))
         seen_log, shown = log.select(own), _SHOWN.format(len(own))
         freshness = {"allow_training_rows": True}
@@ -162,7 +162,7 @@ def _logged_return(log: Transitions, gamma: float) -> float | None:
 
 
 def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
-    """One map per discrete action, where they are few; else one over all. Only of states of two numbers."""
+    """Maps over two-dimensional states: one per discrete action if these are few, else one over all."""
     log = test.rows.transitions
     if math.prod(log.observation_shape) != 2:
         return ()
@@ -204,13 +204,13 @@ def _warnings(test: BellmanTest, coverage: Coverage) -> tuple[str, ...]:
 
 
 def describe_place(center: np.ndarray) -> str:
-    """A state in few characters."""
+    """Short text of a state."""
     parts = [f"{number:.3g}" for number in center[:_MOST_NUMBERS]]
     return f"({', '.join(parts)}{', …' if len(center) > _MOST_NUMBERS else ''})"
 
 
 def describe_action(action: Any) -> str:
-    """An action in few characters."""
+    """Short text of an action."""
     return describe_place(action) if isinstance(action, np.ndarray) else str(action)
 
 

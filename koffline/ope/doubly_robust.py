@@ -1,4 +1,4 @@
-"""The doubly robust combination of values and marginalised weights of rows, and what the weights are worth.
+"""Doubly robust combination of values and marginalised weights of rows, and diagnostics of the weights.
 
 With ω = d^π/μ, d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted) distribution of logged rows,
 E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f. Hence
@@ -40,7 +40,7 @@ _SEEN = (
 
 @dataclass(frozen=True, eq=False)
 class RowSums:
-    """What rows with values q and weights ω leave of a log; two of them add up. u = w ω.
+    """Additive sums over rows with values q and weights ω, where u = w ω.
 
     ``units``: by unit Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; where start states are the log's
     own, their weight and value as ``start_weight`` and ``start``. ``totals``: by name. ``start_value``,
@@ -54,7 +54,7 @@ class RowSums:
 
     @classmethod
     def of(cls, problem: EvaluationProblem, values: RowValues) -> RowSums:
-        """Of a problem's rows; values in units of the return, ω among them."""
+        """Sums over a problem's rows; values are in units of the return and include ω."""
         assert values.weights is not None
         own, starts, discounts = problem.row_weights, problem.start_weights, problem.discounts
         used = own * values.weights
@@ -80,7 +80,7 @@ class RowSums:
         return RowSums(self.units + other.units, totals)
 
     def with_starts_of(self, other: RowSums) -> RowSums:
-        """Where start states were given they belong to no part: those of a problem that knows them."""
+        """Copy with the start states of another problem, for given start states, which belong to no part."""
         known = {name: other.totals[name] for name in ("start_value", "start_weight")}
         return RowSums(self.units, self.totals | known)
 
@@ -94,26 +94,26 @@ class RowSums:
 
     @property
     def weight(self) -> float:
-        """Σ w."""
+        """Total weight Σ w."""
         return float(self.by_unit["weight"].sum())
 
     @property
     def count(self) -> int:
-        """Units with weight."""
+        """Number of units with positive weight."""
         return int((self.by_unit["weight"] > 0.0).sum())
 
     @property
     def direct_value(self) -> float:
-        """E q(x0)."""
+        """Direct estimate E q(x0)."""
         return self["start_value"] / self["start_weight"]
 
     @property
     def value(self) -> float:
-        """J: E q(x0) and the mean of the terms."""
+        """Estimate J: E q(x0) plus the mean of the terms."""
         return self.direct_value + float(self.by_unit["term"].sum()) / self.weight
 
     def standard_error(self) -> float | None:
-        """Of J; sums over units are independent. None for one unit.
+        """Standard error of J over independent units; None for one unit.
 
         Start states that were given are taken as they are; those of the log are sampled with their units.
         """
@@ -129,7 +129,7 @@ class RowSums:
         return math.sqrt(float(influence.var(ddof=1)) / self.count)
 
     def diagnostics(self) -> dict[str, float]:
-        """ω against what the density ratio d^π/μ would be, d^π = Σ_t γ^t P(x_t = ·).
+        """Properties of ω compared with those of the true ratio d^π/μ, d^π = Σ_t γ^t P(x_t = ·).
 
         ``effective_units``: (Σu)²/Σu² of u = w ω summed over units. ``mass``: mean of w ω (1 − discount), 1
         for the true ratio, terminal rows included. ``negative_share``: of Σ|w ω|; a true ratio is nowhere

@@ -1,4 +1,4 @@
-"""Run an estimator by its name, with its own interval beside it or one of the kind that is asked for."""
+"""Run an estimator by its name, with its own interval or one of the requested kind."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _FEW_ACTIONS = 8
-_FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # episodes
+_FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # effective numbers of episodes
 _OTHER_STARTS = "is of the logged episodes, and other start states were given; leave them out"
 
 
 def choose_estimator(workspace: Workspace) -> str:
-    """The estimator of the settings; ``auto`` is ``dr`` where steps are single with known chances, or kloss.
+    """Estimator of the settings; ``auto`` is ``dr`` for one-step logs with known probabilities, else kloss.
 
-    There ``dr`` is unbiased whatever the networks say, and its weights are single ratios.
+    In such logs ``dr`` is unbiased for any networks, and its weights are single ratios.
     """
     settings, facts, log = workspace.settings, workspace.facts, workspace.transitions
     if settings.estimator != names.AUTO:
@@ -47,14 +47,14 @@ def choose_estimator(workspace: Workspace) -> str:
     known = log.behavior_log_probabilities is not None and settings.behavior != ESTIMATED
     if one_step and known and settings.interval == names.DEFAULT:
         with contextlib.suppress(DataError, PolicyError):
-            found = estimate_by_importance(workspace, "wis")  # the same weights, and no network
+            found = estimate_by_importance(workspace, "wis")  # has the weights of dr but needs no network
             if (found.effective_sample_size or 0.0) >= _ENOUGH_WEIGHTED:
                 return "dr"
     return "kloss"
 
 
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
-    """One of the estimators over episodes; doubly robust ones lean on out-of-bag kernel-loss networks.
+    """Estimate over episodes; doubly robust estimators use out-of-bag values of kernel-loss networks.
 
     Raises DataError and PolicyError where it does not apply.
     """
@@ -69,7 +69,7 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
-    """The estimate with the interval that the settings ask for, as far as the log allows one.
+    """Run an estimator with the requested interval, if the log allows one.
 
     Raises KofflineError where the estimator does not apply.
     """
@@ -82,11 +82,11 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, name, found)
     limits = workspace.limits.of_logged_returns() if name in names.OVER_EPISODES else workspace.limits
-    return limits.settle(found, _reasons(workspace, found))  # no interval that would be made up or impossible
+    return limits.settle(found, _reasons(workspace, found))  # drops intervals without evidence
 
 
 def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
-    """Why there is no calibrated interval; None for a certified one, which holds whatever the log lacks."""
+    """Reasons against a calibrated interval; None for a certified one, which needs none of them."""
     if found.interval is None:
         return []
     if found.interval.kind in names.CERTIFIED_KINDS:
@@ -108,7 +108,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 
 
 def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
-    """The estimate with the kind of interval that the settings ask for."""
+    """The estimate with the requested kind of interval."""
     settings, kind = workspace.settings, workspace.settings.interval
     if kind in names.CERTIFIED_EPISODE_KINDS:
         guesses = _guesses(settings, with_norm=False)
@@ -139,14 +139,14 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
 
 
 def _marked(interval: Interval | None, guesses: tuple[str, ...]) -> Interval | None:
-    """Whose assumptions say that it is no certificate, where there are guesses."""
+    """Interval whose assumptions say, if there are ``guesses``, that it is no certificate."""
     if interval is None or not guesses:
         return interval
     return dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
 
 
 def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
-    """What a certificate needs and was not told."""
+    """Sentence on the bounds that a certificate needs and that were not given; else empty."""
     missing = ["reward_bounds"] if settings.reward_bounds is None else []
     missing += ["norm_bound"] if with_norm and settings.norm_bound is None else []
     if not missing:
@@ -158,9 +158,9 @@ def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
 
 
 def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tuple[BoundRow, ...]:
-    """Every interval that no single estimator owns; certified ones from importance weights with them.
+    """Intervals that belong to no single estimator, and the certified ones from importance weights.
 
-    Those that rest on a value function are left out where no estimator in the table has one.
+    Those that need a value function are left out if no estimator in the table has one.
     """
     kinds = [kind for kind in names.SYSTEM_KINDS if kind != names.BOOTSTRAP_PIVOT]
     rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(names.OVER_EPISODES)]
@@ -174,7 +174,7 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
 
 
 def _bound(workspace: Workspace, kind: str) -> BoundRow:
-    """One interval in features, or why there is none."""
+    """One interval in features, or the reason why there is none."""
     try:
         result = system_interval(workspace, kind)
     except (KofflineError, torch.linalg.LinAlgError) as error:
@@ -190,7 +190,7 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
 
 
 def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
-    """The estimate with that interval, what it rests on, and a word where the two do not agree."""
+    """The estimate with an interval, its evidence, and a warning if the interval excludes the estimate."""
     warnings = [*found.warnings, *result.warnings]
     if result.interval is not None and not result.interval.holds(found.value):
         own = "" if result.value is None else f": fixed features say {result.value:.4g}"
@@ -205,7 +205,7 @@ def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     by_networks = found.name not in names.OVER_EPISODES
-    sums = workspace.held_sums if by_networks else None  # all rows would take another pass
+    sums = workspace.held_sums if by_networks else None  # all rows would need another pass
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     scale = workspace.problem.reward_scale
@@ -217,7 +217,7 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
     overlap = _logged_action_overlap(log, workspace.policy)
     if "effective_sample_size" in overlap:
-        overlap["effective_sample_size"] *= facts.rows / len(log)  # of the whole log
+        overlap["effective_sample_size"] *= facts.rows / len(log)  # facts of the whole log
     return {
         "coverage": workspace.coverage.fraction,
         "n_terminated": facts.terminated,
@@ -233,7 +233,7 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
 
 
 def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
-    """Reasons to distrust any estimate from this log."""
+    """Warnings that concern every estimate from this log."""
     merged, limits, episodes = workspace.log.merged, workspace.limits, workspace.facts.episodes
     coverage, found = diagnostics["coverage"], []
     if coverage < LOW_COVERAGE:
@@ -274,7 +274,7 @@ def _logged_action_overlap(
         possible = taken > 0.0
         behavior = np.asarray(transitions.behavior_log_probabilities, dtype=np.float64)[possible]
         logarithms = np.log(taken[possible]) - behavior
-        ratios = np.exp(logarithms - logarithms.max(initial=-math.inf))  # their common factor cancels
+        ratios = np.exp(logarithms - logarithms.max(initial=-math.inf))  # a common factor cancels
         size = float(ratios.sum() ** 2 / np.square(ratios).sum()) if len(ratios) else 0.0
         overlap["effective_sample_size"] = size
     return overlap

@@ -105,7 +105,7 @@ def evaluate(
 
 
 def _evidence(workspace: Workspace) -> Evidence:
-    """Arrays for the plots."""
+    """Collect the arrays for the plots."""
     fitted, coverage = workspace.fitted, workspace.coverage
     record = fitted.record
     steps = np.array(record.probe_steps)
@@ -158,7 +158,7 @@ def open_workspace(
 
 
 def _answers(policy: Policy, observations: np.ndarray) -> bytes:
-    """Actions of a policy in some logged states, drawn with a seed, and their probabilities."""
+    """Bytes that identify a policy: its name and its answers in some logged states."""
     some = observations[:_TOLD_APART_BY]
     if isinstance(policy, DiscretePolicy):
         return policy.name.encode() + policy.probabilities(some).tobytes()
@@ -168,7 +168,7 @@ def _answers(policy: Policy, observations: np.ndarray) -> bytes:
 def merge_settings(
     transitions: Transitions | LazyTransitions, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
-    """Explicit arguments win over ``settings``, which win over the log's hint and the defaults.
+    """Merge settings: explicit arguments win over ``settings``, then the log's hint, then the defaults.
 
     Where every row ends its episode no reward is discounted, and any gamma gives the same.
     """
@@ -184,13 +184,13 @@ def merge_settings(
 
 
 def _is_one_step(log: Transitions | LazyTransitions) -> bool:
-    """Whether every row is terminal; the first that is not ends the look."""
+    """Whether every row is terminal; reading stops at the first that is not."""
     shards = range(len(shard_names(log)))
     return all(bool(block.terminated.all()) for shard in shards for block in blocks_of(log, shard))
 
 
 def _check_rows(transitions: Transitions) -> None:
-    """DataError for a single row, or a single one that counts."""
+    """Raise DataError unless at least two rows have positive weight."""
     weights = transitions.weights
     rows = len(transitions) if weights is None else np.count_nonzero(weights)
     if rows < 2:
@@ -199,7 +199,7 @@ def _check_rows(transitions: Transitions) -> None:
 
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
-    """Start states from outside as the log's observations are, so that the policy sees what it is used to."""
+    """Given start states in the shape and dtype of the log's observations. Raises DataError."""
     starts, expected = np.asarray(given), transitions.observation_shape
     if starts.dtype.kind not in "biuf" or starts.shape != (len(given), *expected) or len(starts) == 0:
         raise DataError(
@@ -225,7 +225,7 @@ def estimate_all(
     progress: Progress | None = None,
     **options: Any,
 ) -> EstimateTable:
-    """What each estimator says the policy is worth, with its interval, and bounds beside them.
+    """Estimate a policy's value by several estimators, each with its interval, and by bounds.
 
     names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: intervals of the
     kernel kind too. All else as in `koffline.evaluate`; estimators share what they can, so all of them cost
@@ -263,7 +263,7 @@ def estimate_all(
 
 
 def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
-    """An estimator that fails on this log is a row with its reason."""
+    """Row of one estimator; if it fails on this log, with the reason."""
     started = time.perf_counter()
     estimate: PointEstimate | None = None
     reason: str | None = None
@@ -275,7 +275,7 @@ def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
 
 
 def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
-    """A sentence on the two families whose intervals lie farthest apart, where they do not meet."""
+    """Sentence on the two families whose intervals are farthest apart, if these are disjoint."""
     known = [(row, row.estimate.interval) for row in rows if row.estimate and row.estimate.interval]
     apart = [
         (high.low - low.high, one, low, other, high)

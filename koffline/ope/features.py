@@ -20,7 +20,7 @@ from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random
 from koffline.ope.last_layer import combine_features
 from koffline.ope.problem import EvaluationProblem
 
-FeatureMap = Callable[[Tensor], Tensor]  # from rows (N, d) to features (N, F), both float64
+FeatureMap = Callable[[Tensor], Tensor]  # map from rows (N, d) to features (N, F), both float64
 _BLOCK = 8192
 _NOISE_ROWS = 256
 
@@ -56,14 +56,14 @@ class FeatureSystem:
     gamma: float
     start_noise: Float[Tensor, "noise parameter"] | None = None
     start_draws: int = 1
-    constants: int = 0  # how many of the last parameters are constants, which a ridge should leave alone
+    constants: int = 0  # number of last parameters that are constants, which no ridge penalises
 
     def __len__(self) -> int:
         return len(self.rewards)
 
     @property
     def parameters(self) -> int:
-        """p."""
+        """Number p of parameters."""
         return self.now.shape[1]
 
     @cached_property
@@ -88,15 +88,15 @@ class FeatureSystem:
 
     @property
     def free(self) -> Tensor:
-        """Which parameters a ridge leaves alone, (p,) bool: those of the constants."""
+        """Mask (p,) of the parameters without a ridge: the constants."""
         return torch.arange(self.parameters) >= self.parameters - self.constants
 
     def residuals(self, theta: Float[Tensor, " parameter"]) -> Float[Tensor, " row"]:
-        """δ = r − Zθ, (N,)."""
+        """Residuals δ = r − Zθ, (N,)."""
         return self.rewards - self.difference @ theta
 
     def value(self, theta: Float[Tensor, " parameter"]) -> float:
-        """cᵀθ."""
+        """Value cᵀθ."""
         return float(self.start_mean @ theta)
 
 
@@ -123,7 +123,7 @@ def make_feature_system(
     instruments: int = 1000,
     seed: int = 0,
 ) -> FeatureSystem:
-    """The columns of a problem. features: of standardised inputs (N, d); None: `default_features`.
+    """Make the system of a problem. features: of standardised inputs (N, d); None: `default_features`.
 
     For discrete actions every action has its own weights. bandwidth: of the kernel behind the instruments, a
     multiple of the median distance between rows. Raises DataError.
@@ -174,7 +174,7 @@ def _columns(
 def _start_noise(
     features: FeatureMap, problem: EvaluationProblem, constant: bool
 ) -> Float[Tensor, "noise parameter"] | None:
-    """See `FeatureSystem.start_noise`: Σ_e share_e² Cov(φ_e)/m, in rows."""
+    """`FeatureSystem.start_noise`: rows whose outer products sum to Σ_e share_e² Cov(φ_e)/m."""
     draws = problem.start_inputs.shape[1]
     if not problem.fixed_starts or draws == 1:
         return None
@@ -187,7 +187,7 @@ def _start_noise(
     assert form is not None  # a problem has start states
     sizes, directions = torch.linalg.eigh(form)
     root = sizes.clamp(min=0.0).sqrt()[:, None] * directions.mT  # (p, p)
-    # Spread over many rows, so that their random signs add up to a normal and not to plus or minus one row.
+    # Many rows, so that their randomly signed sum is nearly normal.
     generator = torch.Generator().manual_seed(0)
     rows = max(_NOISE_ROWS, 2 * len(root))
     spread, _ = torch.linalg.qr(torch.randn(rows, len(root), generator=generator, dtype=root.dtype))

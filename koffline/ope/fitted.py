@@ -43,8 +43,8 @@ _PROBE_DRAWS = 8
 LSTD_RIDGE = 1e-3
 
 
-Summarise = Callable[[EvaluationProblem, np.ndarray], S]  # what is left of a part of a log, of its units
-Fold = Callable[[Summarise[Any]], Any]  # the sum over parts of a log of what a function makes of each
+Summarise = Callable[[EvaluationProblem, np.ndarray], S]  # summary of a part of a log
+Fold = Callable[[Summarise[Any]], Any]  # sum of a summary over all parts of a log
 _ASSUMPTIONS = (
     "Standard deviation over networks retrained on resampled {units}, Student t: it covers the choice of "
     "{units}, start states and training noise, not what the log or the network cannot express."
@@ -53,7 +53,7 @@ _ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class ReplicaMean:
-    """J by replicas: ``full`` of the whole log and ``resampled`` ones that gave a number.
+    """Summary of J over replicas: ``full`` on the whole log, ``resampled`` with a finite J.
 
     ``value``: the mean over all, each from the log's own start states. ``deviation``: of the resampled ones,
     each from start states as its sample weighs them.
@@ -67,7 +67,7 @@ class ReplicaMean:
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """The stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
+    """Stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
 
     ``problem``, ``ensemble`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
     the whole log of ``rows`` rows, whose effective number of units is ``units``. ``systems``: of their last
@@ -91,7 +91,7 @@ class FittedValues:
 
     @property
     def head(self) -> str:
-        """The estimator that was asked for where it is a head, kloss otherwise."""
+        """The requested estimator if it is a head, else kloss."""
         return self.settings.estimator if self.settings.estimator in self.heads else "kloss"
 
     @property
@@ -101,13 +101,13 @@ class FittedValues:
 
     @property
     def alive(self) -> np.ndarray:
-        """Which replicas neither diverged nor ended with a J that is no number, (R,)."""
+        """Mask (R,) of replicas that did not diverge and have a finite J."""
         trained = np.array([step is None for step in self.record.diverged_at])
         return trained & np.isfinite(self.replica_values[self.head]).all(axis=1)
 
     @cached_property
     def duals(self) -> Float[Tensor, "replica instrument"]:
-        """What turns the instruments of a row into its weight, see `koffline.ope.last_layer.dual_weights`."""
+        """Coefficients of a row's weight in its instruments, see `koffline.ope.last_layer.dual_weights`."""
         return dual_weights(self.record.network, self.systems, self.start_features[:, 1], self.settings.ridge)
 
     @cached_property
@@ -123,7 +123,7 @@ class FittedValues:
         return dict(zip(self.heads, sums.means, strict=True))
 
     def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
-        """From J of each replica. Raises KofflineError when too few give a number."""
+        """Summarise J over replicas. Raises KofflineError if too few are finite."""
         full, kept = self.ensemble.full, self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
             raise KofflineError(
@@ -154,12 +154,12 @@ class FittedValues:
         return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self) -> dict[str, float]:
-        """Mean of J over the replicas that did not diverge; no head that is no number."""
+        """Mean of J over the replicas that did not diverge, by head, if it is finite."""
         means = {name: float(values[self.alive, 1].mean()) for name, values in self.replica_values.items()}
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
     def describe_diverged(self) -> str:
-        """How many networks diverged, and from which step on."""
+        """Text on how many networks diverged, and from which step on."""
         steps = [step for step in self.record.diverged_at if step is not None]
         since = f", the first at step {min(steps)}" if steps else ""
         return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
@@ -240,7 +240,7 @@ def fit_value_functions(
         "fqe": network.with_flat(network.flat.double()),
     }
     starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
-    if problem.fixed_starts:  # those of a part mean nothing
+    if problem.fixed_starts:  # start states of a part are meaningless then
         given = ensemble.start_weights.to(sums.starts)
         starts = start_features(network, problem, given / given.sum(dim=2, keepdim=True))
     return FittedValues(

@@ -1,4 +1,4 @@
-"""What each group of start states is worth, by the networks of one evaluation."""
+"""Values of groups of start states, by the networks of one evaluation."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from koffline.ope.working_log import Columns, LogPart
 from koffline.ope.workspace import Workspace
 from koffline.replicas import StackedMLP
 
-By = str | int | Mapping[str, Any]  # labels by a name
+By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 FEWEST_STARTS = 10.0
 _MOST_GROUPS = 30
 
 
 @dataclass(frozen=True)
 class GroupValue(Record):
-    """What a policy is worth from the ``starts`` start states of a group; without a value, for a ``reason``.
+    """Value of a policy from the ``starts`` start states of a group, or the ``reason`` for none.
 
     ``interval``: all intervals of the groups hold their values together with the stated level.
     """
@@ -57,13 +57,13 @@ class Groups:
     weights: Float[np.ndarray, " unit"]
 
     def sizes(self, group: int) -> tuple[int, float]:
-        """Its start states that have weight, and their effective number."""
+        """Number of a group's start states with positive weight, and their effective number."""
         weights = self.weights[(self.codes == group) & (self.weights > 0.0)]
         return len(weights), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
 
 
 def check_by(by: By, estimator: str, interval: str) -> None:
-    """Raise ConfigError where values by group cannot be had."""
+    """Raise ConfigError for an estimator or interval without values by group."""
     if estimator not in FITTED:
         raise ConfigError(f"values by group are those of {', '.join(FITTED)}, not of {estimator}; name one")
     if interval not in (DEFAULT, BOOTSTRAP):
@@ -76,8 +76,8 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     """The value of each group of start states, and intervals that hold together.
 
     The networks are those of the evaluation, ``found`` is its estimate by them. The intervals are made as its
-    own, at level 1 − (1 − level) / groups: a dozen of replicas cannot say what the largest of several |t| is,
-    and Bonferroni's inequality asks for nothing (Dunn 1961, Multiple comparisons among means).
+    own, at level 1 − (1 − level) / groups: a dozen replicas do not determine the largest of several |t|, and
+    Bonferroni's inequality needs no assumption (Dunn 1961, Multiple comparisons among means).
     """
     fitted, settings = workspace.fitted, workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
@@ -112,7 +112,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
 
 
 def _shares(groups: Groups, units: np.ndarray) -> torch.Tensor:
-    """(E, G): one in the group of each unit."""
+    """Indicator (E, G) of each unit's group."""
     return torch.as_tensor(np.eye(len(groups.names))[groups.codes[units]])
 
 
@@ -198,7 +198,7 @@ def _text(value: object) -> str:
 
 
 def _order(text: str) -> tuple[float, list[object]]:
-    """Numbers first, by size."""
+    """Sort key: numbers first, by size."""
     try:
         return float(text), []
     except ValueError:

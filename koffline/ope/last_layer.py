@@ -21,7 +21,7 @@ from koffline.ope.learning import row_blocks
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
-_LEVEL = 1e-9  # of the ridge: what is left for the level, so that rows without a future leave no gap
+_LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
 
 
 def combine_features(
@@ -30,7 +30,7 @@ def combine_features(
     readout: Float[Tensor, "row output"] | None,
     constant: bool,
 ) -> Float[Tensor, "*replica row parameter"]:
-    """φ (…, N, p) with Σ readout · outputs = φᵀθ, from features (…, N · draws, F) averaged over draws.
+    """Combine features (…, N · draws, F) to φ (…, N, p), a mean over draws, with Σ readout · outputs = φᵀθ.
 
     θ is the last layer row by row: a weight of every output for the first feature, for the second, …, and
     with `constant` the outputs' constants last; p = (F + 1) · outputs.
@@ -58,7 +58,7 @@ def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
 
 
 def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter"]) -> StackedMLP:
-    """The same networks in float64, the last layer replaced by θ."""
+    """Copy of the networks in float64 with the last layer θ."""
     flat = network.flat.double().clone()
     flat[:, -theta.shape[1] :] = theta  # weight rows, then the bias row: the layout of the flat parameters
     return network.with_flat(flat)
@@ -66,11 +66,11 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
 
 @dataclass(frozen=True, eq=False)
 class LinearSystems(Sums):
-    """What one pass over the rows leaves of a stack of R networks with p last-layer parameters.
+    """Sums over rows for a stack of R networks with p last-layer parameters.
 
     ``kernel_matrix (R, m, p)`` is ψᵀWZ and ``kernel_vector (R, m)`` ψᵀWr for m instruments ψ and row weights
-    W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr. Sums over rows, so those of
-    two parts of a log add up; `mean` divides by weights of rows, which no solution depends on.
+    W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr. Sums of two parts of a log
+    add up; `mean` divides by the weights of rows, which changes no solution.
     """
 
     kernel_matrix: Float[Tensor, "replica instrument parameter"]
@@ -79,7 +79,7 @@ class LinearSystems(Sums):
     temporal_vector: Float[Tensor, "replica parameter"]
 
     def mean(self, weights: Float[Tensor, " replica"]) -> LinearSystems:
-        """Divided by Σ w of each replica."""
+        """Means: the sums divided by Σ w of each replica."""
         sums = [getattr(self, field.name) for field in dataclasses.fields(self)]
         return LinearSystems(*(each / weights.to(each).view(-1, *(1,) * (each.ndim - 1)) for each in sums))
 
@@ -92,7 +92,7 @@ def accumulate_systems(
 ) -> LinearSystems:
     """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
 
-    All in float64: in single precision what a layer gives for a row depends on the rows beside it.
+    In float64, because in single precision the output for a row depends on the other rows of its block.
     """
     network, compared = network.with_flat(network.flat.double()), table.compared
 
@@ -123,8 +123,8 @@ def accumulate_systems(
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
 
-    ``ridge`` is relative to the mean curvature; it spares the level of all values. Toward zero it would pull
-    the values themselves to zero. With the linear kernel (ψ = φ) this is the LSTD solution.
+    ``ridge`` is relative to the mean curvature and does not penalise the level of all values; a ridge toward
+    zero would shrink the values. With the linear kernel (ψ = φ) this is the LSTD solution.
     (Feng et al. 2019, cor:same_as_td)
     """
     theta, matrix = last_layer(network), systems.kernel_matrix
@@ -186,14 +186,14 @@ def ridge_solve(
 ) -> Float[Tensor, "replica parameter"]:
     """(matrix + ridge · P)⁻¹ vector per replica; dead features make the matrix singular.
 
-    NaN where a replica has diverged (its matrix is no matrix): the others are solved all the same.
+    NaN for a replica with a non-finite matrix (it diverged); the others are solved.
     """
     solution, info = torch.linalg.solve_ex(matrix + ridge * penalty(matrix, outputs), vector)
     return torch.where(info[:, None] == 0, solution, math.nan)
 
 
 def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int) -> Tensor:
-    """P, the mean |diagonal| in every direction but one: the same constant added to all outputs.
+    """Penalty P: the mean |diagonal| in all directions except that of a constant added to all outputs.
 
     A constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of
     all values where it was. The constants of the outputs are the last parameters.

@@ -21,11 +21,11 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
-_MOST_NUMBERS = 1 << 20  # in one array of a block: 8 MB in float64, of which a pass holds several
+_MOST_NUMBERS = 1 << 20  # numbers in one array of a block: 8 MB in float64; a pass holds several such arrays
 _PROBES = 40
-_FINENESS = 16  # how many rows of a mini-batch sample stand for one row of mean weight
-_MOST_COPIES = 2_000_000  # rows in such a sample
-_NETWORKS = 0x6E6574  # streams of random numbers of their own
+_FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
+_MOST_COPIES = 2_000_000  # most rows in that sample
+_NETWORKS = 0x6E6574  # separate random streams
 _STARTS = 1 << 32
 _MOST = 20  # a Poisson number of mean one is larger once in 10^20 draws
 _CUMULATIVE = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(_MOST)])
@@ -39,11 +39,11 @@ def poisson_counts(seed: int, stream: int, units: Int[np.ndarray, " unit"]) -> I
 
 @dataclass(frozen=True)
 class Resampling:
-    """How often each of R replicas counts a unit: ``full`` of them once, others by ``streams`` (R',).
+    """Counts of units in R replicas: ``full`` replicas count each once, others by ``streams`` (R',).
 
     A Poisson bootstrap: how often replica r counts unit u (an episode; a row, where there are none) is a
-    Poisson number of mean one, made from a hash of seed, r and the unit's number in the log. Nobody needs to
-    see the other units, so a log in memory, in shards or on many machines is resampled alike.
+    Poisson number of mean one, from a hash of seed, r and the unit's number in the log. It does not depend on
+    other units, so a log in memory, in shards or on many machines is resampled alike.
     (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
     """
 
@@ -52,23 +52,23 @@ class Resampling:
     streams: tuple[int, ...]
 
     def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
-        """(R, U) of units by their numbers in the log."""
+        """Counts (R, U) of units by their numbers in the log."""
         whole = [np.ones(len(units), dtype=np.int64)] * self.full
         return np.stack([*whole, *(poisson_counts(self.seed, stream, units) for stream in self.streams)])
 
     def row_counts(
         self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
     ) -> Int[np.ndarray, "replica row"]:
-        """(R, N) of the rows of a problem, whose units these are."""
+        """Counts (R, N) of the rows of a problem with these units."""
         lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
         return np.repeat(self.counts(units), lengths, axis=1)
 
     def start_weights(
         self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
     ) -> Float[Tensor, "replica 2 start"]:
-        """(R, 2, E) of its start states: as each replica's units are drawn, and the log's own.
+        """Weights (R, 2, E) of start states: in each replica's sample, and in the log.
 
-        Given start states have counts of their own.
+        Given start states are resampled independently.
         """
         if problem.fixed_starts:
             own = tuple(stream + _STARTS for stream in self.streams)
@@ -97,12 +97,12 @@ class Ensemble:
 
     @property
     def full(self) -> int:
-        """F."""
+        """Number F of replicas of the whole log."""
         return self.resampling.full
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """ "full" or "resampled" per replica."""
+        """Roles of the replicas: "full" or "resampled"."""
         return ("full",) * self.full + ("resampled",) * (len(self.seeds) - self.full)
 
 
@@ -133,7 +133,7 @@ def draw_ensemble(
 
 
 def _stream(problem: EvaluationProblem, units: np.ndarray, seed: int, replica: int) -> int:
-    """The first stream of a replica that leaves rows and start states with weight."""
+    """First stream of a replica whose sample has rows and start states with positive weight."""
     stream = replica
     while True:
         one = Resampling(seed, 0, (stream,))
@@ -223,7 +223,7 @@ def fit_features(
 
 
 def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
-    """The history of two rounds."""
+    """Join the history of two rounds."""
     steps = first.steps
     diverged = zip(first.diverged_at, second.diverged_at, strict=True)
     return dataclasses.replace(
@@ -258,14 +258,14 @@ def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tenso
     values = torch.cat(parts, dim=1)
     low, high = problem.value_bounds
     within = values.clamp(low, high) * problem.reward_scale
-    return torch.where(values.isfinite(), within, math.nan)  # an infinite value is no value at the bound
+    return torch.where(values.isfinite(), within, math.nan)  # do not clip infinite values to the bound
 
 
 def _rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
     """Row indices for mini-batches, each as often as its weight says.
 
-    Whole numbers are kept exactly. Others are scaled up, so that small weights are told apart, and rounded
-    up or down by chance: right on average, and blind to any pattern in the order of the rows.
+    Integer weights are kept exactly. Others are scaled up, so that small weights stay distinct, and rounded
+    at random, which is unbiased and independent of the order of the rows.
     """
     repeats = weights.round()
     if not torch.equal(repeats, weights):

@@ -1,6 +1,6 @@
-"""What all rows of a log say without any model, and so what a log can say about a value at all.
+"""Facts from all rows of a log without a model, and the limits that they set to any estimate.
 
-No interval without evidence, none beyond what is possible.
+An interval needs evidence and stays within the possible values.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 
 from koffline.ope.results import Interval, PointEstimate
 
-NO_INTERVAL = "No interval: "  # how a sentence on a missing one begins
-MUCH_UNSEEN = 0.2  # share of the discounted horizon after the longest episode that is worth a sentence
-NOTABLE = 0.02  # of the rms return: smaller gaps between estimates are not worth a sentence
-_FEWEST_UNITS = 1.9  # two, of which one may weigh somewhat less
-_MOST_UNSEEN = 0.5  # share of the discounted horizon after the longest episode
+NO_INTERVAL = "No interval: "  # beginning of a sentence on a missing interval
+MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
+NOTABLE = 0.02  # smallest gap between estimates that is mentioned, in rms returns
+_FEWEST_UNITS = 1.9  # allows two units of slightly different weight
+_MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
 _WHERE = "where rewards like the log's put every value"
 _ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "beyond", "weights")
-_NEAR = (1e-2, 1e-3)  # of a bound, of the largest value: a number beyond it by less is one at the bound
+_NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits that a log sets.
+    """Limits that a log sets to estimates from it.
 
     ``units``: effective number of different episodes (rows, where there are none, as ``by_episode`` says),
     the parts that are independent. ``fixed_starts``: start states were given from outside. ``longest``: steps
@@ -58,12 +58,12 @@ class Limits:
         return 0.0 if self.longest is None else (self.gamma * (1.0 - self.ending_rate)) ** self.longest
 
     def of_logged_returns(self) -> Limits:
-        """The same for returns up to the log's cuts, after which nothing comes."""
+        """Limits for returns up to the log's cuts, without a future after them."""
         low, high = self.bounds
         return dataclasses.replace(self, bounds=(min(low, 0.0), max(high, 0.0)))
 
     def reasons_for_no_interval(self, by_rows: bool = False) -> list[str]:
-        """Why a calibrated interval from this log would be made up; empty where it would not.
+        """Reasons why the log is no evidence for a calibrated interval; empty if it is.
 
         by_rows: the interval asks only that rewards and next states are drawn independently, row by row; then
         one episode is enough to tell how the value at given start states varies.
@@ -94,7 +94,7 @@ class Limits:
 
     @property
     def _slack(self) -> tuple[float, float]:
-        """How far beyond each bound a number may lie by rounding and unfinished training alone."""
+        """Distance beyond each bound that rounding and unfinished training alone can explain."""
         of_bound, of_largest = _NEAR
         least = of_largest * max(map(abs, self.bounds))
         low, high = (max(of_bound * abs(bound), least) for bound in self.bounds)
@@ -103,7 +103,7 @@ class Limits:
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
         """Drop an interval against which there are ``reasons``, or cut it to the bounds.
 
-        reasons: None where the interval is certified, and holds whatever the log lacks.
+        reasons: None for a certified interval, which is kept.
         """
         low, high = self.bounds
         warnings, interval, value = list(found.warnings), found.interval, found.value
@@ -123,7 +123,7 @@ class Limits:
         return dataclasses.replace(found, value=value, interval=interval, warnings=tuple(warnings))
 
     def impossible(self, value: float) -> str | None:
-        """A clause on a value that rewards and γ do not allow; None for one that they do."""
+        """Clause on a value that rewards and γ do not allow; None for a possible value."""
         low, high = self.bounds
         below, above = self._slack
         if low - below <= value <= high + above:
@@ -131,7 +131,7 @@ class Limits:
         return f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], {_WHERE}"
 
     def cut(self, interval: Interval) -> tuple[Interval | None, str | None]:
-        """The part of an interval that rewards and γ allow, and a sentence where that is less than all."""
+        """Part of an interval that rewards and γ allow, and a sentence if that is not all of it."""
         low, high = self.bounds
         text = f"[{interval.low:.4g}, {interval.high:.4g}]"
         within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
@@ -145,7 +145,7 @@ class Limits:
 
 
 def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:
-    """A sentence where two heads of the same networks exclude each other's values; None where none do.
+    """Sentence if the intervals of two heads of the same networks are disjoint; else None.
 
     scale: the rms return.
     """
@@ -173,13 +173,13 @@ def value_bounds(
 
 
 def reward_range(rewards: np.ndarray) -> tuple[float, float] | None:
-    """The least and the largest, None of no rewards."""
+    """Smallest and largest reward; None without rewards."""
     return (float(rewards.min()), float(rewards.max())) if len(rewards) else None
 
 
 @dataclass(frozen=True)
 class MeanAndSpread:
-    """Count, mean and sum of squared deviations; two of them add up to that of both samples."""
+    """Count, mean and sum of squared deviations of a sample; ``+`` joins two samples."""
 
     count: float = 0.0
     mean: float = 0.0
@@ -187,14 +187,14 @@ class MeanAndSpread:
 
     @classmethod
     def of(cls, values: np.ndarray) -> MeanAndSpread:
-        """Of some numbers."""
+        """Statistics of some numbers."""
         if not len(values):
             return cls()
         mean = float(values.mean())
         return cls(float(len(values)), mean, float(np.square(values - mean).sum()))
 
     def __add__(self, other: MeanAndSpread) -> MeanAndSpread:
-        """(Chan, Golub and LeVeque 1983)"""
+        """Statistics of both samples together (Chan, Golub and LeVeque 1983)."""
         count = self.count + other.count
         if count == 0.0:
             return self
@@ -204,13 +204,13 @@ class MeanAndSpread:
 
     @property
     def effective_count(self) -> float:
-        """(Σ)² / Σ² of the numbers, their count where all are equal; 0 of none."""
+        """Effective count (Σx)² / Σx²: the count if all numbers are equal, 0 without numbers."""
         total = self.squares + self.count * self.mean**2
         return (self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean; None for fewer than two numbers."""
+        """Standard error of the mean; None for fewer than two numbers."""
         if self.count < 2.0:
             return None
         return math.sqrt(self.squares / (self.count - 1.0) / self.count)
@@ -218,8 +218,8 @@ class MeanAndSpread:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """``returns``: of episodes, discounted, as they were cut. ``beyond``: of episodes, the share γ^length of
-    the horizon after the cut, 0 where the world ended. ``weights``: of units, the mean of their rows.
+    """Additive facts of a log. ``returns``: discounted, of episodes up to their cuts. ``beyond``: share
+    γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of each unit's rows.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
     weight, of those after which an episode goes on and of those that end one; None where there are none.
@@ -238,7 +238,7 @@ class LogFacts:
     weights: MeanAndSpread
 
     def bounds(self, gamma: float, given: tuple[float, float] | None = None) -> tuple[float, float]:
-        """Of every discounted sum of such rewards, or of rewards within the given bounds."""
+        """Bounds of every discounted sum of such rewards, or of rewards within the given bounds."""
         if given is None:
             return value_bounds(self.going_on, self.final, gamma)
         return value_bounds(given, None if self.final is None else given, gamma)

@@ -11,26 +11,26 @@ from koffline.errors import ConfigError, nearest_name
 WITHOUT_MODEL = ("is", "pdis", "wis", "wpdis")
 WITH_MODEL = ("dr", "wdr", "magic")
 OVER_EPISODES = WITHOUT_MODEL + WITH_MODEL
-WHOLE_WEIGHT = ("is", "wis")  # of whole episodes, not of each step
-CERTIFIABLE = {"is": False, "pdis": True}  # whether weights are those of each step
+WHOLE_WEIGHT = ("is", "wis")  # use the weight of the whole episode, not of each step
+CERTIFIABLE = {"is": False, "pdis": True}  # value: whether weights are those of each step
 
 FITTED = ("kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
-CLOSED_FORMS = ("mql", "lstdq", "mwl", "dualdice")  # in the features of the same networks
-ESTIMATORS = {  # in the order of tables: the family of each
+CLOSED_FORMS = ("mql", "lstdq", "mwl", "dualdice")  # solved in the features of the same networks
+ESTIMATORS = {  # estimator: family, in the order of tables
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),
     **dict.fromkeys(("is", "wis", "pdis", "wpdis"), "importance sampling"),
     **dict.fromkeys((*WITH_MODEL, "drl"), "doubly robust"),
 }
 
-# What they are called of a bandit's log.
+# Usual names of estimators for one-step (bandit) logs.
 BANDIT = {"kloss": "DM", "fqe": "DM", "is": "IPS", "pdis": "IPS", "wis": "SNIPS", "wpdis": "SNIPS"}
 
-AUTO = "auto"  # kloss, or dr where that is better by nature, see `koffline.ope.estimators.choose_estimator`
+AUTO = "auto"  # kloss, or dr for some one-step logs, see `koffline.ope.estimators.choose_estimator`
 
 # Kinds of intervals, as in `Interval.kind`.
-DEFAULT = "default"  # the estimator's own
-BOOTSTRAP = "bootstrap"  # of the networks
+DEFAULT = "default"  # the estimator's own kind
+BOOTSTRAP = "bootstrap"  # spread of the resampled networks
 BOOTSTRAP_PIVOT = "bootstrap-pivot"
 KERNEL_CALIBRATED = "kernel-calibrated"
 KERNEL_SIMULTANEOUS = "kernel-simultaneous"
@@ -42,13 +42,13 @@ HOEFFDING = "hoeffding"
 EMPIRICAL_BERNSTEIN = "empirical-bernstein"
 
 CERTIFIED_SYSTEM_KINDS = (KERNEL_CERTIFIED, DUAL)
-# Those made on a feature system, whatever the estimator.
+# Kinds made on a feature system, for any estimator.
 SYSTEM_KINDS = (BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, KERNEL_SIMULTANEOUS, *CERTIFIED_SYSTEM_KINDS)
 CALIBRATED_EPISODE_KINDS = (EPISODES_T, EPISODES_BOOTSTRAP)
 CERTIFIED_EPISODE_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
 EPISODE_KINDS = CALIBRATED_EPISODE_KINDS + CERTIFIED_EPISODE_KINDS
 CERTIFIED_KINDS = CERTIFIED_SYSTEM_KINDS + CERTIFIED_EPISODE_KINDS
-READ_OFF = "Bounds were read off the log. "  # how assumptions begin of what is no certificate for that
+READ_OFF = "Bounds were read off the log. "  # prefix of the assumptions of an uncertified interval
 KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 
 
@@ -61,13 +61,13 @@ def kinds_for(name: str) -> tuple[str, ...]:
 
 
 def check_estimator(name: str) -> None:
-    """ConfigError for a name that is none."""
+    """Raise ConfigError for an unknown estimator."""
     if name not in ESTIMATORS:
         raise ConfigError(f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS)}")
 
 
 def check_interval(name: str, kind: str) -> None:
-    """ConfigError for a kind that is none or that this estimator cannot have."""
+    """Raise ConfigError for an unknown kind, or one that this estimator does not have."""
     if name != AUTO:
         check_estimator(name)
     if kind not in KINDS:

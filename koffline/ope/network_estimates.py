@@ -6,8 +6,8 @@ rewards: the mean of ω r with ω = criticsᵀ B (BᵀB + λ)⁻¹ c. The same �
 ω = criticsᵀα: the marginalised importance weights that balance Z against c. So one fit is both a value
 function (minimax Q-learning) and a density ratio d^π/μ (minimax weight learning).
 
-Learnt features say the same whatever reads them: the spread over one network's rows is blind to what its
-features miss. So each form is solved for every network, on its own resampled units.
+The spread over rows of one network does not show what its features miss. Each form is therefore solved for
+every network, on its own resampled units.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from koffline.ope.working_log import Sums
 from koffline.ope.workspace import Workspace
 
 _SMALLEST, _LARGEST = 1e-10, 0.1
-_CRITICS, _CRITIC_RIDGE = 300, 0.1  # of DualDICE
+_CRITICS, _CRITIC_RIDGE = 300, 0.1  # critics of DualDICE, and their ridge
 _BLOCK = 8192
-_LARGE_RESIDUAL = 3.0  # times the rms return; a value function that is zero everywhere stays below one
+_LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero value function are below one
 
 
 @dataclass(frozen=True, eq=False)
 class CriticMoments(Sums):
-    """Σ w ψψᵀ (k, k) of some rows and Σ w."""
+    """Sums over rows of w ψψᵀ (k, k) and of w."""
 
     total: Float[Tensor, "critic critic"]
     weight: float
 
 
 def moments_of_part(critics: FourierFeatures, problem: EvaluationProblem, units: np.ndarray) -> CriticMoments:
-    """Of a part of the log."""
+    """Critic moments of a part of the log."""
     inputs, weights = torch.as_tensor(problem.kernel_inputs).double(), torch.as_tensor(problem.row_weights)
     total = torch.zeros(2 * critics.frequencies.shape[1], 2 * critics.frequencies.shape[1]).double()
     for block, own in zip(inputs.split(_BLOCK), weights.split(_BLOCK), strict=True):
@@ -88,7 +88,7 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
 
 
 def usual_ridge(rows: float, power: float) -> float:
-    """A relative ridge that fits n rows without asking them: n^−power, between 1e-10 and 0.1.
+    """Relative ridge by the number n of rows alone: n^−power, between 1e-10 and 0.1.
 
     power: 1.5 for curvatures BᵀB, 1 for LSTD's matrix, found by measurement.
     """
@@ -126,7 +126,7 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
     if name in FITTED:
         diagnostics = _diagnostics_of_networks(workspace, name)
         warnings = tuple(_doubts(workspace, diagnostics, interval))
-    elif name == "mwl":  # whose weights those of the rows are
+    elif name == "mwl":  # weights of rows are those of mql
         diagnostics, warnings = workspace.row_sums.diagnostics(), workspace.row_sums.warnings()
         size = diagnostics["effective_units"]
     return PointEstimate(
@@ -142,7 +142,7 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
 
 
 def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
-    """Numbers about the trained networks."""
+    """Diagnostics of the trained networks as plain numbers."""
     fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head()
     residuals = workspace.held_pass.residuals(workspace.problem.reward_scale)
     agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
@@ -167,7 +167,7 @@ def spread_of_networks(workspace: Workspace) -> float:
 
 
 def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:
-    """Reasons to distrust the trained networks."""
+    """Yield warnings about the trained networks."""
     fitted, scale, rms = workspace.fitted, workspace.problem.reward_scale, diagnostics["residual_rms"]
     if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
         heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())

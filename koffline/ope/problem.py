@@ -18,12 +18,12 @@ from koffline.policies import DiscretePolicy, Policy
 from koffline.store.files import reading
 from koffline.untrusted.arrays import array_names, read_array, read_arrays
 
-# Standardised next states and policy actions are cut here, so that one far outlier cannot blow a network up.
+# Bound of standardised next states and policy actions, so that one outlier does not dominate a network.
 _FAR = 10.0
 _MOST_INPUTS = 4096
-_START_DRAWS = 16_384  # of a continuous policy's actions, over all start states
+_START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
 _START_NAMES = ("initial_observations", "observations")
-_LARGEST = 1e100  # squares and discounted sums of anything below stay finite
+_LARGEST = 1e100  # largest number whose squares and discounted sums are finite
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -59,14 +59,14 @@ class EvaluationProblem:
     start_probabilities: np.ndarray | None = None
 
     def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
-        """Any observations (M, ...), with continuous actions (M, k) beside them, as ``inputs`` are."""
+        """Standardise observations (M, ...), with continuous actions (M, k) appended, like ``inputs``."""
         columns = _flat(observations)
         if self.n_actions is None and actions is not None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
         return _standardise(columns, self.input_location, self.input_scale)
 
     def without_rows(self) -> EvaluationProblem:
-        """Its units alone, so that what needs no more does not keep a log alive."""
+        """Copy without rows, only with units of measurement, which keeps no log in memory."""
         emptied: dict[str, Any] = {
             field.name: getattr(self, field.name)[:0]
             for field in dataclasses.fields(self)
@@ -76,7 +76,7 @@ class EvaluationProblem:
 
     @property
     def n_rows(self) -> int:
-        """N."""
+        """Number N of rows."""
         return len(self.rewards)
 
     @property
@@ -174,7 +174,7 @@ def prepare_problem(
 
 
 def _check_magnitude(name: str, column: np.ndarray) -> None:
-    """DataError for numbers whose squares would overflow."""
+    """Raise DataError for numbers whose squares would overflow."""
     if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
         row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
         raise DataError(
@@ -229,7 +229,7 @@ def _weights(log: Transitions, like: EvaluationProblem | None) -> tuple[np.ndarr
         return weights / like.weight_scale, like.weight_scale
     if not weights.any():
         raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
-    largest = float(weights.max())  # so that no sum overflows
+    largest = float(weights.max())  # divided first, so that no sum overflows
     scale = largest * float((weights / largest).mean())
     return weights / scale, scale
 

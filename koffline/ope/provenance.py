@@ -1,4 +1,4 @@
-"""Which rows a value function was fitted to: a test on those rows says nothing.
+"""Rows that a value function was fitted to, on which a test of it is not valid.
 
 Rows are recognised by fingerprints of (s, a, r, s'), rounded to float32 as models and files keep them: an
 overlap shows after any selection, reordering or change of file format. Where a world repeats itself (few
@@ -25,7 +25,7 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.untrusted.limits import read_json
 
 _DEVIATIONS = 4.0
-_REPEATS = 0.5  # share of rows with a twin from which on equal rows tell nothing
+_REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
 _RECORD = "run.json"
 _LOG = logging.getLogger(__name__)
 
@@ -41,13 +41,13 @@ class Provenance:
 
     @classmethod
     def of(cls, transitions: Transitions) -> Provenance:
-        """The provenance of something fitted to this log; rows of weight zero taught it nothing."""
+        """Provenance of a function fitted to this log, without rows of weight zero."""
         rows = row_fingerprints(transitions)
         return cls(rows if transitions.weights is None else rows[transitions.weights > 0.0])
 
 
 def row_fingerprints(transitions: Transitions) -> UInt64[np.ndarray, " row"]:
-    """(N,) one number per (s, a, r, s') rounded to float32; equal rows have equal numbers."""
+    """Fingerprint (N,) of each row's (s, a, r, s'), rounded to float32; equal rows have equal ones."""
     with np.errstate(over="ignore", invalid="ignore"):
         return hash_rows(transitions, precision=np.float32)
 
@@ -74,8 +74,8 @@ def measure_freshness(
         return True, ()
     values, counts = np.unique(trained, return_counts=True)
     seen = float(np.isin(tested, values).mean())
-    twins = float(counts[counts > 1].sum() / len(trained))  # what fresh rows of the same world would show
-    fewer = 1.0 / min(len(trained), len(tested))  # where no twin was found there may still be a few
+    twins = float(counts[counts > 1].sum() / len(trained))  # share expected of fresh rows
+    fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
     chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
     margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
     if seen > twins + margin:
@@ -108,7 +108,7 @@ def rows_of_run(model: Path) -> Provenance | None:
         data, digest = record["config"]["data"], record["digests"]["data"]
         source, continuous, discrete = data["source"], data.get("continuous"), data.get("discrete")
         if "://" in str(source):
-            return None  # a record that came with a model must not make this machine call another one
+            return None  # an untrusted record must not cause network access
         space = Discrete(discrete) if discrete else None
         log = open_transitions(source, space if continuous is None else Bounds(*continuous))
         if log.sha256 != digest:

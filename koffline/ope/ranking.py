@@ -28,7 +28,7 @@ from koffline.policies import ContinuousPolicy
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
-_DRAWS = 0x647261  # keeps the policies' own draws apart from those of episodes and seeds
+_DRAWS = 0x647261  # separates the policies' draws from those of episodes and seeds
 _PAIRED = (
     "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
     "every policy; p-values corrected for all pairs (Holm)."
@@ -51,7 +51,7 @@ Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 @dataclass(frozen=True, eq=False)
 class RankedPolicy(Record):
-    """One policy's place. ``maybe_best``: no other is significantly better. ``uplift``: as of an estimate."""
+    """One policy in a ranking. ``maybe_best``: none is significantly better. ``uplift``: as in `Estimate`."""
 
     rank: int
     name: str
@@ -146,7 +146,7 @@ def select_policies(
         except KofflineError as error:
             failed[name] = str(error)
             if not estimates and len(failed) == len(named) and len(set(failed.values())) == 1:
-                raise  # a matter of the log
+                raise  # a fault of the log, not of the policy
     if len(estimates) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
@@ -190,7 +190,7 @@ def select_policies(
 
 
 def _compare(names: list[str], found: list[Estimate], level: float) -> tuple[tuple[Comparison, ...], str]:
-    """By paired replicas, else by intervals, else not at all; and the sentence that says which."""
+    """Compare by paired replicas, else by intervals, else not at all; and a sentence on the method."""
     intervals = [estimate.interval for estimate in found if estimate.interval is not None]
     evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(intervals) < len(found):
@@ -203,7 +203,7 @@ def _compare(names: list[str], found: list[Estimate], level: float) -> tuple[tup
 
 
 def _warnings(names: list[str], found: list[Estimate], failed: dict[str, str]) -> tuple[str, ...]:
-    """What all policies share is said once; the rest with the policy's name."""
+    """Warnings: common ones once, the others with the policy's name."""
     shared = [text for text in found[0].warnings if all(text in other.warnings for other in found)]
     pairs = zip(names, found, strict=True)
     own = [f"{name}: {text}" for name, one in pairs for text in one.warnings if text not in shared]
@@ -229,7 +229,7 @@ def _named_policies(
 
 
 def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
-    """Finite numbers, one for each policy; ConfigError otherwise."""
+    """True values by policy. Raises ConfigError unless there is one finite number per policy."""
     if not isinstance(truths, Mapping) and len(truths) == len(names):
         truths = dict(zip(names, truths, strict=True))
     if not isinstance(truths, Mapping) or set(truths) != set(names):

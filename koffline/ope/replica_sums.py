@@ -1,4 +1,4 @@
-"""What a part of a log leaves of all replicas: the linear systems of last layers, values of start states."""
+"""Sums over a part of a log for all replicas: linear systems of last layers, values of start states."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from koffline.replicas import StackedMLP
 
 @dataclass(frozen=True, eq=False)
 class PartSystems(Sums):
-    """What a part of the log leaves of all replicas' last layers.
+    """Sums over a part of the log for the last layers of all replicas.
 
-    Their linear systems, Σ w of rows (R,), Σ w φ(s0) (R, 2, p) and Σ w (R, 2) of start states: as each
-    replica's sample weighs them, and as the log does.
+    Linear systems, Σ w of rows (R,), Σ w φ(s0) (R, 2, p) and Σ w (R, 2) of start states; the axis of size 2:
+    weights of each replica's sample, and of the log.
     """
 
     systems: LinearSystems
@@ -38,7 +38,7 @@ def systems_of_part(
     problem: EvaluationProblem,
     units: np.ndarray,
 ) -> PartSystems:
-    """Of a part of the log."""
+    """Last-layer sums of a part of the log."""
     device = str(network.flat.device)
     weights = torch.as_tensor(resampling.row_counts(problem, units) * problem.row_weights, device=device)
     systems = accumulate_systems(network, make_table(problem, device), instruments, weights)
@@ -50,7 +50,7 @@ def systems_of_part(
 def start_features(
     network: StackedMLP, problem: EvaluationProblem, weights: Float[Tensor, "replica 2 start"]
 ) -> Float[Tensor, "replica 2 parameter"]:
-    """Σ w E_{a~π} φ(s0, a)."""
+    """Weighted sum over start states of E_{a~π} φ(s0, a)."""
     inputs = torch.as_tensor(problem.start_inputs).to(network.flat)
     read = problem.start_probabilities
     readout = None if read is None else torch.as_tensor(read).to(network.flat)
@@ -67,7 +67,7 @@ def start_features(
 class StartSums(Sums):
     """Σ w (R, 2, G) and, by head, Σ w v (H, R, 2, G) of start states' values v, for each of G groups.
 
-    As each replica's sample weighs them, and as the log does.
+    The axis of size 2: weights of each replica's sample, and of the log.
     """
 
     weights: Tensor
@@ -81,7 +81,7 @@ class StartSums(Sums):
         weights: Float[Tensor, "replica 2 start"],
         share: Float[Tensor, "start group"] | None = None,
     ) -> StartSums:
-        """share: of a start state that belongs to each group; None for one group of all."""
+        """Sums by group. share: of each start state in each group; None for one group of all."""
         share = torch.ones(weights.shape[2], 1) if share is None else share
         share = share.to(weights)
         each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
@@ -95,12 +95,12 @@ class StartSums(Sums):
 
     @property
     def means(self) -> np.ndarray:
-        """(H, R, 2) of all groups together."""
+        """Means (H, R, 2) over all groups together."""
         return (self.values.sum(dim=-1) / self.weights.sum(dim=-1)).numpy()
 
 
 def starts_of_part(
     heads: dict[str, StackedMLP], resampling: Resampling, problem: EvaluationProblem, units: np.ndarray
 ) -> StartSums:
-    """The values of a part's start states by every head."""
+    """Sums of the values of a part's start states by every head."""
     return StartSums.of(heads, problem, resampling.start_weights(problem, units))

@@ -23,7 +23,7 @@ _SAMPLE_ROWS = 20_000
 
 @dataclass(frozen=True, eq=False)
 class ResidualSummary:
-    """In units of the reward.
+    """Residuals and held-out losses in units of the reward.
 
     ``held_out_kernel_loss`` is the U-statistic on the episodes that a resampled replica did not draw,
     averaged over those replicas: unbiased for the kernel loss of its network. ``held_out_ratio`` divides the
@@ -40,7 +40,7 @@ class ResidualSummary:
 
 @dataclass(frozen=True, eq=False)
 class PassOverRows(Sums):
-    """What networks leave of some rows.
+    """Columns and sums of one pass of the networks over rows.
 
     ``columns`` by row: ``now`` and ``later``, mean values by the networks that did not see its episode (by
     all resampled ones where each did: 0.63^12 = 0.4 % with 12), ``weights`` ω by the same, ``unseen`` whether
@@ -56,7 +56,7 @@ class PassOverRows(Sums):
 
     @property
     def values(self) -> RowValues:
-        """The values and weights of rows: cross-fitting at no extra cost."""
+        """Out-of-bag values and weights of the rows."""
         found = self.columns.joined()
         unseen = float(found["unseen"].mean())
         return RowValues(found["now"], found["later"], found["starts"], unseen, found["weights"])
@@ -83,7 +83,7 @@ class PassOverRows(Sums):
 
 @dataclass(frozen=True, eq=False)
 class RowReader:
-    """F' networks of the whole log and R' of resampled units, which give rows the weights ψᵀα."""
+    """F' networks of the whole log and R' of resampled units, with the duals of their row weights ψᵀα."""
 
     network: StackedMLP
     full: int
@@ -93,7 +93,7 @@ class RowReader:
 
     @classmethod
     def of(cls, fitted: FittedValues, head: str) -> RowReader:
-        """Those replicas of a head that did not diverge."""
+        """Reader with the replicas of a head that did not diverge."""
         whole, full = fitted.ensemble.resampling, fitted.ensemble.full
         kept = np.flatnonzero(fitted.alive)
         streams = tuple(whole.streams[number - full] for number in kept if number >= full)
@@ -104,7 +104,7 @@ class RowReader:
         )
 
     def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> PassOverRows:
-        """Of a part of a log."""
+        """Pass over the rows of a part of a log."""
         table, full = make_table(problem, str(self.network.flat.device)), self.full
         own = torch.as_tensor(problem.row_weights)
         left_out = torch.as_tensor(self.resampling.row_counts(problem, units) == 0)  # (R', N)

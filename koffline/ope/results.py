@@ -1,4 +1,4 @@
-"""What estimators and evaluations return: values, intervals and what stands behind them; records as JSON."""
+"""Results of estimators and evaluations: values, intervals and their evidence; records as JSON."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Record:
         return {field.metadata.get("key", field.name): plain(getattr(self, field.name)) for field in shown}
 
     def to_json(self, timing: bool = True) -> str:
-        """One JSON object, keys in reading order. timing: with seconds, which no two runs share."""
+        """The record as JSON, keys in reading order. timing: include seconds, which differ in every run."""
         return as_json(self.as_dict(), timing)
 
 
@@ -44,13 +44,13 @@ def plain(value: Any) -> Any:
 
 
 def as_json(content: Mapping[str, Any], timing: bool = True) -> str:
-    """One JSON object, keys in reading order. timing: with seconds, which no two runs share."""
+    """A mapping as JSON, keys in reading order. timing: include seconds, which differ in every run."""
     kept = content if timing else without_seconds(content)
     return json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def without_seconds(content: Any) -> Any:
-    """The same without the entries called ``seconds``, at any depth."""
+    """Copy of ``content`` without the entries named ``seconds``, at any depth."""
     if isinstance(content, Mapping):
         return {key: without_seconds(part) for key, part in content.items() if key != "seconds"}
     return [without_seconds(part) for part in content] if isinstance(content, (list, tuple)) else content
@@ -61,7 +61,7 @@ CERTIFIED, CALIBRATED = "certified", "calibrated"
 
 @dataclass(frozen=True)
 class Interval(Record):
-    """An interval for the value and what stands behind it.
+    """An interval for the value, with its kind and assumptions.
 
     ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …) and is never to be read without
     it: a calibrated interval is right on average over many logs (asymptotically, or by resampling), a
@@ -78,7 +78,7 @@ class Interval(Record):
 
     @property
     def width(self) -> float:
-        """high − low."""
+        """Width high − low."""
         return self.high - self.low
 
     def holds(self, value: float) -> bool:
@@ -94,7 +94,7 @@ class Interval(Record):
 
 
 def check_level(level: float) -> None:
-    """ConfigError unless 0 < level < 1."""
+    """Raise ConfigError unless 0 < level < 1."""
     if not 0.0 < level < 1.0:
         raise ConfigError(f"level is {level}; give a number strictly between 0 and 1, as in 0.95")
 
@@ -152,7 +152,7 @@ class Verdict(Record):
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a person looks at beside the number; arrays for the plots of the report.
+    """Arrays for the plots of the report.
 
     Shapes: ``steps (T,)``, ``objective (R, T)``, ``values (R, T)`` over training for R replicas;
     ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with
@@ -218,7 +218,7 @@ class Estimate(Record):
 
 @dataclass(frozen=True, eq=False)
 class EstimateRow(Record):
-    """One estimator's answer, or why it has none.
+    """One estimator's estimate, or the reason for none.
 
     ``estimate`` is None exactly where ``reason`` is not; ``seconds`` count what was computed for this row
     only: what several estimators share is paid by the first.
@@ -241,7 +241,7 @@ class EstimateRow(Record):
 
 @dataclass(frozen=True, eq=False)
 class BoundRow(Record):
-    """An interval for the value that no single estimator owns, or why there is none."""
+    """An interval that belongs to no single estimator, or the reason for none."""
 
     kind: str
     interval: Interval | None
@@ -250,7 +250,7 @@ class BoundRow(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EstimateTable(Record):
-    """What every estimator says the policy is worth, and the bounds that hold whatever they say.
+    """Estimates of a policy's value by several estimators, and bounds that belong to none of them.
 
     ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows (coverage, the
     log); each row has its own as well.

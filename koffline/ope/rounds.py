@@ -1,4 +1,4 @@
-"""How long networks are trained: in rounds, with last layers solved between them, until nothing changes."""
+"""Length of training: in rounds, with last layers solved in between, until the estimate settles."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.replica_sums import StartSums
 from koffline.replicas import StackedMLP
 
-SHORTEST, MOST_STEPS = 1000, 16_000  # of a round, in all; coverage was tested at two rounds
-_EPOCHS = 40  # how often rows are seen before training may stop
-_BETTER = 0.9  # times the held-out kernel loss of half as many steps: features are still learnt
-_SHARP = 0.2  # width, times the rms return, of an interval that better features would not help
-_SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of a last layer that training changes again
-_LEAST = 0.01  # of the rms return: less is no difference
+SHORTEST, MOST_STEPS = 1000, 16_000  # least in a round, most in total; coverage was tested at two rounds
+_EPOCHS = 40  # epochs before training may stop
+_BETTER = 0.9  # features still improve if the held-out loss falls below this share of the one before
+_SHARP = 0.2  # width, in rms returns, below which better features would not help an interval
+_SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of the last layers between rounds
+_LEAST = 0.01  # least difference, in rms returns
 
 
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
@@ -33,12 +33,12 @@ def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[i
 
 
 class Watch:
-    """Solves last layers between rounds, on some rows, and says whether more training would change anything.
+    """Solve last layers between rounds, on some rows, and decide whether to stop training.
 
-    It would where the mean estimate has moved since half as many steps, measured against the interval's
-    width, or where that is wide and the kernel loss of rows that a resampled network has not seen still
-    falls; it would only harm where that rises. A hundredth of the rms return is no move; replicas that
-    diverged have no say.
+    Training goes on if the mean estimate has moved since half as many steps, relative to the interval's
+    width, or if the interval is wide and the kernel loss of rows that resampled networks have not seen still
+    falls; it stops if that loss rises. Moves below a hundredth of the rms return do not count; diverged
+    replicas are ignored.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Watch:
         self._table = table.select(rows.to(table.inputs.device))
         self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
         self._weights = ensemble.row_weights[:, rows].to(table.inputs.device)
-        unseen = (ensemble.row_counts == 0) & (ensemble.row_weights[0] > 0.0)  # no weight, no evidence
+        unseen = (ensemble.row_counts == 0) & (ensemble.row_weights[0] > 0.0)  # with weight
         self._unseen = unseen[:, rows].to(self._weights)
         self._before: tuple[np.ndarray, float] | None = None
 

@@ -1,7 +1,7 @@
-"""How a log that is not held in memory is read: memory, where passes run, and what a killed pass has summed.
+"""Passes over a log that is not held in memory: memory, workers, and saved sums of an unfinished pass.
 
-What it has summed so far is one file per pass, from which the same evaluation goes on: a pickle of records of
-sums, read by an unpickler that knows those records, arrays and tensors, and nothing else: it can run no code.
+The sums of a pass are saved in one file, from which the same evaluation continues: a pickle of records of
+sums. Its unpickler accepts only those records, arrays and tensors, so that it can run no code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from koffline.store.files import atomic_file
 from koffline.untrusted.limits import check_regular
 
 DEFAULT_MEMORY = "2GB"
-SAVED = ".sums"  # what files of saved passes end in
+SAVED = ".sums"  # suffix of files of saved passes
 _ARRAYS = {
     (__name__, "torch_tensor"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -46,11 +46,11 @@ class StreamSettings(PassSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parse_memory(self.memory)  # whether it is enough depends on the log
+        parse_memory(self.memory)  # only its form; whether it is enough depends on the log
 
     @property
     def memory_bytes(self) -> int:
-        """The limit as a number."""
+        """Memory limit in bytes."""
         return parse_memory(self.memory)
 
 
@@ -65,7 +65,7 @@ def parse_memory(size: int | str) -> int:
 
 
 def pickled(value: Any) -> bytes:
-    """The same bytes in every process; tensors as arrays, whose own pickles hold addresses in memory."""
+    """Pickle to bytes equal in every process: tensors as arrays, because their pickles hold addresses."""
     import cloudpickle
     import torch
 
@@ -81,7 +81,7 @@ def pickled(value: Any) -> bytes:
 
 
 def torch_tensor(array: Any) -> Any:
-    """The tensor that was pickled as an array."""
+    """Rebuild a tensor that was pickled as an array."""
     import torch
 
     return torch.tensor(array)
@@ -89,7 +89,7 @@ def torch_tensor(array: Any) -> Any:
 
 class _SumsUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Arrays and tensors, and the records of sums of this package."""
+        """Allow arrays, tensors and this package's records of sums; refuse everything else."""
         if (module, name) in _ARRAYS:
             return super().find_class(module, name)
         if module.startswith("koffline.ope."):
@@ -100,18 +100,18 @@ class _SumsUnpickler(pickle.Unpickler):
 
 
 def read_sums(path: Path) -> tuple[int, Any]:
-    """How many items are summed, and their sum; bytes that are not ours: none."""
+    """Number of items summed, and their sum; (0, None) for an unreadable file."""
     try:
         check_regular(path)
         with path.open("rb") as file:
             done, total = _SumsUnpickler(file).load()
-    except Exception:  # bytes that are no pickle of ours fail in any way
+    except Exception:  # foreign bytes raise errors of any type
         return 0, None
     return done, total
 
 
 def write_sums(path: Path, sums: tuple[int, Any]) -> None:
-    """Save; a disk that takes nothing more costs the next run its head start alone."""
+    """Save the sums; if writing fails, the next run just starts from the beginning."""
     content = pickled(sums)
     with contextlib.suppress(OSError):
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Value functions to be examined: one record for Q(s, a), whoever fitted it or holds it."""
+"""Value functions under test: one record for Q(s, a) from any source."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class ValueFunction:
         return np.asarray(actions, dtype=np.int64 if isinstance(space, Discrete) else np.float64)
 
     def _checked_values(self, columns: list[np.ndarray], first: int) -> np.ndarray:
-        """(N,) float64 from an array, tensor or list, (N, 1) allowed; DataError with shape or row."""
+        """Check values: (N,) or (N, 1) from an array, tensor or list, as float64. Raises DataError."""
         rows = len(columns[0])
         try:
             raw = self.function(*columns)
@@ -129,7 +129,7 @@ def as_value_function(
     name: str | None = None,
     trained_on: Provenance | None = None,
 ) -> ValueFunction:
-    """A value function from whatever holds one.
+    """Make a value function from any object that holds one.
 
     q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
     file; ``package.module:name``; the result of `koffline.evaluate`; a torch module or a function of
@@ -150,7 +150,7 @@ def as_value_function(
 
 
 def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) -> ValueFunction:
-    """The value function that q is, holds or names, for a log of these spaces. Raises KofflineError."""
+    """Read the value function that q is, holds or names, for a log of these spaces. Raises KofflineError."""
     if isinstance(q, (str, Path)):
         return _read_named(q, space, shape, str(name or q))
     inner = getattr(q, "value_function", q)
@@ -271,7 +271,7 @@ def _reward_units(algo: Any) -> tuple[float, float, tuple[str, ...]]:
 
 
 def _positions(function: Callable[..., Any]) -> int | None:
-    """How many arguments must be given by position, None where that cannot be seen."""
+    """Number of required positional arguments; None if the signature is unknown."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some callables in C have no signature

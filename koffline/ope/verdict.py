@@ -1,4 +1,4 @@
-"""Whether a log answers the question at all: a verdict in words, from what the log itself shows."""
+"""Verdict in words on whether a log answers the question, from the log's own evidence."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from koffline.ope.results import BoundRow, Interval, PointEstimate, Uplift, Verd
 
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
-_WIDE, _TOO_WIDE = 0.25, 1.0  # half widths, times the rms return
-_FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # of weights
+_WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
+_FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics of weights
 
 
 def judge(
@@ -27,7 +27,7 @@ def judge(
     robust: PointEstimate | None = None,
     gaps: Sequence[str] = (),
 ) -> Verdict:
-    """*Supported*, *with care* or *not answerable from this log*, and why.
+    """Judge an estimate as *supported*, *with care* or *not answerable from this log*, with reasons.
 
     scale: the rms return. robust: the doubly robust estimate by the same networks, whose weights say whether
     the log visits what the policy does. gaps: what its reader found missing or unknown inside episodes.
@@ -44,12 +44,12 @@ def judge(
 
 
 def _detail(reason: str) -> str:
-    """A reason without the word for what is missing."""
+    """Text of a reason without its leading keyword."""
     return reason.partition(": ")[2]
 
 
 def _finding(found: PointEstimate) -> str:
-    """What the policy is worth, beside the policy that wrote the log where that is known."""
+    """Sentence on the policy's value, with that of the logging policy if known."""
     assert found.interval is not None
     worth = f"The policy is worth {plus_minus(found.value, found.interval)}"
     level, uplift = percent(found.interval.level), found.uplift
@@ -78,7 +78,7 @@ def plus_minus(value: float, interval: Interval) -> str:
 
 
 def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Iterator[str]:
-    """Why nothing can be said."""
+    """Yield reasons why the log does not answer."""
     if coverage.reasons:
         yield f"support: {coverage.reasons[0]}"
     elif found.interval is None:
@@ -91,7 +91,7 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Iterator
 def _doubts(
     found: PointEstimate, limits: Limits, coverage: float, scale: float, robust: PointEstimate | None
 ) -> Iterator[str]:
-    """Reasons to act on an answer with care."""
+    """Yield reasons to act on an answer with care."""
     assert found.interval is not None
     if coverage < LOW_COVERAGE:
         yield f"support: {coverage:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
@@ -128,9 +128,9 @@ def _doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
 
 
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
-    """No uplift and no interval where the log does not answer.
+    """The estimate without uplift and interval if the log does not answer.
 
-    A certificate without guesses stays, and all of an estimate whose interval is the reason: it is too wide.
+    A certificate without guesses stays. So does an interval that is itself the reason: it is too wide.
     """
     if verdict.answer != NOT_ANSWERABLE or _is_reason(found.interval, verdict):
         return found
@@ -141,7 +141,7 @@ def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
 
 
 def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
-    """The same of an interval that no estimator owns."""
+    """`without_guesswork` for an interval that belongs to no estimator."""
     is_open = verdict.answer == NOT_ANSWERABLE and bound.interval is not None
     if not is_open or _is_certificate(bound.interval) or _is_reason(bound.interval, verdict):
         return bound
@@ -149,12 +149,12 @@ def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
 
 
 def _is_certificate(interval: Interval | None) -> bool:
-    """Whether it holds whatever the log lacks, and no bound was read off it."""
+    """Whether an interval is certified, with no bound read off the log."""
     is_certified = interval is not None and interval.kind.split(" ")[0] in CERTIFIED_KINDS
     return is_certified and interval is not None and not interval.assumptions.startswith(READ_OFF)
 
 
 def _is_reason(interval: Interval | None, verdict: Verdict) -> bool:
-    """Whether a calibrated interval is itself why there is no answer."""
+    """Whether a calibrated interval is the reason why there is no answer: it is too wide."""
     is_calibrated = interval is not None and interval.kind.split(" ")[0] not in CERTIFIED_KINDS
     return is_calibrated and verdict.reasons[0].startswith("size: ")

@@ -33,12 +33,12 @@ from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
 from koffline.policies import Policy
 
-_LIBRARIES = 600_000_000  # bytes of a process before it holds rows
-_SHARE = 0.25  # of the other memory for the rows of a part; what is made of them has the rest
-SECONDS_BETWEEN_SAVES = 20.0  # of a pass over shards
-_DRAWS = 31  # of actions, a stream of their own
+_LIBRARIES = 600_000_000  # bytes of a process without rows
+_SHARE = 0.25  # share of the remaining memory for the rows of a part; derived arrays get the rest
+SECONDS_BETWEEN_SAVES = 20.0  # in a pass over shards
+_DRAWS = 31  # random stream of the actions
 _LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
-# Records of sums that travel in a pass with workers: each may have 200 MB.
+# Limits on the records of sums that workers return: each may have 200 MB.
 _ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
 
 
@@ -51,7 +51,7 @@ class LogPart:
 
 
 class Sums:
-    """A dataclass of what is left of some rows: two add up, field by field, to that of both their rows."""
+    """Base of dataclasses of additive sums over rows: ``+`` adds field by field."""
 
     def __add__(self, other: Any) -> Any:
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, eq=False)
 class Columns(Sums):
-    """Arrays by name with a number for each row or unit, in the order of the log; sums are longer ones."""
+    """Arrays by name with one entry per row or unit, in the order of the log; ``+`` concatenates."""
 
     parts: tuple[dict[str, np.ndarray], ...]
 
@@ -76,7 +76,7 @@ class Columns(Sums):
 class WorkingLog:
     """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
 
-    ``answers``: what tells the policy from others, for passes that go on where a killed run was.
+    ``answers``: bytes that identify the policy, to resume a pass of a killed run.
     """
 
     log: Transitions | LazyTransitions
@@ -92,7 +92,7 @@ class WorkingLog:
 
     @cached_property
     def merged(self) -> DistinctLog:
-        """The rows in memory without copies of units, whose weight stands for them.
+        """The rows in memory with copies of units merged into weights.
 
         A sample of a larger log is left as it is: copies of its units may lie outside it.
         """
@@ -108,7 +108,7 @@ class WorkingLog:
         return LogPart(rows, np.arange(rows.n_episodes if rows.has_episodes else len(rows)))
 
     def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
-        """The sum over parts of the log of what ``summarise`` makes of each.
+        """Sum ``summarise`` over all parts of the log.
 
         summarise: can be sent to other processes. row_bytes: what it needs of memory for each row. Raises
         DataError for rows that cannot be read.
@@ -122,7 +122,7 @@ class WorkingLog:
         return self._fold_shards(self.log, _Pass(self.log, summarise, rows, torch.get_num_threads()))
 
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
-        """Go on from what an earlier run has saved of the same pass, and save what this one adds up."""
+        """Sum over shards; continue from the saved sums of the same pass, and save the sums now and then."""
         names = [shard.name for shard in log.shards]
         items = _items(log)
         saved = self._saved(log, plan, items)
@@ -143,7 +143,7 @@ class WorkingLog:
         return _there_are_rows(total)
 
     def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> Path | None:
-        """The file of this pass: its name is a digest of everything that decides the sums."""
+        """File of this pass's sums, named by a digest of everything that determines them."""
         if self.stream.partial is None:
             return None
         files = [(shard.name, *_size_and_time(shard.name)) for shard in log.shards]
@@ -181,7 +181,7 @@ def in_problem(
     seed: int,
     part: LogPart,
 ) -> S:
-    """What a function makes of a part as a problem in the units of ``like``; actions are drawn anew."""
+    """Apply ``summarise`` to a part as a problem in the units of ``like``; actions are drawn anew."""
     generator = np.random.default_rng([seed, _DRAWS, int(part.units[0])])
     problem = prepare_problem(part.transitions, policy, gamma, action_draws, generator, like=like)
     return summarise(problem, part.units)
@@ -202,7 +202,7 @@ def hold(
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """What every worker receives: the log (paths alone) and what to make of its parts."""
+    """Input of every worker: the log (its paths) and the summary of its parts."""
 
     log: LazyTransitions
     summarise: Callable[[LogPart], Any]
@@ -253,7 +253,7 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
 
 
 def _size_and_time(name: str) -> tuple[int, int] | tuple[()]:
-    """What tells a file from an edited one without reading it: the digest of a bad shard cannot be taken."""
+    """Size and time of a file, which show an edit without reading it; empty for remote files."""
     try:
         found = os.stat(name)
     except OSError:  # storage elsewhere

@@ -1,4 +1,4 @@
-"""One evaluation: log, policy, settings, and what several estimators share, made when first needed."""
+"""Workspace of one evaluation: log, policy, settings, and shared quantities that are computed on demand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from koffline.store.run_record import versions
 
 
 class Workspace:
-    """What an estimator may ask for; nothing is computed twice.
+    """Quantities that estimators share, each computed at most once.
 
     The settings' seed decides everything random. ``initial_observations`` (E, …) replace the log's own start
     states. ``log``: with what of it is held in memory.
@@ -59,7 +59,7 @@ class Workspace:
         return dataclasses.replace(problem, value_bounds=(low / scale, high / scale))
 
     def fold(self, summarise: Summarise[S]) -> S:
-        """The sum over all parts of the log of what a function makes of each, its problem and its units."""
+        """Sum ``summarise`` of problem and units over all parts of the log."""
         if self.log.is_whole:
             return summarise(self.problem, self.log.held.units)
         settings, problem = self.settings, self.problem
@@ -71,12 +71,12 @@ class Workspace:
 
     @cached_property
     def facts(self) -> LogFacts:
-        """What all rows say without a model."""
+        """Facts of all rows that need no model."""
         return self.log.fold(partial(log_facts, gamma=self.settings.gamma))
 
     @cached_property
     def limits(self) -> Limits:
-        """What the log can say at all."""
+        """Limits that the log sets to any estimate."""
         facts, merged, gamma = self.facts, self.log.merged, self.settings.gamma
         has_episodes, (low, high) = self.transitions.has_episodes, facts.bounds(gamma)
         return Limits(
@@ -94,7 +94,7 @@ class Workspace:
 
     @cached_property
     def ensemble(self) -> Ensemble:
-        """Which rows every network is trained on."""
+        """Replicas with the rows that each is trained on."""
         full, resampled = self.settings.full_replicas, self.settings.resampled_replicas
         return draw_ensemble(self.problem, full, resampled, self.settings.seed, self.log.held.units)
 
@@ -113,7 +113,7 @@ class Workspace:
 
     @cached_property
     def held_pass(self) -> PassOverRows:
-        """What the networks of the chosen head leave of the rows in memory."""
+        """Pass of the networks of the chosen head over the rows in memory."""
         return RowReader.of(self.fitted, self.fitted.head)(self.problem, self.log.held.units)
 
     @cached_property
@@ -125,23 +125,23 @@ class Workspace:
 
     @cached_property
     def behavior_values(self) -> np.ndarray | None:
-        """What the policy that wrote the log is worth, by every network."""
+        """Value of the logging policy by every network."""
         facts = self.facts
         return behavior_values(self.fitted, facts.terminated < (facts.episodes or facts.rows))
 
     @cached_property
     def row_values(self) -> RowValues:
-        """The same of every row."""
+        """Kernel-loss values of every row by networks that did not see its episode."""
         return self.held_values if self.log.is_whole else self.fold(RowReader.of(self.fitted, "kloss")).values
 
     @cached_property
     def held_sums(self) -> RowSums:
-        """What the doubly robust combination leaves of the rows in memory."""
+        """Doubly robust sums of the rows in memory."""
         return RowSums.of(self.problem, self.held_values)
 
     @cached_property
     def row_sums(self) -> RowSums:
-        """The same of every row."""
+        """Doubly robust sums of every row."""
         if self.log.is_whole:
             return self.held_sums
         found = self.fold(partial(_weigh, RowReader.of(self.fitted, "kloss")))
@@ -149,12 +149,12 @@ class Workspace:
 
     @cached_property
     def coverage(self) -> Coverage:
-        """How far the policy's actions are from logged ones."""
+        """Coverage of the policy's actions by the rows in memory."""
         return measure_coverage(self.problem, np.random.default_rng([self.settings.seed, 1]))
 
     @cached_property
     def held_system(self) -> FeatureSystem:
-        """The rows in memory in the features of the settings, for intervals that ask for every row.
+        """Feature system of the rows in memory, for intervals that need every row.
 
         Learned features are the hidden layers of the first network of the whole log.
         """
@@ -162,12 +162,12 @@ class Workspace:
             return self.fixed_system
         first = np.flatnonzero(self.fitted.alive[: self.ensemble.full])[:1].tolist()
         one = self.fitted.record.network.select(first)
-        exact = one.with_flat(one.flat.double())  # in which sums do not depend on blocks
+        exact = one.with_flat(one.flat.double())  # in float64 sums do not depend on the blocks
         return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0])
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
-        """The problem in random features, which are blind to rewards: what a certificate needs."""
+        """Feature system of random features, which do not depend on rewards, as a certificate requires."""
         settings = self.settings
         return self._system(
             default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
@@ -216,7 +216,7 @@ class Workspace:
         return self.row_values if self.sees_all_episodes else self.held_values
 
     def describe(self) -> dict[str, Any]:
-        """What every result record says of its run, beside the settings that it names itself."""
+        """Description of the run for every result record."""
         log, read = self.log.log, self.log.sample.transitions
         rows, episodes = (
             (len(read), read.n_episodes) if self.log.is_whole else (self.facts.rows, self.facts.episodes)
@@ -236,5 +236,5 @@ class Workspace:
 
 
 def _weigh(reader: RowReader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
-    """What a part of the log leaves."""
+    """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem, units).values)

@@ -26,7 +26,7 @@ SUM_TOLERANCE = 1e-4
 NEGATIVE_TOLERANCE = 1e-6
 _TORCHSCRIPT = "Traceback of TorchScript"
 Observations = Shaped[np.ndarray, "row *observation"]
-Actions = Float[np.ndarray, "row action"]  # of k numbers, or the probabilities of n actions
+Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
 def chunk_rows_for(observation_shape: Sequence[int], repeats: int = 1) -> int:
@@ -89,11 +89,11 @@ class ContinuousPolicy:
 
     @property
     def deterministic(self) -> bool:
-        """True when `sample` returns the mean action."""
+        """Whether `sample` returns the mean action."""
         return self.sample_function is None
 
     def mean(self, observations: Observations) -> Actions:
-        """Mean (for a deterministic policy: the) actions (N, k), float64. Raises PolicyError."""
+        """Mean actions (N, k), float64; for a deterministic policy its actions. Raises PolicyError."""
         return _in_chunks(self, self.mean_function, checked_actions, (self.k,), observations)
 
     def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
@@ -109,7 +109,7 @@ class ContinuousPolicy:
 
     @property
     def why_no_density(self) -> str:
-        """Why `log_density` raises; empty where it does not."""
+        """Reason why `log_density` raises; empty if it does not."""
         if self.deterministic:
             return "it is deterministic: its actions have no density"
         if self.density_function is None:
@@ -175,14 +175,14 @@ def one_line(error: BaseException) -> str:
     """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
     text, kind = str(error).strip(), type(error).__name__
     if _TORCHSCRIPT in text:
-        text, kind = text.splitlines()[-1], "RuntimeError"  # torch has a type of its own
+        text, kind = text.splitlines()[-1], "RuntimeError"  # torch's errors have their own type
         text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
     message = " ".join(text.split())
     return f"{kind}: {message[:240]}" if message else kind
 
 
 def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
-    """Raise an error with the first sentence that holds; name: of what it is said."""
+    """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
     for sentence, holds in wrong.items():
         if holds:
             raise kind(f"{name}: {sentence}" if name else sentence)
@@ -196,7 +196,7 @@ def _in_chunks(
     observations: np.ndarray,
     *more: Any,
 ) -> np.ndarray:
-    """What the function gives for all rows, checked, (N, *columns); arrays among `more` are cut alike."""
+    """Call a function in chunks and check its output (N, *columns); arrays among `more` are chunked too."""
     result = np.empty((len(observations), *columns))
     for start in range(0, len(observations), policy.chunk_rows):
         rows = slice(start, start + policy.chunk_rows)
@@ -227,7 +227,7 @@ def _numbers(raw: Any, name: str) -> np.ndarray:
 
 
 def _output(raw: Any, rows: int, size: int, name: str, is_discrete: bool) -> np.ndarray:
-    """(N, size) probabilities or actions, or (N,) action indices; values unchecked."""
+    """Output as an array: probabilities or actions (N, size), or action indices (N,); values unchecked."""
     array = _numbers(raw, name)
     if array.shape == (rows, size) and (size > 1 or not is_discrete):
         return array
@@ -240,9 +240,9 @@ def _output(raw: Any, rows: int, size: int, name: str, is_discrete: bool) -> np.
 
 
 def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
-    """(N, n); rows are renormalised where they sum to 1 within 1e-4, indices become one-hot."""
+    """Check probabilities (N, n): rows that sum to 1 within 1e-4 are renormalised, indices become one-hot."""
     array = _finite(_output(raw, rows, n, name, is_discrete=True), "probabilities", name)
-    if n == 1:  # certain, whether that was said by its probability or by its index
+    if n == 1:  # the single action is certain, given as a probability or an index
         return np.ones((rows, 1))
     if array.ndim == 1:
         wrong = (array != np.floor(array)) | (array < 0) | (array >= n)
@@ -269,7 +269,7 @@ def checked_actions(raw: Any, rows: int, k: int, name: str) -> Actions:
 
 
 def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
-    """(N,); −inf is allowed."""
+    """Check log densities (N,); −inf is allowed."""
     array = _numbers(raw, name)
     is_wrong = array.shape not in ((rows,), (rows, 1)) or np.isnan(array) | (array == np.inf)
     if np.any(is_wrong):

@@ -29,7 +29,7 @@ from koffline.policies.base import (
 
 CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
 VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_high")
-_NEAR = 1e-6  # of the box: actions went through float32
+_NEAR = 1e-6  # tolerance relative to the box: actions were stored as float32
 _LARGEST_SQUASHED = 1.0 - 1e-6  # tanh of anything beyond 7.25 is stored as ±1
 _HALF_LOG_TAU = 0.5 * float(np.log(2.0 * np.pi))
 
@@ -110,14 +110,14 @@ def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndar
 
 
 def _uniform_log_density(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """(N,) minus the log volume of the box; −inf outside, up to float32 rounding."""
+    """Log density (N,) of the uniform law in the box; −inf outside, up to float32 rounding."""
     slack = _NEAR * (high - low)
     inside = ((actions >= low - slack) & (actions <= high + slack)).all(axis=1)
     return np.where(inside, -float(np.log(high - low).sum()), -np.inf)
 
 
 def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which numbers of actions lie on the lower and upper bound, up to rounding; none on infinite ones."""
+    """Masks of actions on the lower and on the upper bound, up to rounding; infinite bounds hold none."""
     low, high = np.broadcast_to(low, actions.shape[1:]), np.broadcast_to(high, actions.shape[1:])
     slack = _NEAR * np.where(np.isfinite(high - low), high - low, 0.0)
     return actions <= low + slack, actions >= high - slack
@@ -159,7 +159,7 @@ def squashed_gaussian_log_density(
 
 @dataclass(frozen=True, eq=False)
 class Mlp:
-    """Layers and what is done with the last one; checked when constructed, raising PolicyError.
+    """A small network: layers and an output function. Raises PolicyError if they do not fit.
 
     weights: one (in, out) array per layer; biases: one (out,) array per layer; `activation` between layers.
     One layer is a linear policy; on one-hot observations it is a table.
@@ -290,6 +290,6 @@ def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape
 
 
 def softmax(values: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """(N, n), stable for large values."""
+    """Softmax (N, n) of values / temperature, stable for large values."""
     raised = np.exp((values - values.max(axis=1, keepdims=True)) / temperature)
     return raised / raised.sum(axis=1, keepdims=True)

@@ -37,7 +37,7 @@ ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
     "or 'epsilon:0.1:<policy>'"
 )
-# Algorithms of d3rlpy that are no function of one observation.
+# Algorithms of d3rlpy whose actions depend on a history of observations.
 HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
 RANDOM = ("random_policy", "discrete_random_policy")
 _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
@@ -84,7 +84,7 @@ def _kind_of_zip(path: Path) -> str:
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
-    except Exception as error:  # a damaged table of contents fails in any way
+    except Exception as error:  # a damaged archive raises errors of any type
         what = f"the archive is truncated or corrupt ({one_line(error)})"
         raise PolicyError(f"{path}: {what}; copy it again") from error
     if any(name.endswith("/constants.pkl") for name in names):
@@ -101,7 +101,7 @@ def _kind_of_zip(path: Path) -> str:
 
 @dataclass(frozen=True)
 class D3File:
-    """What a .d3 file holds.
+    """Content of a .d3 file.
 
     observation_shape: a tuple of sides, or one such tuple per part; states: weights and the states of the
     optimisers by name.
@@ -170,7 +170,7 @@ def _loaded(load: Callable[[], Any], what: str) -> Any:
         return load()
     except (Refused, OSError) as error:
         raise PolicyError(f"{what} is not read: {error}; {_SAVE_AGAIN}") from None
-    except Exception as error:  # a hostile or truncated pickle may fail in any way
+    except Exception as error:  # a hostile or truncated pickle raises errors of any type
         asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
         wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
         if wanted:
@@ -180,9 +180,9 @@ def _loaded(load: Callable[[], Any], what: str) -> Any:
 
 
 def say_it_runs_code(name: str, how: str) -> None:
-    """A warning in the log, which Python writes to stderr unless the program decides otherwise.
+    """Log a warning that loading the file runs code.
 
-    Once per name and process; worker processes stay silent, their parent has said it.
+    Once per name and process; worker processes are silent, because their parent has warned.
     """
     if name in _SAID or multiprocessing.parent_process() is not None:
         return
@@ -209,7 +209,7 @@ def _unpack(content: bytes) -> Any:
 
 
 def _pack(module: Any) -> tuple[Callable[..., Any], tuple[bytes]]:
-    """How a loaded module travels to other processes: as the content of a file."""
+    """Pickle a loaded module as the content of a file."""
     import torch
 
     file = io.BytesIO()
@@ -220,14 +220,14 @@ def _pack(module: Any) -> tuple[Callable[..., Any], tuple[bytes]]:
 
 @contextmanager
 def _no_deprecation() -> Iterator[None]:
-    """Deprecated in favour of torch.export, but the files are there and d3rlpy writes no other."""
+    """Hide torch's deprecation of TorchScript, the only format that d3rlpy writes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
         yield
 
 
 class OnnxFunction:
-    """Observations to the only output of a model; it travels to other processes as the file's content."""
+    """Function from observations to the only output of a model; it is pickled as the file's content."""
 
     def __init__(self, content: bytes) -> None:
         import onnxruntime

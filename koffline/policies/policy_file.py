@@ -93,7 +93,7 @@ def save_mlp_policy(
     columns |= {"output": output, **{key: value for key, value in settings.items() if value is not None}}
     arrays = {key: _stored(value) for key, value in columns.items()}
     try:
-        mlp_from_arrays(arrays)  # a file that could not be read back is never written
+        mlp_from_arrays(arrays)  # checked before writing: the file must be readable
     except PolicyError as error:
         raise PolicyError(f"cannot write {path}: {error}") from error
     write_arrays(Path(path), FORMAT, VERSION, arrays)
@@ -103,7 +103,7 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
     """The network or grid in a file as a policy for a log with these spaces. Raises PolicyError."""
     try:
         arrays = untrusted.read_arrays(path)
-    except Exception as error:  # a hostile or truncated archive may fail in any way
+    except Exception as error:  # a hostile or truncated archive raises errors of any type
         raise PolicyError(f"{path}: the .npz cannot be read ({one_line(error)}); {_REMEDY}") from error
     kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
     known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"

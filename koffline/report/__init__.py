@@ -1,1 +1,1 @@
-"""What people look at: tables, plots and the HTML page."""
+"""Output for people: tables, plots and the HTML page."""

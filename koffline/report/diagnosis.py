@@ -25,7 +25,7 @@ _Z_NOTE = (
     "count more; the mean residual is the average over the rows within one bandwidth (of that action, where "
     "actions are discrete)."
 )
-_FEWEST = 5.0  # effective rows behind a local mean that is worth a colour
+_FEWEST = 5.0  # least effective rows of a local mean that is coloured
 _COLUMNS = 3
 _NO_ROWS = "#c4c8cc"
 _SPACING = "distance to the nearest logged row / the log's own spacing"
@@ -103,7 +103,7 @@ def plot_maps(diagnosis: Diagnosis) -> Figure:
     columns = 2 if len(maps) == 4 else min(_COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     seen = [one.values.effective_rows >= _FEWEST for one in maps]
-    # What 98 % of the places with rows stay below: one corner must not hide all.
+    # Limit of the colours: the 98 % quantile, so that one corner does not dominate.
     sizes = [np.abs(one.values.mean[some]) for one, some in zip(maps, seen, strict=True) if some.any()]
     limit = max([float(np.quantile(size, 0.98)) for size in sizes] + [1e-12])
     threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf

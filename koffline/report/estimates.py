@@ -68,7 +68,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
         )
     if own is not None:
         beyond, error = found["beyond_cuts"], found.get("logged_return_se")
-        spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # no spread beyond rounding
+        spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # not for rounding alone
         cut = f"   (up to where recording stopped; {beyond:.0%} of the horizon lies behind)" if beyond else ""
         rows.append(("logged return", f"{own:.4g}{spread}{cut}"))
     if "training_steps" in found:
@@ -90,7 +90,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
 
 
 def _print_groups(console: Any, estimate: Estimate) -> None:
-    """What each group of start states is worth."""
+    """Print the value of each group of start states."""
     if not estimate.groups:
         return
     together = f"{percent(estimate.settings['level'])}, together"
@@ -177,6 +177,6 @@ def collected_warnings(found: EstimateTable) -> dict[str, list[str]]:
 
 
 def collected_reasons(found: EstimateTable) -> dict[str, list[str]]:
-    """Why estimators do not apply: each reason once, with those that it concerns."""
+    """Reasons why estimators do not apply, each once, with the estimators concerned."""
     reasons = dict.fromkeys(row.reason for row in found.rows if row.reason is not None)
     return {reason: [row.name for row in found.rows if row.reason == reason] for reason in reasons}

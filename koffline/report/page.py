@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDTH = 116
-_TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # of one command
+_TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # result files of one command
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
@@ -58,7 +58,7 @@ def write_page(
     """
     check_output_directory(out, force, marker)
     out.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_folder(out, True, lambda _: True) as folder:  # what may not be replaced was refused above
+    with atomic_folder(out, True, lambda _: True) as folder:  # others were refused above
         figures = draw()
         (folder / "plots").mkdir()
         for name, figure in figures.items():
@@ -94,14 +94,14 @@ def _svg(figure: Figure) -> str:
     import matplotlib as mpl
 
     buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": "koffline"}):  # names inside by content, not by chance
+    with mpl.rc_context({"svg.hashsalt": "koffline"}):  # ids by content, not at random
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
     return text[text.index("<svg") :]
 
 
 def make_console() -> Console:
-    """As wide as the terminal; where there is none, wide enough that no number is broken. No markup."""
+    """Console as wide as the terminal, else wide enough to break no number. No markup."""
     from rich.console import Console
 
     console = Console(emoji=False, markup=False)

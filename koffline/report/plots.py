@@ -1,4 +1,4 @@
-"""Figures of results: what several of them show, and intervals. Each function returns a figure."""
+"""Common figures of results, and figures of intervals. Each function returns a figure."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def plot_residuals(residuals: np.ndarray) -> Figure:
 
 
 def plot_coverage(ratios: np.ndarray, weights: np.ndarray, label: str) -> Figure:
-    """How far the policy's actions are from logged ones, relative to the log's own spacing."""
+    """Histogram of distances of the policy's actions to logged ones, relative to the log's own spacing."""
     return plot_histogram(
         np.minimum(ratios, 5.0),
         1.0,

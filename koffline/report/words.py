@@ -19,7 +19,7 @@ _SHARES = (
     "largest_share",
     "mean_probability_of_logged_actions",
 )
-_WORDS = {  # for readers; what is missing has its key
+_WORDS = {  # words for diagnostics; others are shown by their key
     "coverage": "policy's actions that lie near logged ones",
     "n_terminated": "rows where the world ended",
     "n_truncated": "rows where recording stopped",
@@ -66,7 +66,7 @@ def describe_interval(interval: Interval | None) -> str:
 
 
 def return_words(found: Any) -> str:
-    """What a value is: of one-step episodes no reward is discounted."""
+    """Name of the estimated quantity; rewards of one-step episodes are not discounted."""
     if is_one_step(found):
         return "expected reward, every episode is one step"
     return f"expected discounted return, γ = {found.gamma:.10g}"
@@ -88,13 +88,13 @@ def estimator_words(row: EstimateRow, found: EstimateTable) -> str:
 
 
 def action_shares(actions: Mapping[str, Mapping[str, float]]) -> str:
-    """How often the policy takes each action on the log's rows, and how often the log did."""
+    """Text of the frequencies of each action on the log's rows, under the policy and in the log."""
     shares = (f"{name} {each['policy']:.0%} (log {each['log']:.0%})" for name, each in actions.items())
     return ", ".join(shares)
 
 
 def uplift(more: Uplift | None) -> str:
-    """How much more than the policy that wrote the log, nothing where that is not known."""
+    """Text of the uplift over the logging policy; empty if unknown."""
     return "" if more is None else f"{more.value:+.3g}{within(more.interval)}"
 
 
@@ -107,12 +107,12 @@ def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
 
 
 def within(interval: Interval | None) -> str:
-    """Ends in brackets behind a number, nothing for none."""
+    """Ends of an interval in brackets, to follow a number; empty without an interval."""
     return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
 
 
 def number(value: object) -> str:
-    """Four significant digits; a dash for what is not there."""
+    """Number with four significant digits; a dash for None."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -126,13 +126,13 @@ def count_of(count: int, noun: str) -> str:
 
 
 def describe_log(found: Any) -> str:
-    """Where a result's log came from, and how much it holds."""
+    """Text on the source and size of a result's log."""
     episodes = count_of(found.n_episodes, "episode") if found.n_episodes else "no episodes"
     return f"{found.source or 'in memory'}: {count_of(found.n_transitions, 'transition')}, {episodes}"
 
 
 def promise(interval: Interval) -> str:
-    """What an interval promises: ``calibrated``, ``certified``, or that if guessed bounds hold."""
+    """Label of an interval: ``calibrated``, ``certified``, or certified if guessed bounds hold."""
     if interval.kind.split(" ")[0] not in CERTIFIED_KINDS:
         return CALIBRATED
     return UNCERTAIN if interval.assumptions.startswith(READ_OFF) else CERTIFIED
@@ -151,7 +151,7 @@ def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 
 def setting(name: str) -> str:
-    """What a setting is."""
+    """Description of a setting."""
     from koffline.config import EvaluationSettings
 
     field = EvaluationSettings.model_fields.get(name)

@@ -1,1 +1,1 @@
-"""What lies on disk: files that appear whole, folders of runs and their records, where results may go."""
+"""Files on disk: atomic writing, folders of runs and their records, checks of output paths."""

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and reading errors that say what to do.
 
-What is unfinished lies beside its target, named by who writes it (``.TARGET.OWNER.….tmp``). A process that is
-killed cannot clean up: what it left goes away when the same target is written again.
+Unfinished files lie beside their target, named by the writing process (``.TARGET.OWNER.….tmp``). Those of a
+killed process are removed when the same target is written again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from koffline.errors import DataError, KofflineError
 from koffline.untrusted.limits import Refused
 
-MINARI = "minari:"  # what names of Minari's datasets begin with
+MINARI = "minari:"  # prefix of Minari's dataset names
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
     """Turn the errors of a reader into one DataError; our own pass as they are."""
     try:
         yield
-    except DataError as error:  # what looks at the content alone does not know its name
+    except DataError as error:  # readers of the content do not know the file's name
         raise error if str(source) in str(error) else DataError(f"{source}: {error}") from None
     except KofflineError:
         raise
@@ -44,7 +44,7 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
             f"{source} does not fit into the memory of this process; convert it with `koffline data convert "
             "… --shard-rows` on a larger machine and open it lazily"
         ) from None
-    except Exception as error:  # bytes that are not what their header promises fail in any way
+    except Exception as error:  # damaged content raises errors of any type
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise DataError(
             f"{source} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
@@ -85,7 +85,7 @@ def atomic_file(target: Path, force: bool) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """The same for a folder; with ``force`` only a folder that is ``replaceable`` gives way."""
+    """`atomic_file` for a folder; with ``force`` an existing folder is replaced only if ``replaceable``."""
     remove_abandoned(target)
     check_target(target, force)
     if os.path.lexists(target) and not replaceable(target):
@@ -121,14 +121,14 @@ def _take_free_name(temporary: Path, target: Path) -> None:
         os.link(temporary, target)
     except FileExistsError:
         raise
-    except OSError:  # a file system without hard links: checking just before renaming is the best there is
+    except OSError:  # without hard links, the check just before renaming must do
         if os.path.lexists(target):
             raise FileExistsError(str(target)) from None
         os.rename(temporary, target)
 
 
 def finite_json(content: Any, indent: int = 2) -> str:
-    """The text of a JSON file; what is not finite is null."""
+    """Text of a JSON file, with null for non-finite numbers."""
     finite = json.loads(json.dumps(content), parse_constant=lambda infinite_or_nan: None)
     return json.dumps(finite, indent=indent) + "\n"
 
@@ -140,7 +140,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def minari_folder(identifier: str) -> Path:
-    """Where Minari keeps a dataset of this id on this machine, present or not. Raises DataError."""
+    """Folder of a Minari dataset on this machine, which need not exist. Raises DataError."""
     if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
         raise DataError(
             f"{MINARI}{identifier} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0"
@@ -154,12 +154,12 @@ _RETIRED = ".old.tmp"
 
 
 def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
-    """A free name in the target's folder that says which process it belongs to."""
+    """Unused name in the target's folder that identifies this process."""
     return target.with_name(f".{target.name}.{_this_place()}-{os.getpid()}-{secrets.token_hex(4)}{ending}")
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove what processes of this machine that have ended left beside the target, and nothing else.
+    """Remove the temporary files that ended processes of this machine left beside the target.
 
     An old folder that one of them had set aside and not yet replaced gets its name back.
     """
@@ -174,7 +174,7 @@ def remove_abandoned(target: Path) -> None:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Give a finished folder its name; what was there is set aside, and goes away after that.
+    """Give a finished folder its name; an existing one is first set aside, then removed.
 
     Raises OSError; then everything is as it was.
     """
@@ -206,7 +206,7 @@ def _is_abandoned(path: Path, target: Path) -> bool:
     found = _NAME.fullmatch(path.name)
     if found is None or found["target"] != target.name or found["place"] != _this_place():
         return False
-    if os.name == "nt":  # where asking about a process would interrupt it
+    if os.name == "nt":  # on Windows os.kill(pid, 0) would interrupt the process
         return False
     try:
         os.kill(int(found["process"]), 0)
@@ -226,7 +226,7 @@ def _discard(path: Path) -> None:
 
 @functools.cache
 def _this_place() -> str:
-    """Eight digits that processes share which can see each other: the machine, its start, its container."""
+    """Eight digits of machine, boot and container, equal for all processes that can see each other."""
     known = [platform.node()]
     with contextlib.suppress(OSError):
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What it takes to repeat a run: its command line, the digests of what it read, threads and versions.
+"""Record for repeating a run: its command line, digests of its inputs, threads and versions.
 
 Every folder of results gets this record as run.json, with all that differs from one day to the next: dates,
 seconds, the machine. The other files of the folder depend on the inputs, the settings and the seed alone.
@@ -32,17 +32,17 @@ PACKAGES = (
     "koffline", "torch", "numpy", "scipy", "h5py", "pyarrow", "d3rlpy", "gymnasium", "mujoco", "matplotlib",
 )  # fmt: skip
 FORMAT = 1
-_WHERE = ("--out", "--resume", "--force")  # of a result, not of what it is
+_WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
 _BLOCK = 1 << 20
 _MOST_FILES = 1_000_000
-_HOLES = 64 * 2**20  # bytes of a file that need not lie on the disk
+_HOLES = 64 * 2**20  # excess of a file's size over its blocks on the disk that is tolerated
 _EPSILON = re.compile("(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
 
 
 @contextlib.contextmanager
 def command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """The block runs for a command line; arguments: its words after ``koffline``."""
+    """Context of a command; arguments: its words after ``koffline``."""
     token = _arguments.set(tuple(arguments))
     try:
         yield
@@ -51,12 +51,12 @@ def command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def full_command() -> str:
-    """The command line that runs, as it was typed; of a call from Python, the program's."""
+    """The running command line as typed, or the program's for a call from Python."""
     return shlex.join(["koffline", *_running()])
 
 
 def shown_command() -> str:
-    """The command line without where its results go: what results may quote and stay the same anywhere."""
+    """The command line without output options, which results may quote."""
     return shlex.join(["koffline", *without_place(_running())])
 
 
@@ -88,7 +88,7 @@ class StartedRun:
 
 
 def start_run(kind: str, inputs: Iterable[str | Path | None] = ()) -> StartedRun:
-    """The run of the command ``kind`` that begins now; before its long part, as inputs are read for digests.
+    """Start the record of a run of the command ``kind``, before its long part; digests of inputs are taken.
 
     inputs: files and folders that it reads without being named on the command line.
     """
@@ -96,7 +96,7 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = ()) -> StartedRun
 
 
 def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[str, Any] | None:
-    """How to call this again, as plain JSON values; None where the command that runs is no ``kind``."""
+    """Call that repeats the run, as plain JSON values; None unless the running command is ``kind``."""
     arguments = _arguments.get()
     if arguments is None or arguments[:1] != (kind,):
         return None
@@ -113,7 +113,7 @@ def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[s
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of every file or folder that is there, by its name; modules and minari:<id> by theirs."""
+    """SHA-256 of every existing file or folder by name; modules and minari:<id> included."""
     found = {name: path_of(name) for name in dict.fromkeys(names)}
     return {name: digest_of(path) for name, path in found.items() if path is not None}
 
@@ -135,7 +135,7 @@ def digest_of(path: Path) -> str:
         found = os.fstat(file.fileno())
         if found.st_size - EXPANSION * 512 * getattr(found, "st_blocks", found.st_size) > _HOLES:
             raise ConfigError(f"{path} is of {shown_bytes(found.st_size)} and holds next to nothing; copy it")
-        left = found.st_size  # what the system makes up, as in /proc, has no size and may have no end
+        left = found.st_size  # files of the system, as in /proc, have no size and may be endless
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             left -= len(block)
             digest.update(block)
@@ -163,10 +163,10 @@ def _running() -> tuple[str, ...]:
 
 
 def named_in(arguments: Sequence[str]) -> list[str]:
-    """Every part of the words that may be the name of something: KEY=A,B, epsilon:0.1:FILE."""
+    """All parts of the words that may name a file: KEY=A,B, epsilon:0.1:FILE."""
     names: list[str] = []
     for word in arguments[1:]:
-        value = word.partition("=")[2]  # a name may hold = and commas itself
+        value = word.partition("=")[2]  # a file name may itself contain = and commas
         for part in dict.fromkeys([word, value, *value.split(",")]) if value else [word]:
             names += dict.fromkeys([part, within_epsilon(part)])
     return names
@@ -178,7 +178,7 @@ def within_epsilon(spec: str) -> str:
 
 
 def path_of(name: str) -> Path | None:
-    """The file or folder behind a name; None where it is no name of one."""
+    """File or folder of a name; None if there is none."""
     if name.startswith("-") or name in ("", ".", "/"):
         return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home
@@ -193,7 +193,7 @@ def path_of(name: str) -> Path | None:
 
 
 def _module_file(name: str) -> Path | None:
-    """The source of ``package.module:name``; nothing is imported to find it, whatever a record names."""
+    """Source file of ``package.module:name``, found without an import."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return None

@@ -1,7 +1,7 @@
-"""Where results go: never onto what a command reads, and never where another command writes; runs' folders.
+"""Output paths: never an input of the command, never the output of another command; folders of runs.
 
-One rule for all commands, kept before any work (`koffline.cli.targets.claim`), and a lock that Python's calls
-keep too.
+All commands check this before any work (`koffline.cli.targets.claim`). The lock also holds for calls from
+Python.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
 RECORD, CONFIG = FILE, "config.yaml"
-_NAMES = {None: "a training run", "online": "an online run"}  # by the ``kind`` in their records
+_NAMES = {None: "a training run", "online": "an online run"}  # kinds of runs by the ``kind`` in their records
 Record = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
-_MOST_TRIES = 100  # to make a folder that others remove; in /proc there will never be one
+_MOST_TRIES = 100  # attempts to make a folder that others may remove; in /proc all fail
 _claims: ContextVar[frozenset[Path]] = ContextVar("claims", default=frozenset())
 
 
 def check_name(out: str | Path, option: str = "--out", is_whole: bool = True) -> Path:
-    """The path of results. Raises ConfigError where there cannot be such a file or folder.
+    """Check the name of an output path. Raises ConfigError if no such file or folder is possible.
 
-    is_whole: it will give way to the results as a whole, as the current folder cannot.
+    is_whole: the path will be replaced as a whole, which is impossible for the current folder.
     """
     if not str(out).strip():
         raise ConfigError(f"{option} is empty; name a file or a folder")
@@ -47,9 +47,9 @@ def check_name(out: str | Path, option: str = "--out", is_whole: bool = True) ->
             if is_whole:
                 raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")
             return path
-        temporary_beside(path, ".old.tmp").lstat()  # the longest name that is written
+        temporary_beside(path, ".old.tmp").lstat()  # the longest temporary name
     except (FileNotFoundError, NotADirectoryError):
-        pass  # a new one; a file among its folders is for those who make them
+        pass  # a new file; an error for its folder is raised when that is made
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise ConfigError(f"{option} {out} is no name for results ({reason}); choose another") from None
@@ -57,10 +57,9 @@ def check_name(out: str | Path, option: str = "--out", is_whole: bool = True) ->
 
 
 def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: str = "the target") -> None:
-    """Raise ConfigError where writing ``target`` would replace what is read, or a part of it; links followed.
+    """Raise ConfigError if writing ``target`` would replace an input or a part of it; links are followed.
 
-    A folder of results within a folder that is read is no part of it. Names that stand for nothing are passed
-    over.
+    A folder of results within an input folder is allowed. Names without a file are ignored.
     """
     place = local_name(str(target))
     for name in dict.fromkeys(str(name) for name in reads if name is not None):
@@ -72,14 +71,14 @@ def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: 
 
 @contextlib.contextmanager
 def locked(target: Path, wait: bool = False) -> Iterator[None]:
-    """One process at a time writes a file or folder; ConfigError for a second one, unless it is to wait.
+    """Lock a file or folder for one writing process. Raises ConfigError for a second one unless ``wait``.
 
     The lock is on a file beside the target, which goes away with it; the system lets go of it when the
     process ends, however it ends, and the file of one that was killed goes away with the next lock on the
     same target. Folders made for it go away again where nothing was written.
     """
     real = _real(target)
-    if real in _claims.get():  # by the command that this is a part of
+    if real in _claims.get():  # already locked by the command
         yield
         return
     path, made, handle = real.with_name(f".{real.name}{LOCK}"), list[Path](), None
@@ -98,7 +97,7 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed(target: Path) -> Iterator[None]:
-    """The lock of a command, which what it calls has too. Raises ConfigError."""
+    """Lock the output of a command, its calls included. Raises ConfigError."""
     with locked(target):
         token = _claims.set(_claims.get() | {_real(target)})
         try:
@@ -112,10 +111,10 @@ def _real(target: Path) -> Path:
 
 
 def _acquired(path: Path, target: Path, made: list[Path], wait: bool) -> int | None:
-    """The open and locked file; ``made`` gets the folders that were missing, the outermost first."""
+    """Open and lock the file; ``made`` collects the folders that had to be made, the outermost first."""
     try:
         import fcntl
-    except ImportError:  # Windows: two commands with one target are the user's own affair
+    except ImportError:  # no locks on Windows
         return None
     tries = 0
     while True:
@@ -127,7 +126,7 @@ def _acquired(path: Path, target: Path, made: list[Path], wait: bool) -> int | N
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         except OSError as error:
             if isinstance(error, (FileNotFoundError, FileExistsError)) and tries < _MOST_TRIES:
-                continue  # another command has removed the folder that it had made, or is doing so
+                continue  # another command has just removed the folder that it had made
             reason = error.strerror or str(error)
             raise ConfigError(f"{path.parent} is not writable ({reason}); name another place") from None
         try:
@@ -141,14 +140,14 @@ def _acquired(path: Path, target: Path, made: list[Path], wait: bool) -> int | N
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(handle), path.lstat()):
                 return handle
-        os.close(handle)  # the one before has removed it meanwhile
+        os.close(handle)  # the previous owner has removed the file meanwhile
 
 
 def _places(name: str) -> list[Path]:
-    """What is there under a name, or under a pattern."""
+    """Existing paths of a name or a pattern."""
     try:
         local = local_name(name)
-    except DataError:  # it is said by those who open it
+    except DataError:  # reported when it is opened
         return []
     named = Path(local) if local in (".", "..") else path_of(local)
     found = sorted(glob.glob(local)) if glob.has_magic(local) else []
@@ -163,7 +162,7 @@ def local_name(name: str) -> str:
 
 
 def _overlap(read: Path, target: Path) -> bool:
-    """Whether an existing target is what is read, or holds it, or is a part and no folder of results."""
+    """Whether an existing target is the input, contains it, or is a part of it and no folder of results."""
     try:
         if any(part.samefile(target) for part in _lineage(read)):
             return True
@@ -173,7 +172,7 @@ def _overlap(read: Path, target: Path) -> bool:
 
 
 def _lineage(path: Path) -> list[Path]:
-    """A file or folder and what it lies in, by its own name and by what a link leads to."""
+    """A path and its parent folders, both by name and with links resolved."""
     real, named = path.resolve(strict=True), path.parent.resolve(strict=True) / path.name
     return list(dict.fromkeys([real, *real.parents, named, *named.parents]))
 
@@ -214,7 +213,7 @@ def read_record(out: Path, kind: str | None = None) -> dict[str, Any] | None:
 
 
 def warn_of_versions(out: Path, now: Record, kind: str | None = None) -> None:
-    """Say where a run was begun with other versions than today's."""
+    """Log a warning if a run was begun with other versions than the present ones."""
     if (read_record(out, kind) or {}).get("versions") != now["versions"]:
         _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", out)
 
@@ -225,12 +224,12 @@ def write_record(out: Path, record: Record) -> None:
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """A config with every default filled in, whole or not at all."""
+    """Write a config with every default filled in, whole or not at all."""
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
 def is_free(out: Path, record: str) -> bool:
-    """Whether a run may begin there: no folder yet, or one with nothing but what a start left behind.
+    """Whether a run may begin in a folder: it is missing, or holds only files of an aborted start.
 
     record: the file that makes a folder a run's. Raises ConfigError for a file.
     """
@@ -262,6 +261,6 @@ def _check_run(
 
 
 def _shown(value: Any) -> str:
-    """A setting in a message, long ones cut."""
+    """Text of a setting for a message, cut if long."""
     text = "not set" if value is None else str(value)
     return text if len(text) <= 20 else f"{text[:12]}…"

@@ -1,4 +1,4 @@
-"""What a training run is made of: log, algorithm, buffer and evaluators, checked against each other."""
+"""Parts of a training run: log, algorithm, buffer and evaluators, checked against each other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class TrainData:
-    """What a run is trained and evaluated on.
+    """Data of a run for training and evaluation.
 
     rows, held_out: the two parts of a log in memory; of a log on disk, whole episodes of either part.
     train_rows: how many of the log's rows are trained on. statistics: of a log on disk, what is trained on.
@@ -55,7 +55,7 @@ class TrainData:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Everything a run is made of. draws: what mini-batches depend on; record: run.json as the run begins."""
+    """Parts of a run. draws: the generator of mini-batches; record: run.json at the start of the run."""
 
     algo: Any
     buffer: Any
@@ -65,7 +65,7 @@ class Parts:
 
 
 def open_data(settings: DataSettings) -> TrainData:
-    """The log of a config. Raises DataError and ConfigError."""
+    """Open and split the log of a config. Raises DataError and ConfigError."""
     asked = Bounds(*settings.continuous) if settings.continuous is not None else None
     space = Discrete(settings.discrete) if settings.discrete else asked
     if _stays_on_disk(settings, space):
@@ -76,7 +76,7 @@ def open_data(settings: DataSettings) -> TrainData:
 
 
 def _stays_on_disk(settings: DataSettings, space: SpaceRequest | None) -> bool:
-    """As asked; unasked, a folder of shards that would not fit the memory."""
+    """Whether rows stay on disk: as requested, or by default for shards that do not fit the memory."""
     if settings.lazy is not None:
         return settings.lazy
     if settings.source.startswith("minari:") or not is_shard_folder(settings.source):
@@ -89,7 +89,7 @@ def _stays_on_disk(settings: DataSettings, space: SpaceRequest | None) -> bool:
 
 
 def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
-    """What is trained on, and what is held out."""
+    """The training part and the held-out part of a log on disk."""
     share, seed = settings.split.held_out, settings.split.seed
     return (Part(share, seed, False), Part(share, seed, True)) if share else (None, None)
 
@@ -117,7 +117,7 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
 
 @contextlib.contextmanager
 def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
-    """Everything a run is made of, with threads and random generators as the config says; writes nothing.
+    """Make the parts of a run, with threads and random generators set by the config; writes nothing.
 
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
@@ -175,7 +175,7 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
 
 
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
-    digests = {"data": data.log.sha256}  # of the rows, whatever their format
+    digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
         digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
     return {
@@ -199,7 +199,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
 
 
 def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run the same one, flat: all settings but where files lie and who is told, and digests."""
+    """Flat mapping that identifies a run: settings, without file paths and loggers, and digests."""
     config = record["config"]
     kept = {name: section for name, section in config.items() if name != "logger"}
     kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
@@ -217,7 +217,7 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _d3rlpy_warnings() -> Iterator[None]:
-    """Remarks of d3rlpy's and Gymnasium's own dependencies are not the user's; numbers that overflow show."""
+    """Hide warnings from dependencies of d3rlpy and Gymnasium, and of overflow, which shows as divergence."""
     with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         warnings.filterwarnings(

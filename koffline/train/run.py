@@ -30,17 +30,17 @@ from koffline.train.config import TrainConfig
 from koffline.train.prepare import Parts, identity_of, prepared
 
 CHECKPOINT = "checkpoint.pt"
-_HUGE = 1e12  # of a weight; what it multiplies soon overflows
+_HUGE = 1e12  # largest weight: products with larger ones soon overflow
 _LOG = logging.getLogger(__name__)
 
 
 class DivergedError(ConfigError):
-    """A run whose networks stopped being finite."""
+    """Raised if the networks of a run are no longer finite."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run. steps: gradient steps; metrics: of the last epoch; model: the last .d3 file."""
+    """Result of a run. steps: gradient steps; metrics: of the last epoch; model: the last .d3 file."""
 
     out: Path
     steps: int
@@ -51,7 +51,7 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come. metrics: of the last epoch; seconds: of training, over all its processes."""
+    """Progress of a run. metrics: of the last epoch; seconds: of training, over all its processes."""
 
     epochs: int = 0
     steps: int = 0
@@ -123,7 +123,7 @@ def _train_epoch(
     progress: Progress,
     show: Callable[[int], None],
 ) -> Progress:
-    """One `fit`; d3rlpy's own loop would leave out the steps of an epoch that is not full."""
+    """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
     logger.start_epoch(progress.epochs, progress.steps)
     started = time.perf_counter()
@@ -152,7 +152,7 @@ def _train_epoch(
 
 @contextlib.contextmanager
 def _divergence(algo: Any, steps: int) -> Iterator[None]:
-    """torch's errors about values that are no numbers in one line; others, which are faults, as they are."""
+    """Turn torch's errors about NaN into DivergedError; other errors pass."""
     try:
         yield
     except KofflineError:
@@ -193,7 +193,7 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
 
 
 def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int) -> Progress:
-    """Put the checkpoint's state into algorithm, draws and generators, and cut files back to it.
+    """Restore algorithm, draws and generators from the checkpoint, and cut files back to it.
 
     Without a checkpoint nothing but files of an unfinished first epoch, of `first_epoch` steps, is removed.
     Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
@@ -239,9 +239,9 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
 
 
 def _share_names(algo: Any) -> None:
-    """Let optimisers name their parts by the one string of each name, as they do before any checkpoint.
+    """Share the key strings of optimiser states, as they are before any checkpoint.
 
-    pickle writes a string that it has met by reference: equal models would otherwise differ in their bytes.
+    pickle writes a repeated string object as a reference, so that equal models would differ in their bytes.
     """
     for part in vars(algo.impl.modules).values():
         optimiser = getattr(part, "optim", None)
@@ -255,13 +255,13 @@ def _share_names(algo: Any) -> None:
 
 
 def _steps_of(model: Path) -> int:
-    """Steps in the name of model_*.d3, 0 where there are none."""
+    """Number of steps in the name of model_*.d3, or 0."""
     number = model.stem.removeprefix("model_")
     return int(number) if number.isdigit() else 0
 
 
 def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
-    """All of an algorithm's weights and their names."""
+    """Names and weights of all of an algorithm's parameters."""
     modules = algo.impl.modules.get_torch_modules()
     return [
         (f"{key}.{name}", parameter)

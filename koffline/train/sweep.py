@@ -1,8 +1,8 @@
 """Sweeps: a config under every combination of a grid's values, each with every seed, ranked by a metric.
 
-Each setting with each seed is a training run, and its folder the record that it is done. A run is known by
-the digest of all that decides its numbers: settings, seed, content of log and policy. It ends the folder's
-name, and a finished folder is never trained again, whichever grid asks for it.
+Each setting with each seed is a training run in a folder of its own. The folder's name ends with a digest of
+all that determines the run's numbers: settings, seed, content of log and policy. A finished run is never
+trained again, even if another grid contains it.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def run_sweep(
         ]
         try:
             done = run_jobs(jobs, workers, ray, keep_going=True)
-        except ConfigError:  # before any job: no workers, no such cluster
+        except ConfigError:  # before any job: raises for missing workers or cluster
             if is_new:
                 shutil.rmtree(out)
             raise
@@ -182,7 +182,7 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
     labels: dict[str, str] = {}
     opened = None
     for setting in plan.settings:
-        # Fifty settings would say the same fifty times.
+        # each setting would log the same warning
         with _silent() if names else contextlib.nullcontext():
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
@@ -216,14 +216,14 @@ def _check_metric(name: str, parts: Parts) -> None:
     try:
         losses = parts.algo.update(parts.buffer.sample_transition_batch(parts.algo.batch_size))
     except (AssertionError, AttributeError, RuntimeError, ValueError):
-        return  # an algorithm that prepares itself in `fit` only; the summary will say it
+        return  # an algorithm that needs `fit` first; the summary reports a missing metric
     if name not in losses:
         remedy = nearest_name(name, [*parts.evaluators, *losses])
         raise ConfigError(f"no run will have a metric '{name}'; {remedy}")
 
 
 def _take_folder(out: Path, force: bool) -> None:
-    """Make the folder or go on in it; one that is no sweep's is left alone. Raises ConfigError."""
+    """Make the folder or continue in it. Raises ConfigError for a folder that is no sweep's."""
     if not is_free(out, RECORD):
         try:
             is_ours = read_json(out / RECORD)["kind"] == "sweep"
@@ -237,7 +237,7 @@ def _take_folder(out: Path, force: bool) -> None:
 
 
 def _find_folders(folder: Path, named: Mapping[str, TrainConfig]) -> dict[Path, TrainConfig]:
-    """The runs by their folders: those of their digest, where they have begun, also under other words."""
+    """Runs by folder: an existing folder with the run's digest, even if named otherwise, or a new one."""
     there = {path.name.rpartition("-")[2]: path for path in folder.glob("*-*") if path.is_dir()}
     return {there.get(name.rpartition("-")[2], folder / name): config for name, config in named.items()}
 
@@ -246,7 +246,7 @@ def _read_finished(folder: Path) -> dict[str, Any] | None:
     """The record of a run that has ended with a model or has diverged, else None."""
     try:
         record = read_record(folder) or {}
-    except ConfigError:  # damaged, which training will say
+    except ConfigError:  # damaged, which training reports
         return None
     ended = record.get("diverged") or (record.get("finished") and (folder / record["model"]).exists())
     return record if ended else None
@@ -258,7 +258,7 @@ def _is_finished(record: Path) -> bool:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without the library's warnings."""
+    """Hide the library's warnings."""
     logger = logging.getLogger("koffline")
     before = logger.level
     logger.setLevel(logging.ERROR)

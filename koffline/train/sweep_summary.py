@@ -1,4 +1,4 @@
-"""What a sweep found: settings ranked by their interquartile mean over seeds; table and files."""
+"""Summary of a sweep: settings ranked by their interquartile mean over seeds; table and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from koffline.store.files import finite_json, write_text
 from koffline.store.targets import write_config
 from koffline.train.config import TrainConfig
 
-_MOST_SHOWN = 40  # settings on a terminal
+_MOST_SHOWN = 40  # most settings shown on a terminal
 _FEW_SEEDS = 5
 
 
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Every setting is trained with every seed and ranked by the metric; maximize: more of it is better."""
+    """Settings and seeds of a sweep, and the metric of its ranking. maximize: larger is better."""
 
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
@@ -47,7 +47,7 @@ class SweepPlan:
 
 @dataclass(frozen=True)
 class Row:
-    """A setting's scores, one per finished seed, infinitely bad where it diverged. missing: other seeds."""
+    """Scores of a setting, one per finished seed; diverged seeds are infinitely bad. missing: other seeds."""
 
     setting: Setting
     scores: tuple[float, ...]
@@ -60,7 +60,7 @@ class Row:
 
     @property
     def mean(self) -> float:
-        """NaN without a score."""
+        """Mean score; NaN without a score."""
         return _mean(self.scores)
 
     @cached_property
@@ -85,7 +85,7 @@ class SweepSummary:
 
     @property
     def title(self) -> str:
-        """The metric, which scores are better, and how many there are."""
+        """Title of the table: the metric, its direction, and the number of settings."""
         better, seeds = "more" if self.plan.maximize else "less", len(self.plan.seeds)
         return f"{self.plan.metric} ({better} is better), {seeds} seed{'s' if seeds > 1 else ''}"
 
@@ -115,7 +115,7 @@ def summarise(
         rows.append(Row(setting, kept, len(found) - len(kept)))
 
     def rank(row: Row) -> tuple[bool, bool, float, int, float]:
-        """Complete ones first, then by the interquartile mean; the infinitely bad by what did not diverge."""
+        """Sort key: complete settings first, then by interquartile mean; infinite ones by finite scores."""
         finite = sign * _mean([score for score in row.scores if math.isfinite(score)])
         return row.missing > 0, not row.scores, sign * row.spread.iqm, row.diverged, finite
 
@@ -165,7 +165,7 @@ def print_summary(summary: SweepSummary) -> None:
 
 
 def as_markdown(summary: SweepSummary, most: int | None = None) -> str:
-    """A table of the settings, at most so many, and what to mind."""
+    """Markdown table of the settings, at most ``most`` of them, with notes."""
     rows = summary.rows[:most]
     names = [name for name, _ in rows[0].setting.values] or ["setting"]
     lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "mean", "seeds"]]
@@ -190,7 +190,7 @@ def _number(value: float) -> str:
 
 
 def _notes(summary: SweepSummary) -> list[str]:
-    """What the numbers are and what they do not say."""
+    """Notes on the meaning and limits of the numbers."""
     seeds, best, others = len(summary.plan.seeds), summary.best, summary.rows[1:]
     notes = [
         "IQM: mean of the seeds' last epoch without the lowest and highest quarter; "
@@ -201,7 +201,7 @@ def _notes(summary: SweepSummary) -> list[str]:
             f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEW_SEEDS}"
         )
     if best is not None and others:
-        mine = best.spread  # an interval that is not there (NaN) excludes nothing
+        mine = best.spread  # a missing interval (NaN) excludes nothing
         rivals = sum(not (mine.low > o.spread.high or o.spread.low > mine.high) for o in others)
         overlap = f"; the intervals of {rivals} of {len(others)} others overlap its own"
         notes.append(f"best: {best.setting.label} (best.yaml)" + (overlap if rivals and seeds > 1 else ""))

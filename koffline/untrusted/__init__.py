@@ -1,1 +1,1 @@
-"""Files from strangers: what is checked before a single byte of their content is believed (SECURITY.md)."""
+"""Untrusted files: checks before any of their content is used (SECURITY.md)."""

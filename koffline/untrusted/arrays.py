@@ -1,4 +1,4 @@
-"""Arrays and models from strangers: NumPy files, pickles, torch.save and ONNX; nothing in them is imported.
+"""Untrusted arrays and models: NumPy files, pickles, torch.save and ONNX, read without imports.
 
 Every size is checked before memory is taken. A pickle may build numbers, texts and containers: its unpickler
 refuses every import. torch.load(weights_only=True) imports nothing but what rebuilds tensors; what an archive
@@ -29,7 +29,7 @@ _ENCRYPTED = 0x1
 
 @dataclass(frozen=True)
 class Header:
-    """What an array declares before any of it is read."""
+    """Shape and dtype that an array declares, known before reading it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -52,7 +52,7 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """The arrays of an .npz with these names, or all: numbers and text. Raises Refused for anything else.
 
-    What they take together is known before the first is read; those named in ``twice`` count twice.
+    Their total memory is checked before the first is read; those named in ``twice`` count twice.
     """
     with _opened(path) as archive:
         members = _members(archive, wanted)
@@ -77,7 +77,7 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def _members(archive: zipfile.ZipFile, wanted: Collection[str] | None) -> dict[str, zipfile.ZipInfo]:
-    """Wanted entries by the names that numpy gives them; those that are no arrays do not count."""
+    """Wanted array entries of an archive by their names in NumPy; other entries are ignored."""
     entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
     members = {entry.filename.removesuffix(".npy"): entry for entry in entries}
     if len(members) != len(entries):
@@ -102,16 +102,16 @@ def _headers(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -
 def _header(file: IO[bytes], name: str, size: int) -> Header:
     """The header of an .npy of ``size`` bytes that begins here: its array takes just the rest of them.
 
-    Raises Refused, whatever the header does to its parser.
+    Raises Refused for any header that cannot be parsed.
     """
     head, numpy = io.BytesIO(file.read(min(size, _LONGEST_HEADER))), np.lib.format
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # numpy remarks on headers written by Python 2
+            warnings.simplefilter("ignore")  # NumPy warns of headers written by Python 2
             short, long = numpy.read_array_header_1_0, numpy.read_array_header_2_0
             read = {(1, 0): short, (2, 0): long, (3, 0): long}[numpy.read_magic(head)]
             shape, _, dtype = read(head, max_header_size=_LONGEST_HEADER)
-    except Exception as error:  # the header is a Python literal: a hostile one fails in any way
+    except Exception as error:  # the header is a Python literal: a hostile one raises errors of any type
         reason = " ".join(str(error).split())[:120] or type(error).__name__
         raise Refused(f"{name} has no readable header ({reason}); write it again") from None
     if any(side < 0 for side in shape) or len(shape) > 32:
@@ -134,11 +134,11 @@ def _read(file: IO[bytes]) -> np.ndarray:
 
 
 class WantsImport(Exception):
-    """A pickle that asks for something to be imported, and what."""
+    """Raised for a pickle that requests an import; the message names it."""
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Numbers, texts and containers; raises WantsImport for anything else."""
+    """Unpickler of numbers, texts and containers; raises WantsImport for anything else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse an import."""
@@ -157,10 +157,10 @@ def load_tensors(source: Path | bytes) -> Any:
     content = source if isinstance(source, bytes) else source.read_bytes()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         check_memory(sum(entry.file_size for entry in archive.infolist()))
-        if damaged := archive.testzip():  # torch does not look at checksums
+        if damaged := archive.testzip():  # torch does not verify checksums
             raise Refused(f"{damaged[:40]} is damaged; copy or save it again")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's remarks on its own formats are not the user's
+        warnings.simplefilter("ignore")  # hide torch's warnings about its own formats
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 

@@ -1,4 +1,4 @@
-"""HDF5 files from strangers: no way out of the file, no more memory than is allowed.
+"""Untrusted HDF5 files: no links out of the file, no more memory than is allowed.
 
 An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
 All three are refused before anything is followed. What is to be read is added up before memory is taken.
@@ -28,7 +28,7 @@ _LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h
 
 
 class CheckedFile:
-    """An open file whose links have all been looked at; arrays are checked when they are asked for.
+    """An open file whose links are checked; arrays are checked on access.
 
     raw: the h5py.File. datasets: paths of all arrays, nested ones included.
     """
@@ -50,7 +50,7 @@ class CheckedFile:
     def slices(self, names: Sequence[str]) -> dict[str, Any]:
         """Datasets to be read by slices: any slice takes little memory, all rows are in the file.
 
-        Raises Refused. What memory could hold may be compressed without end; of more, the file must tell.
+        Raises Refused, also for arrays beyond the memory limit that are compressed implausibly well.
         """
         found, allowed = {name: self.raw[name] for name in names}, limits.memory_allowance()
         for name, array in found.items():
@@ -118,12 +118,12 @@ def open_hdf5(path: Path) -> Iterator[CheckedFile]:
 
 
 def write_text(file: Any, name: str, text: str) -> None:
-    """Keep a text at the root, in a fixed length: no reader has to look through heaps for it."""
+    """Store a text as a root attribute of fixed length, which readers find without HDF5's heaps."""
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
 def check_dataset(found: Any, name: str) -> tuple[int, int]:
-    """Bytes of an array as a column, and of the least of it that can be read.
+    """Bytes of an array as a column, and of its smallest piece that can be read.
 
     Raises Refused unless ``found`` is an array of numbers kept inside its file.
     """
@@ -157,7 +157,7 @@ def _walk(file: Any) -> list[str]:
 
     if file.visititems_links(take):
         raise Refused(f"its groups lie more than {_DEEPEST} deep in one another; write it again")
-    for path, link in links:  # a soft one leads to a place in this file, or nowhere
+    for path, link in links:  # a soft link leads to a place in this file, or nowhere
         if not isinstance(link, h5py.HardLink | h5py.SoftLink):
             raise Refused(f"{path} is a link to another file, {_LEAVES_THE_FILE}")
     hard = (path for path, link in links if isinstance(link, h5py.HardLink))
@@ -165,7 +165,7 @@ def _walk(file: Any) -> list[str]:
 
 
 def _sizes(found: Any, name: str) -> tuple[int, int]:
-    """The same of any array. Raises Refused where its values are elsewhere or cannot be read."""
+    """`check_dataset` for an array of any type. Raises Refused if values are elsewhere or unreadable."""
     from h5py import h5d, h5z
 
     try:

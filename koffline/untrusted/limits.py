@@ -1,4 +1,4 @@
-"""Stated bounds: the memory that a file may take, the sizes of descriptions, what a file may be.
+"""Limits on untrusted files: memory, sizes of descriptions, kinds of files.
 
 `Refused` carries the sentence without the file's name; each reader turns it into its own kind of error.
 """
@@ -16,9 +16,9 @@ from typing import Any
 
 from koffline.errors import ConfigError
 
-# In the environment: bytes that what is read from one file may take.
+# Environment variable: bytes of memory that the content of one file may take.
 MAX_BYTES = "KOFFLINE_MAX_BYTES"
-# Of the memory, where nothing is said: while columns are checked and cast, some are there several times.
+# Default share of the memory: while columns are checked and cast, some exist several times.
 SHARE = 4
 # Deflate, the strongest compression that honest logs use, cannot do better than 1032 : 1.
 EXPANSION = 1100
@@ -27,15 +27,15 @@ TEXT_BYTES = 16 * 2**20
 
 
 class Refused(ValueError):
-    """Why a file is not read, in words that follow its name."""
+    """Raised with the reason why a file is not read, in words that follow its name."""
 
 
 class Tally:
-    """Adds up the memory that one file asks for; raises Refused before it is more than is allowed."""
+    """Sum of the memory that one file needs; raises Refused before it exceeds the limit."""
 
     def __init__(self) -> None:
         self._declared = 0
-        self._allowed = memory_allowance()  # asked once: files may hold ten thousand arrays
+        self._allowed = memory_allowance()  # read once: files may hold ten thousand arrays
 
     def add(self, declared: int) -> None:
         """Count ``declared`` bytes before they are taken."""
@@ -55,14 +55,14 @@ def check_memory(declared: int, allowed: int | None = None) -> None:
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
     """Bytes of an array once it is a column: vectors of 64 bits, pictures as they are, the rest as floats.
 
-    A file may declare flags and bytes where a log keeps numbers: what counts is what they become.
+    A file may declare flags and bytes where a log keeps floats: the size after conversion counts.
     """
     least = 8 if len(shape) < 2 else 1 if len(shape) > 2 and dtype == "uint8" else 4
     return math.prod(shape) * max(least, int(dtype.itemsize))
 
 
 def memory_allowance() -> int:
-    """Bytes that what is read from one file may take: KOFFLINE_MAX_BYTES, else a quarter of the memory.
+    """Bytes that the content of one file may take: KOFFLINE_MAX_BYTES, else a quarter of the memory.
 
     Raises ConfigError where the variable holds no number of bytes.
     """
@@ -75,7 +75,7 @@ def memory_allowance() -> int:
 
 
 def machine_memory() -> int:
-    """Bytes that this process can hope for: physical memory, or a lower limit of its container or its own."""
+    """Bytes available to this process: physical memory, or a lower limit of its container or process."""
     limits = [2**62]
     with contextlib.suppress(ValueError, OSError, AttributeError):
         limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -90,7 +90,7 @@ def machine_memory() -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Raise Refused for pipes, devices and what the system makes up: reading them may never end.
+    """Raise Refused for pipes, devices and files of the system, whose reading may never end.
 
     OSError as the system gives it.
     """
@@ -116,7 +116,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises Refused for anything else, whatever it does to the parser."""
+    """Value of a JSON text. Raises Refused for any text that cannot be parsed."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def shown_bytes(count: int) -> str:
-    """12.3 GB, for messages."""
+    """Number of bytes as text for messages, such as 12.3 GB."""
     size = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if size < 1000:

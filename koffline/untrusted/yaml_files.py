@@ -1,4 +1,4 @@
-"""YAML from strangers: plain values only, without aliases and tags."""
+"""Untrusted YAML: plain values only, without aliases and tags."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DuplicateKeyError(ValueError):
 
 
 def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
-    """The mapping at the top of a file, which errors (of this kind) call ``name``."""
+    """Top-level mapping of a file. name, kind: its name in errors, and their type."""
     remedy = "write lines of 'key: value'"
     try:
         found = parse_yaml(read_bytes(path, LARGEST_TEXT).decode("utf-8").removeprefix("\ufeff"))
@@ -42,7 +42,7 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a text.
+    """Value of a YAML text.
 
     Raises Refused for one that is too large or deep, that repeats values by aliases or names types by tags,
     DuplicateKeyError, and yaml.YAMLError for what is no YAML.
@@ -58,14 +58,14 @@ def parse_yaml(text: str) -> Any:
             raise Refused("it has aliases (*name) or tags (!name); write the values out")
     try:
         return yaml.load(text, _Loader)  # a child of SafeLoader
-    except ValueError as error:  # as for a number of ten thousand digits, or the 40th of a month
+    except ValueError as error:  # for example a number of ten thousand digits, or the 40th of a month
         if isinstance(error, DuplicateKeyError):
             raise
         raise Refused(f"a value in it cannot be read ({str(error)[:120]}); write plain numbers") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, but the last of two equal keys does not win in silence, and 1:30 is a text.
+    """The safe loader, which refuses duplicate keys and reads 1:30 as a text.
 
     YAML 1.1 reads numbers with colons to the base 60, in a time that grows with the square of their length.
     """

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 # Smaller blocks mix better, larger ones are read faster.
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
-_WANTED_BLOCKS, _LEAST_BLOCKS = 256, 64  # in a pool
+_WANTED_BLOCKS, _LEAST_BLOCKS = 256, 64  # blocks per pool
 _DEFAULT_POOL = 2**29
-_ORDER, _ROWS = 1, 2  # streams of random numbers of one seed
+_ORDER, _ROWS = 1, 2  # independent random streams of one seed
 
 
 class BlockSampler:
     """Draws mini-batches; every row comes once in an epoch, and a batch has rows of many blocks.
 
-    memory: bytes of the pool, or pool_rows: its rows; block_rows: rows read at once. part: draws from that
-    side of a split by units alone. A pool is a function of the seed, its number and how the log is cut into
+    memory: bytes of the pool, or pool_rows: its rows; block_rows: rows read at once. part: draw only from
+    that side of a split by units. A pool is a function of the seed, its number and how the log is cut into
     shards: the same seed on the same shards gives the same batches. Raises DataError for a shard that cannot
     be read.
     """
@@ -51,7 +51,7 @@ class BlockSampler:
         self._log, self._seed, self._part, self._next_actions = log, seed, part, next_actions
         rows = pool_rows or log.block_rows_for(memory or _DEFAULT_POOL)
         sizes = [shard.rows for shard in log.shards]
-        # a size that gives a pool enough blocks to mix, and blocks enough rows to be read fast
+        # compromise: many blocks per pool mix well, large blocks are read fast
         wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, rows // _WANTED_BLOCKS))
         size = min(block_rows or max(1, min(wanted, rows // _LEAST_BLOCKS)), max(sizes), rows)
         self._blocks = [
@@ -63,7 +63,7 @@ class BlockSampler:
         self.block_rows, self.pool_rows = size, self._in_pool * size
         self._identity = [len(log), size, self._in_pool, seed, None if part is None else repr(part)]
         self._columns: dict[str, np.ndarray] = {}
-        self._pool, self._drawn = -1, 0  # its number, and how many of its rows have been drawn
+        self._pool, self._drawn = -1, 0  # number of the pool, and of its rows drawn so far
         self._order = np.zeros(0, dtype=np.int64)  # of the rows in the pool
 
     def draw(self, count: int) -> dict[str, np.ndarray]:
@@ -85,11 +85,11 @@ class BlockSampler:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers from which ``load_state_dict`` goes on with the very same batches."""
+        """State, as plain values, from which ``load_state_dict`` continues with identical batches."""
         return {"of": self._identity, "pool": self._pool, "drawn": self._drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the pool back to how it was. Raises ConfigError for the state of another sampler."""
+        """Restore the pool and position. Raises ConfigError for the state of another sampler."""
         if state.get("of") != self._identity or "drawn" not in state:
             raise ConfigError("the batches were drawn from another log or pool; start again with this one")
         self._pool, self._order = int(state["pool"]), self._order[:0]
@@ -98,8 +98,8 @@ class BlockSampler:
         self._drawn = int(state["drawn"])
 
     def _fill_next(self) -> None:
-        """The next pool that has rows."""
-        for _ in range(2 + len(self._blocks) // self._in_pool):  # more than an epoch
+        """Fill the next pool that has rows. Raises ConfigError if no pool of an epoch has any."""
+        for _ in range(2 + len(self._blocks) // self._in_pool):  # covers more than one epoch
             self._pool += 1
             self._fill()
             if len(self._order):
@@ -107,7 +107,7 @@ class BlockSampler:
         raise ConfigError("no row is left in that part of the log; hold out another share of it")
 
     def _fill(self) -> None:
-        """Read the blocks of the pool and lay down the order of its rows."""
+        """Read the blocks of the pool and shuffle its rows."""
         epoch, first = divmod(self._pool * self._in_pool, len(self._blocks))
         orders = [  # a pool may begin in one epoch and end in the next
             np.random.default_rng((self._seed, _ORDER, each)).permutation(len(self._blocks))
@@ -125,13 +125,13 @@ class BlockSampler:
                         if name not in self._columns:
                             self._columns[name] = np.empty((self.pool_rows, *values.shape[1:]), values.dtype)
                         self._columns[name][count : count + size] = values
-                    # a row of each block, in random order, in every stretch of the pool
+                    # every stretch of the pool has about one row of each block, in random order
                     turns.append((generator.permutation(size) + generator.random(size)) / max(size, 1))
                     count += size
         self._order, self._drawn = np.argsort(np.concatenate(turns)), 0
 
     def _read(self, opened: OpenShard, shard: int, start: int, stop: int) -> dict[str, np.ndarray]:
-        """Columns of the rows of a block that are in the part."""
+        """Columns of those rows of a block that belong to the part."""
         count = stop - start
         below = int(self._next_actions and stop < self._log.shards[shard].rows)
         block = self._log.block_of(opened, shard, start, stop + below)

@@ -1,4 +1,4 @@
-"""A flat HDF5 file as a shard of a log: what it holds, and its rows by slices, as ``read_flat`` has them."""
+"""A flat HDF5 file as a shard of a log: its contents, and its rows by slices in the form of ``read_flat``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from koffline.store.files import reading
 
 # A block of this size is read at the speed of the disk and fits a processor's cache.
 BLOCK_BYTES = 2**23
-COUNTED = ("episode_ids", "steps")  # not read with the rows
+COUNTED = ("episode_ids", "steps")  # columns that are not read with the rows
 
 
 @dataclass(frozen=True)
 class Column:
-    """An array of a file: its key, and the dtype and row shape in which it is handed out."""
+    """An array of a file: its key, and the dtype and row shape in which it is returned."""
 
     key: str
     dtype: str
@@ -43,7 +43,7 @@ class Column:
 
     @property
     def block_rows(self) -> int:
-        """How many rows make a block."""
+        """Number of rows in a block."""
         return max(1, BLOCK_BYTES // self.row_bytes)
 
 
@@ -106,7 +106,7 @@ class OpenShard:
         return {name: self.column(name, start, stop) for name in self._shard.columns if name not in COUNTED}
 
     def places(self, start: int, stop: int) -> tuple[np.ndarray | None, np.ndarray]:
-        """(B,) steps within the episode, None where there are no episodes, and (B,) numbers of units."""
+        """Steps within the episode (B,), None without episodes, and numbers of the units (B,)."""
         rows, starts = np.arange(start, stop), self._shard.starts
         if "steps" not in self._shard.columns:
             return None, rows
@@ -116,7 +116,7 @@ class OpenShard:
 
 @contextlib.contextmanager
 def naming(shard: str) -> Iterator[None]:
-    """Put the shard's name before what is wrong with it."""
+    """Put the shard's name before the message of a DataError."""
     try:
         yield
     except DataError as error:
@@ -125,9 +125,9 @@ def naming(shard: str) -> Iterator[None]:
 
 
 def check_alike(this: str, here: Mapping[str, Any], that: str, before: Mapping[str, Any]) -> None:
-    """Raise DataError, naming the first difference, unless two pieces are of one log.
+    """Raise DataError, naming the first difference, if two pieces are not parts of one log.
 
-    here, before: what each says of its action space, episodes and columns.
+    here, before: descriptions of action space, episodes and columns of the two.
     """
     for name in (*here, *before):
         if here.get(name) != before.get(name):

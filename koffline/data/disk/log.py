@@ -1,4 +1,4 @@
-"""A log on disk: names, metadata, where episodes begin; its rows by blocks, checked like ``Transitions``."""
+"""A log on disk: file names, metadata and episode starts; rows are read by blocks and checked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LazyTransitions:
         return sum(shard.rows for shard in self.shards)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Whoever receives it may work in another folder: paths are sent whole."""
+        """Make paths absolute: the receiver of a pickle may run in another folder."""
         names = [s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards]
         named = zip(self.shards, names, strict=True)
         return {**vars(self), "shards": tuple(dataclasses.replace(s, name=name) for s, name in named)}
@@ -81,7 +81,7 @@ class LazyTransitions:
         return kept + (8 if self.has_episodes else 0) + 8
 
     def block_rows_for(self, memory_bytes: int) -> int:
-        """How many rows fit so much memory, at least one."""
+        """Number of rows that fit into ``memory_bytes``, at least one."""
         return max(1, int(memory_bytes) // self.row_bytes)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[Transitions]:
@@ -104,7 +104,7 @@ class LazyTransitions:
                 last = block.part(slice(len(block) - 1, None))
 
     def open_shard(self, shard: int) -> contextlib.AbstractContextManager[OpenShard]:
-        """One shard open for several reads. Raises DataError naming it, also for errors inside the block."""
+        """Open one shard for several reads. DataErrors, also those inside the block, name the shard."""
         return self.shards[shard].open()
 
     def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> Transitions:
@@ -145,7 +145,7 @@ class LazyTransitions:
         return self.metadata.sha256 or self.compute_sha256()
 
     def compute_sha256(self) -> str:
-        """The digest from the rows themselves, whatever the manifest says."""
+        """Compute the digest from the rows, without the manifest."""
         return checks.digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
             for name, column in sorted(self.columns.items())
@@ -153,7 +153,7 @@ class LazyTransitions:
         )
 
     def declared_anew(self, asked: SpaceRequest | None) -> LazyTransitions:
-        """The same log with the space asked for, which its rows are checked against when they are read."""
+        """Copy of the log with the requested action space, against which rows are checked when read."""
         space = bounded(asked, self.columns["actions"].shape)
         if space is None or space == self.action_space:
             return self
@@ -169,14 +169,14 @@ class LazyTransitions:
 
 
 def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
-    """The rows of successive blocks of one shard, cut where units begin: no episode lies in two blocks."""
+    """Yield the rows of one shard in blocks of whole units: no episode lies in two blocks."""
     waiting: list[Transitions] = []
     for block in blocks:
         if block.steps is None:
             yield block
             continue
         starts = block.episode_starts
-        if not len(starts):  # rows of one long episode
+        if not len(starts):  # parts of one long episode
             waiting.append(block)
             continue
         cut = int(starts[-1])
@@ -189,7 +189,7 @@ def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
 
 
 def _joined(parts: Sequence[Transitions]) -> Transitions:
-    """Consecutive parts of one shard as one."""
+    """Join consecutive parts of one shard."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
@@ -198,9 +198,9 @@ def _joined(parts: Sequence[Transitions]) -> Transitions:
 
 
 def _check_episodes(block: Transitions, start: int) -> None:
-    """Steps count 0, 1, 2, …, units count episodes, and only an episode's last row ends it."""
+    """Raise DataError unless steps count 0, 1, 2, … in each unit and flags stand at last rows only."""
     if block.steps is not None:
-        begun = np.diff(block.units)  # 1 where an episode begins, 0 inside; else no step is right
+        begun = np.diff(block.units)  # 1 where an episode begins, 0 inside, others wrong
         counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
         check_steps(block.steps[1:], counted, start + 1)
         flags = {"steps": block.steps, "terminated": block.terminated, "truncated": block.truncated}

@@ -41,9 +41,9 @@ from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 _SUFFIXES = (".hdf5", ".h5")
 MANIFEST = "manifest.json"
 FORMAT = "koffline-shards"
-# So many shards, at about 190 bytes each, make the longest manifest that is read.
+# Limit of the number of shards: at about 190 bytes each, the longest manifest that is read.
 MOST_SHARDS = 80_000
-_SAID = ("rows", "episodes", "bytes", "sha256")  # of a shard, beside its name
+_SAID = ("rows", "episodes", "bytes", "sha256")  # fields of a shard beside its name
 _SHARD_NAME = re.compile(r"shard-\d{5,}\.hdf5")
 
 
@@ -51,7 +51,7 @@ def open_lazy(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     action_space: SpaceRequest | None = None,
 ) -> LazyTransitions:
-    """A log that stays on disk. Raises DataError where it cannot be read by slices."""
+    """Open a log that stays on disk. Raises DataError if it cannot be read by slices."""
     if not isinstance(source, (str, os.PathLike)):
         return _open_files([os.fspath(name) for name in source], str(source), action_space)
     name = os.fspath(source)
@@ -89,14 +89,14 @@ def _open_files(names: Sequence[str], source: str, asked: SpaceRequest | None) -
 
 
 def _kind(log: LazyTransitions) -> dict[str, Any]:
-    """What files of one log have in common; by which of their keys is their own affair."""
+    """Properties that all files of one log share; the keys of the columns may differ."""
     apart = ("steps", "episode_ids", "truncated")
     held = {name: str(column) for name, column in log.columns.items() if name not in apart}
     return {"action space": log.action_space, "episodes": "some" if log.has_episodes else None, **held}
 
 
 def _open_file(name: str, asked: SpaceRequest | None) -> LazyTransitions:
-    """Look into a flat file that we wrote; ``name`` is what errors call it. Raises DataError."""
+    """Open a flat file written by koffline; errors call it ``name``. Raises DataError."""
     with (
         naming(name),
         remote.local_file(name) as path,
@@ -127,7 +127,7 @@ def _needed(episodes: bool) -> set[str]:
 
 
 class _Shard(BaseModel):
-    """One file, which lies in the folder itself."""
+    """Entry of one shard file in the manifest; the file lies in the folder itself."""
 
     file: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
     rows: PositiveInt
@@ -179,7 +179,7 @@ def write_manifest(folder: Path, log: LazyTransitions) -> None:
 
 
 def _read_manifest(folder: str) -> LazyTransitions:
-    """The log in a folder, told by its manifest alone. Raises DataError."""
+    """Open the log of a folder from its manifest alone. Raises DataError."""
     name = remote.joined(folder, MANIFEST)
     _refuse_link(name)
     if remote.size(name) > TEXT_BYTES:
@@ -210,7 +210,7 @@ def _read_manifest(folder: str) -> LazyTransitions:
 
 
 def _refuse_link(name: str) -> None:
-    """Wherever it leads: one within the folder would be a shard that counts twice."""
+    """Raise DataError for a symbolic link: one within the folder would count a shard twice."""
     path = remote.local_path(name)
     if path is not None and path.is_symlink():
         raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")

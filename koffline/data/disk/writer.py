@@ -1,4 +1,4 @@
-"""Writing a folder of shards row by row: the memory of what is appended, the folder whole or not at all."""
+"""Writer of a folder of shards, whole or not at all; memory is bounded by the rows of one `append`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ShardWriter:
         self._space: ActionSpace | None = None
         self._columns: dict[str, Column] = {}
         self._shards: list[ShardInfo] = []
-        self._rows = self._episodes = 0  # of the shard that is being written
+        self._rows = self._episodes = 0  # rows and episodes of the open shard
         self._arrays: dict[str, Any] = {}
 
     def __enter__(self) -> ShardWriter:
@@ -57,7 +57,7 @@ class ShardWriter:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        # The folder's context must see a failure of the last steps too: then nothing takes the final name.
+        # The folder's context must also see a failure of the last steps, so that no folder appears.
         with self._folders, self._files:
             if error is not None:
                 raise error
@@ -69,7 +69,7 @@ class ShardWriter:
         return sum(shard.rows for shard in self._shards) + self._rows
 
     def append(self, log: Transitions) -> None:
-        """Write rows; their episodes are whole. Raises DataError where the log is of another kind."""
+        """Append a log of whole episodes. Raises DataError if it differs in space or columns."""
         columns = log.columns
         kinds = {
             name: Column(KEYS[name][0], held.dtype.name, held.shape[1:]) for name, held in columns.items()
@@ -93,7 +93,7 @@ class ShardWriter:
             done, row = fitting, stop
 
     def _write(self, columns: dict[str, np.ndarray]) -> None:
-        """More rows of a shard, whole episodes, which are counted anew."""
+        """Write rows of whole episodes to the open shard and number the episodes within it."""
         start, stop = self._rows, self._rows + len(columns["rewards"])
         with disk_faults():
             if not start:
@@ -112,7 +112,7 @@ class ShardWriter:
             raise DataError(f"{said}; put more rows into each")
         self._path = self._folder / f"shard-{len(self._shards):05d}.hdf5"
         file = self._files.enter_context(new_hdf5(self._path))
-        # the same rows for all columns: a block at random reads no more of one than of another
+        # chunks of all columns hold the same rows, so that reading a block reads the same share of each
         widest = max(column.row_bytes for column in self._columns.values())
         chunk = max(1, min(self.shard_rows, _CHUNK_BYTES // widest))
         options: dict[str, Any] = {"fletcher32": True, "track_times": False}
@@ -124,7 +124,7 @@ class ShardWriter:
     def _close_shard(self) -> None:
         assert self._space is not None
         assert self.metadata is not None
-        # a shard does not know its digest, and that of the folder is another
+        # the digest in the metadata is that of the whole folder
         metadata = dataclasses.replace(self.metadata, sha256=None)
         with disk_faults():
             said = describe_columns(self._space, "steps" in self._columns, metadata)

@@ -51,7 +51,7 @@ def table_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader |
     with faults(name, kind), open_bytes(name) as source:
         if kind == PARQUET:
             opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
-            schema = opened.schema_arrow  # made anew whenever asked for
+            schema = opened.schema_arrow  # not cached: made at every access
             texts = [each.name for each in schema if polars_type(each.type) in (pl.String, pl.Binary)]
             if texts:  # as dictionaries: what repeats in the file does not multiply before it is looked at
                 options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
@@ -86,10 +86,10 @@ def polars_type(kind: Any) -> Any:
 
 
 def frame_of(batch: Any) -> pl.DataFrame:
-    """A record batch with its dictionaries as what they hold. Raises ArrowInvalid for a damaged one."""
+    """Convert a record batch, dictionaries decoded, to a frame. Raises ArrowInvalid if it is damaged."""
     import pyarrow as pa
 
-    batch.validate(full=True)  # offsets of a stranger's file may point anywhere, texts may be none
+    batch.validate(full=True)  # an untrusted file may hold wrong offsets or invalid texts
     return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
 
 
@@ -139,7 +139,7 @@ class ArrowReader:
     schema: Any
 
     def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
-        """Nothing: rows are counted when they are read."""
+        """Zero: the format declares no sizes, so rows are counted when they are read."""
         return 0, 0
 
     def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
@@ -195,7 +195,7 @@ def _headers(path: Path) -> dict[str, Any]:
 
 
 def arrays_reader(found: Mapping[str, Any], name: str) -> ArraysReader:
-    """Those of the arrays that have one row per transition, which is the commonest number of rows.
+    """Reader of the arrays with one row per transition; that is the most frequent number of rows.
 
     Raises DataError where there are none, or episodes are groups of their own.
     """
@@ -234,7 +234,7 @@ def _about(array: Any) -> str:
 LEFT_OUT = "koffline left out"
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.
 SHAPE_KEY = "koffline_observation_shape"
-# Longer vectors, and pictures, are stored as lists: a table of 28,224 columns serves nobody.
+# Longer vectors and images are stored as lists instead of one column per number.
 _MOST_COLUMNS = 1000
 _GROUP_ROWS = 65_536
 

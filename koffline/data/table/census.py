@@ -1,4 +1,4 @@
-"""One look at all rows of a table: what is missing, infinite or flagged, and what the actions are."""
+"""One pass over all rows of a table: missing and infinite values, flags, and the actions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Table:
     observation_dtype: np.dtype
     observation_shape: tuple[int, ...] | None
     problems: Problems
-    is_own: bool  # its mapping was told by koffline's names
+    is_own: bool  # the mapping came from koffline's own column names
     encoded: Mapping[str, str] = field(default_factory=dict)
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
     metadata: Metadata = field(default_factory=Metadata)
@@ -48,22 +48,22 @@ class Table:
     missing: Counter[str] = field(default_factory=Counter)
     infinite: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)  # sums, until all rows were seen
+    means: dict[str, float] = field(default_factory=dict)  # sums until the pass ends
     flagged: bool = False
-    is_open: bool = False  # whether nothing says which rows belong together
+    is_open: bool = False  # whether the mapping leaves open which rows form an episode
     categories: tuple[Any, ...] = ()
     seen: np.ndarray | None = None
     runs: pl.DataFrame | None = None
 
     @property
     def knows_order(self) -> bool:
-        """Whether rows can be put in order: by the columns that were asked for."""
+        """Whether the requested columns for episode and time exist, so that rows can be put in order."""
         kept = (self.roles.episode, self.roles.time) == (self.asked.episode, self.asked.time)
         return kept and not self.is_open
 
 
 def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
-    """The dtype in which columns of these types stand side by side; by type alone, never by value.
+    """Common dtype of columns of these types; it depends on the types alone, never on values.
 
     uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
     """
@@ -74,18 +74,18 @@ def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
 
 
 def action_dtype(table: Table) -> np.dtype:
-    """Whole numbers stay where one column has them."""
+    """Dtype of the actions: int64 for a single column of integers, else a float type."""
     kinds = [table.rows.schema[name] for name in table.roles.action]
     return np.dtype(np.int64) if len(kinds) == 1 and kinds[0].is_integer() else number_dtype(kinds)
 
 
 def hashed(ids: pl.Series) -> pl.Series:
-    """Eight bytes for an id. Two ids with one hash only share a place among temporary files."""
+    """Hash ids to 64 bits. A collision is harmless: both ids go to the same temporary file."""
     return ids.hash(0).alias("id")
 
 
 def look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
-    """Look at all rows; the different values of a category."""
+    """Pass over all rows, fill in the table's statistics, and return the distinct values of a category."""
     roles, problems = table.roles, table.problems
     values: set[Any] = set()
     runs = []
@@ -130,7 +130,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         return pl.repeat(False, frame.height, eager=True)
     column = frame[name]
     if column.dtype == pl.Boolean:
-        return column.fill_null(False)  # what is missing is refused as such
+        return column.fill_null(False)  # missing values are refused elsewhere
     if column.dtype == pl.String:
         lower = column.str.strip_chars().str.to_lowercase()
         yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
@@ -146,7 +146,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
-    """Missing and infinite numbers; lists of one length."""
+    """Count the missing and infinite numbers of a column; lists of different lengths are a problem."""
     name = column.name
     if table.roles.impute.get(name) == "mean":
         total = float(column.cast(pl.Float64).fill_nan(None).sum())
@@ -168,6 +168,6 @@ def _look_at(table: Table, column: pl.Series) -> None:
 
 
 def _joined(runs: pl.DataFrame) -> pl.DataFrame:
-    """Neighbours of one id as one, with their rows."""
+    """Merge neighbouring runs of the same id and sum their rows."""
     by_run = runs.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
     return by_run.agg(pl.col("id").first(), pl.col("rows").sum()).drop("run")

@@ -32,7 +32,7 @@ class Formula:
     """Arithmetic over columns, which polars computes; nothing of the text is executed."""
 
     text: str
-    columns: tuple[str, ...]  # that it reads, each once
+    columns: tuple[str, ...]  # columns that the formula reads, each once
     value: pl.Expr = field(repr=False, compare=False)
 
     def values(self, frame: pl.DataFrame) -> pl.Series:
@@ -104,7 +104,7 @@ class Computed:
         return found
 
     def frame(self, read: pl.DataFrame) -> pl.DataFrame:
-        """The same rows with these columns; what is missing stays so."""
+        """Compute the columns of a frame; missing values stay missing."""
         columns = [read[name] for name in self.kept]
         if self.formula is not None:
             columns.append(self.formula.values(read))

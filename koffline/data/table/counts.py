@@ -1,4 +1,4 @@
-"""What was done to the rows of a table, and how long the steps between them are."""
+"""Counts of changes to the rows of a table, and lengths of the time steps between rows."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import polars as pl
 
 from koffline.data.columns import counted
 
-GAPS = "gaps: "  # how a note on missing rows begins
-ORDER = "order: "  # how a note on rows of unknown order begins
-_FEW = 0.01  # of the steps: so few wrong transitions stop nobody
-_PARTS = 16  # of an octave: steps of about one length are counted together
-_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # a step of a regular log that is no rounding
-_FAR = 3.0  # interquartile ranges of the logarithm above the third quartile: Tukey's far out
+GAPS = "gaps: "  # beginning of a note on missing rows
+ORDER = "order: "  # beginning of a note on rows whose order is not known
+_FEW = 0.01  # share of the steps: fewer gaps are only a note
+_PARTS = 16  # bins per octave: steps of about equal length share a bin
+_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
+_FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
 
 
 @dataclass
 class StepLengths:
-    """Steps between the rows of an episode, counted by the logarithm of their length, and one of each.
+    """Histogram of time steps between rows of an episode, by the logarithm of length, with one example each.
 
     ``unit``: seconds, where times are not plain numbers.
     """
@@ -31,7 +31,7 @@ class StepLengths:
     unit: float | None = None
 
     def add(self, times: pl.Series, inside: pl.Series) -> None:
-        """Times in order; whether each row goes on with the episode above it."""
+        """Add times in order; ``inside``: whether a row continues the episode of the row above."""
         if times.dtype.is_temporal():
             per_second = {"ms": 1e3, "us": 1e6, "ns": 1e9}.get(getattr(times.dtype, "time_unit", ""), 1e9)
             self.unit = 86_400.0 if times.dtype == pl.Date else 1.0 / per_second
@@ -46,10 +46,10 @@ class StepLengths:
             self.first.setdefault(int(length), (str(times[row]), float(steps[row])))
 
     def sentences(self) -> list[str]:
-        """A note on steps that are out of all proportion: rows may be missing there.
+        """Note on outlying time steps, where rows may be missing.
 
-        Most steps of a regular log have one length, and a longer one is a gap. In an irregular log only a
-        step is one whose logarithm lies far out.
+        Most steps of a regular log have one length, and any longer step is a gap. In an irregular log only
+        steps whose logarithm is an outlier are gaps.
         """
         lengths = np.array(sorted(self.counts), dtype=np.int64)
         if not len(lengths):
@@ -83,7 +83,7 @@ class StepLengths:
 
 @dataclass
 class TableCounts:
-    """What was done to the rows, summed over all pieces of a table."""
+    """Counts of changes to the rows, summed over all pieces of a table."""
 
     episodes: int = 0
     left_out: int = 0

@@ -16,7 +16,7 @@ from koffline.data.table.mapping import CUT
 from koffline.data.table.problems import column_fault
 from koffline.errors import DataError
 
-_ROUNDING = 1e-4  # by so much probabilities may exceed 1
+_ROUNDING = 1e-4  # probabilities may exceed 1 by this rounding
 
 
 def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog | None:
@@ -117,7 +117,7 @@ def _cut(
 
     missing = lacks(named)
     begins = np.append(True, episodes[1:] != episodes[:-1])
-    before = np.cumsum(missing) - missing  # rows above that lack something, in all episodes
+    before = np.cumsum(missing) - missing  # number of rows above, in all episodes, that lack a value
     inside = before - before[begins][np.cumsum(begins) - 1]
     gone, kept = missing | (inside > 0), np.zeros(frame.height, dtype=bool)
     counts.ended += int(gone.sum())
@@ -221,7 +221,7 @@ class _Columns:
         return found if shape is None else found.reshape(n_rows, *shape)
 
     def single(self, name: str) -> np.ndarray:
-        """(N,)."""
+        """Column as numbers (N,)."""
         column = self.frame[name]
         return np.asarray(self._imputed(column), dtype=number_dtype([column.dtype]))
 

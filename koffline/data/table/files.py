@@ -1,4 +1,4 @@
-"""The files of a table: which there are, of which kind, what goes wrong, what they may take; CSV text."""
+"""The files of a table: names, kinds, errors and memory limits; reading of CSV."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SUFFIXES = {
 # Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
 STREAM = b"\xff\xff\xff\xff"
 _CONTENTS = {b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW}
-_OTHERS = (b"\x89HDF", b"PK", b"\x80")  # HDF5, NPZ and pickles, whatever their name says
+_OTHERS = (b"\x89HDF", b"PK", b"\x80")  # HDF5, NPZ and pickles, recognised by content
 
 
 def is_table_source(name: str) -> bool:
@@ -90,7 +90,7 @@ def _is_pattern(name: str) -> bool:
 
 
 def _kind_of(name: str) -> str | None:
-    """By the first bytes of a file and its name; None for what is no table. Raises DataError for damage."""
+    """Kind of a file by its first bytes and its name; None if it is no table. Raises DataError if damaged."""
     head, said = remote.read_bytes(name, 16), _kind_said(name)
     kind = _kind_in(head) or (CSV if said == CSV else None)
     if kind is None and said is not None:
@@ -161,16 +161,16 @@ def open_bytes(name: str) -> Iterator[Any]:
         yield file
 
 
-# Bytes that reading takes for each byte of the columns: as stored, in order, as rows that follow, checked.
+# Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and checked copies.
 COPIES = 6
 
 
 @dataclass
 class Room:
-    """What rows that stay in memory together take, against ``memory_allowance``.
+    """Memory of the rows that are held together, limited by ``memory_allowance``.
 
-    A number counts ``itemsize`` bytes at least, which it takes in the log. Without ``remedy`` frames are let
-    go one by one.
+    A number counts at least ``itemsize`` bytes, its size in the log. Without ``remedy`` frames are freed one
+    by one.
     """
 
     itemsize: int
@@ -179,7 +179,7 @@ class Room:
     allowed: int = field(default_factory=memory_allowance)
 
     def check(self, total: int, at_once: int = 0) -> None:
-        """Raise Refused where so many bytes of columns, or of parts decoded in one go, do not fit."""
+        """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
         if at_once > self.allowed:
             what = f"parts of it take {shown_bytes(at_once)} at once"
             remedy = "write it in smaller row groups"
@@ -192,13 +192,13 @@ class Room:
         raise Refused(f"{what}, {allowed}; {remedy}, or allow more bytes (KOFFLINE_MAX_BYTES)")
 
     def take(self, frame: pl.DataFrame) -> None:
-        """Count the rows of a frame. Raises Refused where they do not fit."""
+        """Count the bytes of a frame. Raises Refused if they do not fit."""
         self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
         self.check(self.taken)
 
 
 def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
-    """Bytes of a frame where a number takes ``itemsize`` at least, and a text counts wherever it stands."""
+    """Bytes of a frame: numbers count at least ``itemsize``, repeated texts count every time."""
     total = 0
     for column in frame:
         kind: Any = column.dtype
@@ -212,7 +212,7 @@ def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
 
 
 def width_of(kind: Any) -> int:
-    """Bytes of a value of fixed size; of any other those of its reference."""
+    """Bytes of a value of fixed size, or of the reference to any other value."""
     found = re.search(r"\d+", str(kind)) if kind.is_numeric() else None
     return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
 

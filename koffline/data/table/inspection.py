@@ -51,7 +51,7 @@ _QUESTION = """
 # one_step: false    # all rows are one record, in the order of time or of the table
 """
 _ALL_ACTIONS = "  # all that were seen, numbered in this order: add others that the policy may take"
-_SHARED = 0.2  # of the rows, from which on a guessed time that others share is none
+_SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 
 
 @dataclass
@@ -194,7 +194,7 @@ def _is_number(text: str) -> bool:
 
 
 def _check_time(found: Inspection) -> None:
-    """A guessed time that many rows of an episode share is none, but a feature."""
+    """Make a guessed time column a feature if many rows of an episode share their time."""
     roles = {each.role: each for each in found.columns}
     if not {"time", "episode"} <= roles.keys() or roles["time"].is_time:
         return
@@ -205,7 +205,7 @@ def _check_time(found: Inspection) -> None:
 
 
 def _check_states(found: Inspection) -> None:
-    """A feature of which every value goes with one action only may be what the action led to."""
+    """Note features whose every value occurs with one action only: they may be results of the action."""
     actions = [each for each in found.columns if each.role == "action"]
     if len(actions) != 1 or actions[0].distinct < 2:
         return
@@ -267,7 +267,7 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
 
 
 def _pair_next(found: Inspection) -> None:
-    """Next observations stand in the order of observations, and serve only where each has one."""
+    """Put next observations in the order of observations; drop them unless every observation has one."""
     following = found.mapping.get("next_observations", [])
     bare = [re.sub(r"^(next|new)[_. -]?|[_. -]next$", "", name, flags=re.I) for name in following]
     if following and set(bare) == set(found.mapping.get("observations", [])):
@@ -281,7 +281,7 @@ def _pair_next(found: Inspection) -> None:
 
 
 def _survey(found: Inspection, rows: int) -> None:
-    """What reading the log with this mapping would refuse, and say."""
+    """Collect the problems and notes of reading the log with this mapping."""
     counts, problems = TableCounts(), Problems(found.source)
     with problems.noted():
         table = prepare_table(found.source, TableMapping(**found.mapping), None, in_memory=True, first=rows)

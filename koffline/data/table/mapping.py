@@ -1,4 +1,4 @@
-"""Which column of a table is what: one record, from keywords, a dict or a YAML file, and what it finds."""
+"""Mapping of a table's columns to parts of a transition, from keywords, a dict or a YAML file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from koffline.data.table.problems import listed
 from koffline.errors import DataError, nearest_name
 from koffline.untrusted.yaml_files import read_yaml_file
 
-# Of the columns that koffline writes.
+# Names of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight""".split()  # noqa: SIM905
 _EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
@@ -179,7 +179,7 @@ class TableMapping(pydantic.BaseModel):
         return bool(self.one_step) or (bool(self.next_observations) and not linked)
 
     def without(self, columns: Iterable[str]) -> TableMapping:
-        """The same where no column has these names, so that the rest can be looked at."""
+        """Copy of the mapping without these columns, so that the others can be checked."""
         gone = set(columns)
         changes: dict[str, Any] = {}
         for role, value in self:
@@ -193,7 +193,7 @@ class TableMapping(pydantic.BaseModel):
 
 
 def _contradictions(given: Mapping[str, Any]) -> list[str]:
-    """What is missing from the fields of a mapping, or does not go together."""
+    """Errors of a mapping: missing or contradictory fields."""
     wrong = []
     missing = [name for name in ("observations", "action", "reward") if not given.get(name)]
     if missing:
@@ -214,7 +214,7 @@ def _contradictions(given: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-# What open_transitions takes as a mapping.
+# Types that open_transitions accepts as a mapping.
 MappingRequest = TableMapping | Mapping[str, Any] | str | os.PathLike[str]
 
 

@@ -1,4 +1,4 @@
-"""Everything that is wrong with a table and its mapping, told at once, in the words for names of columns."""
+"""Collected errors of a table and its mapping, raised together, and messages about column names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Problems:
         self.found: list[str] = []
 
     def add(self, sentence: str) -> None:
-        """One more, with or without the table's name before it."""
+        """Add a sentence, with or without the table's name before it."""
         for start in (f"{self.source}: ", f"{self.source} "):
             sentence = sentence.removeprefix(start)
         if sentence not in self.found:
@@ -30,14 +30,14 @@ class Problems:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Keep a DataError for later."""
+        """Add a DataError raised inside the context to the problems."""
         try:
             yield
         except DataError as error:
             self.add(str(error))
 
     def refuse(self) -> None:
-        """Raise DataError where there is any."""
+        """Raise DataError if there are problems."""
         if len(self.found) == 1:
             verb = self.found[0].startswith(("has ", "is ", "lacks "))
             raise DataError(f"{self.source}{' ' if verb else ': '}{self.found[0]}")
@@ -49,7 +49,7 @@ class Problems:
 
 
 def natural_key(name: str) -> list[Any]:
-    """Sorts x_2 before x_10."""
+    """Sort key of natural order: x_2 before x_10."""
     return [
         (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
         for p in re.split(r"(\d+)", name)
@@ -81,6 +81,6 @@ def unknown_column(name: str, role: str, names: Sequence[str], source: str) -> D
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names, the first of them where there are many."""
+    """Text that lists names, only the first ones of many."""
     shown = ", ".join(str(name) for name in names[:_MOST_LISTED])
     return shown + (f", … ({len(names)} in all)" if len(names) > _MOST_LISTED else "")

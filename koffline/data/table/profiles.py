@@ -1,4 +1,4 @@
-"""What the columns of a table look like, and what each may be in a log: a guess with its reason."""
+"""Profiles of the columns of a table, and a guess of each column's role with its reason."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from koffline.data.table.problems import is_pattern
 from koffline.data.table.rows import CLOCK, TEXT_WAYS, TextKind
 from koffline.errors import printable
 
-IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored, though the name says what it is
+IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored because the values do not fit the name
 _STRICT = {
     "terminal": "give true and false, or 1 and 0",
     "truncated": "give true and false, or 1 and 0",
     "reward": "give numbers",
     "behavior_probability": "give probabilities above 0, up to 1",
 }
-MOST_ONE_HOT = 50  # categories that are features without being asked
+MOST_ONE_HOT = 50  # at most so many categories become features by default
 _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
 # 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
 _MIXED = "times in a form that is not read"
 DECIMAL_COMMA = "numbers with decimal commas"
-_OLDEST, _LATEST = 2e8, 5e9  # seconds since 1970 that numbers of a log may be
-_MOSTLY = 0.8  # of the values, from which on texts among numbers are a fault
+_OLDEST, _LATEST = 2e8, 5e9  # range of numbers that may be seconds since 1970
+_MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
 _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
 # Words in names, the likeliest first.
@@ -65,8 +65,8 @@ class Profile:
     is_flag: bool
     role: str = IGNORED
     reason: str = ""
-    stray: str = ""  # of numbers and a few texts: how many texts, and one of them
-    texts: pl.Series | None = None  # as they stand in the file, where times are read from texts
+    stray: str = ""  # texts in a column of numbers: how many, and one of them
+    texts: pl.Series | None = None  # texts of the file, for times that are read from texts
 
     @property
     def is_number(self) -> bool:
@@ -85,19 +85,19 @@ class Profile:
 
     @property
     def range(self) -> str:
-        """Least and greatest value."""
+        """Smallest and largest value as text."""
         if self.is_time:
             return f"{self._read(self.low)} … {self._read(self.high)}"
         numbers = self.is_number and self.values.dtype != pl.Boolean and self.low is not None
         return f"{self.low:.6g} … {self.high:.6g}" if numbers else ""
 
     def _read(self, value: Any) -> str:
-        """A time as it is read."""
+        """Text of a time after parsing."""
         shown = str(value).removesuffix("+00:00") + " UTC" * str(value).endswith("+00:00")
         return shown.removeprefix("1970-01-01 ").removesuffix(" UTC") if self.kind == CLOCK else shown
 
     def time_rule(self) -> str:
-        """How a column of times is read: the rule, with examples; nothing for one that is not."""
+        """Rule by which a column of times is read, with examples; empty if it cannot be read."""
         if self.kind == _MIXED:
             return ""
         if self.values.dtype.is_numeric():
@@ -118,7 +118,7 @@ class Profile:
 
 
 def profile(column: pl.Series, is_typed: bool) -> Profile:
-    """The column looked at; texts are what all of them can be read as. is_typed: the file has types."""
+    """Profile a column; texts get the narrowest type that fits all. is_typed: the file declares types."""
     name, kind = column.name, str(column.dtype).partition("(")[0].lower()
     if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object, pl.Unknown, pl.Null):
         shown = printable(str(column.drop_nulls().head(1).to_list())[1:-1])[:24]
@@ -157,7 +157,7 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
 
 
 def _strays(texts: pl.Series) -> str:
-    """What a column of numbers holds besides, "2 of 100 values are no numbers ('?')"; empty for none such."""
+    """Message on texts in a column of numbers, "2 of 100 values are no numbers ('?')", or empty."""
     strays = texts.filter(texts.is_not_null() & texts.cast(pl.Float64, strict=False).is_null())
     count = len(texts) - texts.null_count()
     if not len(strays) or len(strays) > (1.0 - _MOSTLY) * count:
@@ -214,7 +214,7 @@ def _is_vector(values: pl.Series) -> bool:
 
 
 def _rank(name: str, role: str) -> int:
-    """Place of the likeliest word in a name; of several words the last counts most."""
+    """Rank of a name for a role: the position of its likeliest word in the role's list, 0 the best."""
     words = _ROLES[role]
     parts = [part.lower() for part in re.findall(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])", name)]
     whole = "".join(parts)
@@ -225,7 +225,7 @@ def _rank(name: str, role: str) -> int:
 
 
 def _fits(each: Profile, role: str) -> bool:
-    """Whether values can be what the name says."""
+    """Whether the values suit the role that the name suggests."""
     rows = len(each.values)
     if role == "behavior_probability":
         return each.is_number and each.low is not None and each.low > 0 and each.high <= 1
@@ -256,7 +256,7 @@ def _reason(each: Profile, role: str) -> str:
 
 
 def _as_observation(each: Profile) -> tuple[str, str]:
-    """Observation or ignored, and why."""
+    """Role of a column without a telling name, observation or ignored, and the reason."""
     rows = len(each.values) - each.missing
     if each.distinct == 1:
         return IGNORED, "the same value in every row"

@@ -25,9 +25,9 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
-# Files that are open at once; a table of more parts has larger ones.
+# Limit of open files; a table of more parts gets larger parts.
 _MOST_PARTS = 256
-_PART = "number of koffline's temporary file"  # no other column is called so
+_PART = "number of koffline's temporary file"  # a name that no column has
 _SPLIT = "give its longest episodes several ids"
 
 
@@ -83,7 +83,7 @@ class TableStream:
 
     @property
     def metadata(self) -> Metadata:
-        """As ``read_table``'s, with what has been counted until now."""
+        """Metadata as from ``read_table``, with the counts so far."""
         return self._table.metadata.with_notes(*self._counts.sentences())
 
     def __iter__(self) -> Iterator[Transitions]:
@@ -125,7 +125,7 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 
 
 def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
-    """Rows below the first at which an episode begins.
+    """Rows, except the first, at which an episode begins.
 
     Raises DataError without an episode column where rows are not in order: nothing else tells which belong
     together.
@@ -153,7 +153,7 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 
     assert table.runs is not None, "called after a census"
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
-    # the part in which the episode's last row falls: parts of at most `limit` rows, except for long episodes
+    # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
     parts = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").sum()).select("id", part=part)
     try:

@@ -21,7 +21,7 @@ from koffline.data.table.problems import (
 )
 from koffline.data.table.rows import TableRows
 
-_REWARD = "reward"  # in ``impute``, whatever column or formula it is
+_REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST = 1000, 10_000, 1000
 _BEHAVIOR = ("behavior_probability", "behavior_log_probability")
 _SINGLE = ("episode", "time", "terminal", "truncated", "weight", *_BEHAVIOR)
@@ -54,7 +54,7 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
         found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
         taken |= set(found[role])
     observations, following = found["observations"], found["next_observations"]
-    if mapping.by in observations:  # features tell it
+    if mapping.by in observations:  # the observations hold this column
         found["by"] = None
     if following and observations and len(following) != len(observations):
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
@@ -77,7 +77,7 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
 def _methods(
     mapping: TableMapping, states: tuple[str, ...], names: Sequence[str], problems: Problems
 ) -> dict[str, Any]:
-    """How missing values are replaced, by column."""
+    """Method that replaces missing values, by column."""
     methods: dict[str, Any] = {}
     filled, reward = {*states, mapping.reward, mapping.weight}, mapping.reward or ""
     cut = {*filled, *mapping.action, mapping.behavior}
@@ -116,7 +116,7 @@ def reward_formula(mapping: TableMapping, names: Sequence[str], source: str) -> 
 def _fitting(
     names: Sequence[str], patterns: Iterable[str], role: str, taken: set[Any], problems: Problems
 ) -> tuple[str, ...]:
-    """Columns of exactly these names, else those the wildcards fit that have no other role."""
+    """Columns of exactly these names, else columns without another role that match the wildcards."""
     found: dict[str, None] = {}
     present = set(names)
     for pattern in patterns:

@@ -18,7 +18,7 @@ from koffline.data.table.problems import Problems, check_unique, column_fault
 from koffline.errors import DataError
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
-# Every column costs its own reading, some tenths of a millisecond: more than this are rows by mistake.
+# Limit of columns: each costs some tenths of a millisecond, and more are probably transposed rows.
 _MOST_COLUMNS = 2**17
 # Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
 BATCH_ROWS = 65_536
@@ -98,7 +98,7 @@ _MOST_SHOWN = 60
 
 @dataclass
 class TextKind:
-    """What all texts of a column can be read as: ``ways`` that are left, if any, and the rows looked at."""
+    """Types that all texts of a column allow: the remaining ``ways`` to read them, and the rows checked."""
 
     name: str
     is_time: bool
@@ -107,7 +107,7 @@ class TextKind:
     has_clock: bool = False
 
     def look(self, column: pl.Series, source: str) -> None:
-        """Take the next rows into account. Raises DataError for a text that is no time like those above."""
+        """Check the next rows. Raises DataError if the times in a column are written in different ways."""
         column = column.str.strip_chars()
         unread = {way: _WAYS[way](column).is_null() & column.is_not_null() for way in self.ways}
         self.ways = [way for way, rows in unread.items() if not rows.any()]
@@ -123,7 +123,7 @@ class TextKind:
 
     @property
     def is_naive(self) -> bool:
-        """Whether the texts are times of a clock whose zone is not told."""
+        """Whether the texts are times without a time zone."""
         return self.ways == [_LOCAL] and self.has_clock
 
     @property
@@ -133,7 +133,7 @@ class TextKind:
 
     @property
     def dtype(self) -> Any:
-        """Whole numbers and numbers where all are; instants; else texts."""
+        """Integers or floats if all texts are numbers, date-times if all are times, else texts."""
         if not self.ways:
             return pl.String()
         kinds = {"whole numbers": pl.Int64(), "numbers": pl.Float64()}
@@ -279,7 +279,7 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
     columns, itemsize = list(rows.types), rows.itemsize
     probe = next(rows.stored(columns, Room(itemsize)), None)
     row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
-    rows.unread.clear()  # what follows reads them again
+    rows.unread.clear()  # later passes read them again
     # a piece of whole episodes is more than one frame
     most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
     rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))

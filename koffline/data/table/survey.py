@@ -1,4 +1,4 @@
-"""A table, its mapping applied, checked and looked through once: all that is needed to make rows of it."""
+"""Preparation of a table: apply the mapping, check it, and pass over the rows once."""
 
 from __future__ import annotations
 
@@ -94,19 +94,19 @@ def prepare_table(
 
 def _settle_space(table: Table, asked: SpaceRequest | None, declared: ActionSpace | None) -> tuple[str, ...]:
     """The space of the actions; what there is to say of it. Raises DataError."""
-    names, some = table.roles.action, table.seen  # actions that are to the space what all are
+    names, some = table.roles.action, table.seen  # a few actions that determine the space like all of them
     if table.categories:
         declared, some = Discrete(len(table.categories)), np.asarray([0, len(table.categories) - 1])
     elif some is None and names:
         some = np.zeros((1, table.widths.get(names[0], len(names))), action_dtype(table))
-    if some is None:  # said before
+    if some is None:  # already reported
         return ()
     table.action_space, settled = settle_space(some, asked, declared, table.source)
     return settled
 
 
 def _features(table: Table) -> Features:
-    """Names of the numbers of an observation: of a list's by position."""
+    """Names of the numbers of an observation; numbers of a list are named by position."""
     names = table.roles.observations
     if names and names[0] in table.widths:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
@@ -116,7 +116,7 @@ def _features(table: Table) -> Features:
 
 
 def _is_category(table: Table, dictionaries: frozenset[str]) -> bool:
-    """Whether the action is one: texts, yes and no, or a dictionary. One of several is a problem."""
+    """Whether the action is a category: texts, booleans or a dictionary. Several columns are a problem."""
     types, names = table.rows.schema, table.roles.action
     named = [name for name in names if types[name] in (pl.String, pl.Boolean) or name in dictionaries]
     if named and len(names) > 1:
@@ -127,7 +127,7 @@ def _is_category(table: Table, dictionaries: frozenset[str]) -> bool:
 
 
 def _check_counts(table: Table) -> None:
-    """Values that are missing, infinite or no numbers are problems, and what only the user can answer."""
+    """Add problems: missing, infinite or non-numeric values, and questions that only the user can answer."""
     roles, problems, unread = table.roles, table.problems, table.rows.unread
     for name, (count, where, text) in unread.items():
         more = f", as {count - 1} more" if count > 1 else ""
@@ -164,7 +164,7 @@ def _check_counts(table: Table) -> None:
 
 
 def _remedy(table: Table, missing: Iterable[str]) -> str:
-    """What to do about missing values of these columns."""
+    """Remedy for missing values of these columns."""
     roles = table.roles
     filled: set[str | None] = {*table.encoded.values()}
     filled |= {*roles.observations, *roles.next_observations, roles.reward, roles.weight}
@@ -181,14 +181,14 @@ def _remedy(table: Table, missing: Iterable[str]) -> str:
 
 
 def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
-    """The values of a category in the order of their numbers."""
+    """Values of a category, sorted or in the order of ``action_names``. Raises DataError for unknown ones."""
     names, column, kind = table.roles.action_names, table.roles.action[0], type(next(iter(values)))
     if not issubclass(kind, (str, int)):
         said = f"is {table.rows.schema[column]}; give actions as texts or numbers"
         raise column_fault(table.source, column, said)
     if not names:
         return tuple(sorted(values))
-    if kind is not str:  # names from a command line are texts: as the column's values, or yes and no
+    if kind is not str:  # names from a command line are texts: convert them to integers or booleans
         spelled: dict[str, Any] = {"true": True, "false": False}
         if kind is int:
             spelled = {name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()}
@@ -202,7 +202,7 @@ def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
 
 
 def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
-    """What the table or its mapping leaves open, whether it does, and how it was taken."""
+    """Yield notes on what the mapping leaves open: whether each applies, and how it was decided."""
     roles, texts, time = table.roles, table.rows.texts, table.roles.time or ""
     kind = table.rows.schema.get(time)
     is_clock = kind == pl.Time or (time in texts and texts[time].is_clock)

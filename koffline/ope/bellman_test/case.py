@@ -1,4 +1,4 @@
-"""What is tested and how: the settings, and residuals, scores and the kernel's places, put together once."""
+"""Input of the test: settings, residuals and scores, and the kernel's coordinates."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 
-_FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not hide all else
-_MEDIAN_ROWS = 1500  # evenly spaced; the median of as many is right to a percent
+_FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not dominate the scale
+_MEDIAN_ROWS = 1500  # rows for the median distance, evenly spaced: enough for an error of 1 %
 _KERNEL_SAMPLE = 500
 _FEW_SIGNS = 30
-_LARGEST = 1e50  # fourth powers of anything below stay finite
-_ULPS = 4.0  # a residual within as many roundings of its terms is zero
+_LARGEST = 1e50  # largest residual whose fourth power is finite
+_ULPS = 4.0  # residuals smaller than this many rounding errors of their terms are zero
 
 
 class BellmanSettings(Section):
@@ -53,7 +53,7 @@ class BellmanSettings(Section):
 
 
 def make_settings(**options: Any) -> BellmanSettings:
-    """Options that are None say nothing. Raises ConfigError in one line."""
+    """Settings from options; those that are None are ignored. Raises ConfigError in one line."""
     given = {name: value for name, value in options.items() if value is not None}
     made = read_section(BellmanSettings, given)
     least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
@@ -126,24 +126,24 @@ class BellmanCase:
 
     @property
     def n(self) -> int:
-        """Rows of positive weight."""
+        """Number of rows with positive weight."""
         return int(np.count_nonzero(self.weights))
 
     @property
     def signs(self) -> int:
-        """Random signs that change the statistic."""
+        """Number of random signs that change the statistic."""
         return int(np.count_nonzero(self.weights * self.residuals))
 
     @property
     def is_hopeless(self) -> bool:
-        """Even signs that are all equal, or all opposite, give no p-value as small as the level."""
+        """Whether there are too few signs for a p-value as small as the level."""
         return 2.0 ** (1 - self.signs) > self.settings.level
 
 
 def make_case(
     q: ValueFunction | CrossFitted, transitions: Transitions, policy: Policy, settings: BellmanSettings
 ) -> BellmanCase:
-    """Check and compute δ = r + discount · E_{a'~π} Q(s', a') − Q(s, a) and all that hangs on it.
+    """Check the inputs and compute δ = r + discount · E_{a'~π} Q(s', a') − Q(s, a) and derived arrays.
 
     A continuous random policy is asked for ``action_draws`` actions per row, drawn for that row alone: under
     H0 the residual keeps its mean of zero and only its noise grows, whatever the number of draws, and random
@@ -155,7 +155,7 @@ def make_case(
     counted = np.flatnonzero(problem.row_weights)
     if len(counted) < 2:
         raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
-    weights = problem.row_weights / problem.row_weights[counted].mean()  # their sum is n, as T = n·V̂ has it
+    weights = problem.row_weights / problem.row_weights[counted].mean()  # their sum is n, as in T = n·V̂
     later = next_row_values(q, transitions, policy, settings.action_draws, generator)
     values, later = row_values(q, transitions), problem.discounts * later
     inputs = torch.as_tensor(problem.kernel_inputs)
@@ -167,7 +167,7 @@ def make_case(
         weights=weights,
         residuals=_residuals(transitions, problem, values, later, weights),
         values=values,
-        shifts=problem.discounts - 1.0,  # of an error of one everywhere
+        shifts=problem.discounts - 1.0,  # effect of an error of one everywhere
         space=KernelSpace(kernel, problem.input_location, problem.input_scale, problem.n_actions),
         inputs=inputs,
         folds=tuple(rows for rows, _ in row_parts(q, transitions)),
@@ -182,7 +182,7 @@ def _residuals(
     later: np.ndarray,
     weights: np.ndarray,
 ) -> np.ndarray:
-    """δ (N,), what is nothing but rounding made zero.
+    """Residuals δ (N,); pure rounding errors are set to zero.
 
     Random signs see equal residuals of 1e-16 as clearly as any others: within a few ulps of its terms, and of
     their size over the log, a residual is zero. Values that float32 holds exactly are taken for float32 ones.
@@ -206,7 +206,7 @@ def _residuals(
 
 
 def _doubts(case: BellmanCase) -> list[str]:
-    """Why the result may say little."""
+    """Sentences on why the result may be uninformative."""
     found, signs = [], case.signs
     if signs == 0:
         found.append("Every residual is zero up to rounding: there is nothing to test.")
@@ -229,5 +229,5 @@ def _doubts(case: BellmanCase) -> list[str]:
 
 
 def _evenly_spaced(rows: np.ndarray, most: int) -> Tensor:
-    """At most so many of the row numbers."""
+    """At most ``most`` of the row numbers, evenly spaced."""
     return torch.as_tensor(rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)])

@@ -24,12 +24,12 @@ from koffline.kernels import FourierFeatures, Kernel
 _BLOCK = 8192
 _ROUNDING = 1.0 - 1e-12
 _LARGEST_SHIFT = 2.0**40
-_NO_SPREAD = 1e-16  # of the squared mean: T* varies by rounding alone
+_NO_SPREAD = 1e-16  # relative to the squared mean: below it T* varies by rounding alone
 _DETECTABLE_POWER = 0.8
 
 
 class Moments(NamedTuple):
-    """Of T* under random signs: mean Σ m_gg and variance 2 Σ_{g≠h} m_gh², with m_gh = f_gᵀf_h.
+    """Moments of T* under random signs: mean Σ m_gg and variance 2 Σ_{g≠h} m_gh², with m_gh = f_gᵀf_h.
 
     With an alternative c: T exceeds the mean of the null made anew by c²·``quadratic`` on average; the
     variance of that null is ``variance`` + c²·growth_2 + c⁴·growth_4.
@@ -52,7 +52,7 @@ class SignDraws(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GramForm:
-    """``products (G, G)``: f_gᵀf_h; ``crossed (G, G)``: s_gᵀf_h; ``shifted (G, G)``: s_gᵀs_h."""
+    """The form by ``products (G, G)``: f_gᵀf_h; ``crossed``: s_gᵀf_h; ``shifted``: s_gᵀs_h."""
 
     products: np.ndarray
     crossed: np.ndarray
@@ -70,7 +70,7 @@ class GramForm:
         return SignDraws(np.einsum("bg,bg->b", signs @ self.products, signs), signs @ linear, self.moments())
 
     def moments(self) -> Moments:
-        """Exact for random signs."""
+        """Exact moments under random signs."""
         return Moments(
             mean=float(np.trace(self.products)),
             variance=2.0 * _off_diagonal_squares(self.products),
@@ -116,13 +116,13 @@ class FeatureForm:
         return SignDraws(statistics, linear, Moments(mean, float(statistics.var()), quadratic))
 
     def condensed(self) -> GramForm:
-        """The same form as products of few scores: O(G² m), and nothing is left out."""
+        """Exact equivalent as a `GramForm`, in O(G² m) time, for few scores."""
         scores, shifts = (torch.cat(parts).numpy() for parts in zip(*self._blocks(), strict=True))
         return GramForm(scores @ scores.T, shifts @ scores.T, shifts @ shifts.T)
 
     @cached_property
     def _totals(self) -> np.ndarray:
-        """(2, m): Σ_g f_g and Σ_g s_g."""
+        """Sums Σ_g f_g and Σ_g s_g, (2, m)."""
         coefficients = torch.as_tensor(np.stack([self.scores, self.shifts]))
         total = torch.zeros(2, 2 * self.features.frequencies.shape[1], dtype=torch.float64)
         for start in range(0, len(self.inputs), _BLOCK):
@@ -143,8 +143,8 @@ class FeatureForm:
 class SumForm:
     """T = Σ_k T_k of separate value functions on separate rows, whose residuals are never multiplied.
 
-    What cross-fitting leaves cancels across folds: a fold's noise enters its own residuals and, through the
-    models fitted to it, the others' with the opposite sign.
+    Products across folds would be biased under cross-fitting: a fold's noise enters its own residuals and,
+    through the models fitted to it, the others' with the opposite sign.
     """
 
     parts: tuple[GramForm | FeatureForm, ...]
@@ -155,7 +155,7 @@ class SumForm:
         return sum(part.statistic for part in self.parts)
 
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """Independent signs for every part."""
+        """T* with independent signs for every part."""
         statistics, linear, moments = zip(*(part.draw(draws, generator) for part in self.parts), strict=True)
         together = Moments(*map(sum, zip(*moments, strict=True)))
         return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), together)
@@ -191,7 +191,7 @@ def _off_diagonal_squares(matrix: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class NullLaw:
-    """What T looks like under H0 by random signs for the residuals, and with an alternative of c units added.
+    """Distribution of T under H0, by random signs of the residuals, and under an alternative of c units.
 
     Rejection: p ≤ ``level``.
     """
@@ -200,19 +200,19 @@ class NullLaw:
     level: float
 
     def p_value(self, statistic: float) -> float:
-        """How often a T at least as large occurs under H0: (1 + #{T* ≥ T})/(B + 1), never zero."""
+        """Probability of a T at least as large under H0: (1 + #{T* ≥ T})/(B + 1), never zero."""
         as_large = self.draws.statistics >= statistic * _ROUNDING
         return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
 
     @cached_property
     def critical(self) -> float:
-        """Beyond it T is rejected."""
+        """Critical value: T above it is rejected."""
         drawn = self.draws.statistics
-        allowed = math.floor(self.level * (len(drawn) + 1) + 1e-9)  # fewer draws are as large
+        allowed = math.floor(self.level * (len(drawn) + 1) + 1e-9)  # rejected if fewer draws reach T
         return float(np.sort(drawn)[-allowed])
 
     def power(self, shift: float) -> float:
-        """How often H0 is rejected with c = shift, tested against the null made anew.
+        """Probability that H0 is rejected with c = shift, tested against the null of the shifted residuals.
 
         The share of draws that the alternative lifts above their critical value.
         """
@@ -220,12 +220,12 @@ class NullLaw:
         if not (mean > 0.0 and variance > _NO_SPREAD * mean**2):
             return 0.0
         spread = math.sqrt(1.0 + (shift**2 * growth_2 + shift**4 * growth_4) / variance)
-        renewed = mean + (self.critical - mean) * spread  # less what the alternative adds to the null's mean
+        renewed = mean + (self.critical - mean) * spread  # without the change of the mean
         lifted = self.draws.statistics + 2.0 * shift * self.draws.linear + shift**2 * quadratic
         return float(np.mean(lifted > renewed))
 
     def detectable_shift(self, start: float) -> float | None:
-        """The smallest c found with power of 80 %, from ``start`` on; None where none is."""
+        """Smallest c with a power of 80 %, searched from ``start``; None if none is found."""
         low, high = 0.0, start
         while self.power(high) < _DETECTABLE_POWER:
             low, high = high, 2.0 * high

@@ -67,12 +67,12 @@ class BellmanTest(Record):
 
     @property
     def alternative_name(self) -> str:
-        """What the power is against."""
+        """Description of the alternative of the power."""
         return f"an error of {self.alternative:.3g} everywhere"
 
     @property
     def rows(self) -> BellmanCase:
-        """What was tested, row by row."""
+        """Residuals, values and weights by row."""
         return self.witness.case
 
     @property
@@ -83,7 +83,7 @@ class BellmanTest(Record):
 
     @property
     def rejects(self) -> bool:
-        """p ≤ level."""
+        """Whether the p-value is at most the level."""
         return self.p_value <= self.level
 
     @property
@@ -197,7 +197,7 @@ def _read(
 
 
 def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
-    """The exact form for few rows, features for many; and how many features, 0 for the exact one."""
+    """Exact form for few rows, random features for many; and the number of features, 0 for the exact form."""
     count, rows = case.settings.features, len(case.transitions)
     if count is None:
         count = 0 if rows <= _EXACT_ROWS else _FEATURES

@@ -1,4 +1,4 @@
-"""Where is the error? The witness function of the kernel loss, and mean residuals along one number.
+"""Location of the error: the witness function of the kernel loss, and mean residuals along one number.
 
 The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where residuals of one sign gather.
 """
@@ -20,17 +20,17 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.case import BellmanCase
 from koffline.ope.bellman_test.forms import random_signs
 
-_BLOCK_NUMBERS = 1 << 22  # of kernel values at a time
-_FEWEST_EFFECTIVE = 5.0  # rows behind a local mean that is worth a look
+_BLOCK_NUMBERS = 1 << 22  # kernel values per block
+_FEWEST_EFFECTIVE = 5.0  # least effective rows of a local mean that is examined
 _CANDIDATES = 400
 _SIGN_DRAWS = 500
 _BINS = 12
-_FEWEST = 8  # rows in a bin, where there are enough
+_FEWEST = 8  # rows per bin, if there are enough
 _ROUNDING = 1e-12
 
 
 class WitnessValues(NamedTuple):
-    """At Q places: ``witness`` f*; ``mean`` the kernel-weighted mean residual in units of the reward.
+    """Values at Q places. ``witness``: f*; ``mean``: kernel-weighted mean residual in units of the reward.
 
     ``standard_error`` is that of the mean if the residual had no local mean: |mean|/standard_error never
     exceeds the root of ``effective_rows`` = (Σk)²/Σk², so one odd row is no evidence. Where the log has no
@@ -93,7 +93,7 @@ class Witness:
     case: BellmanCase = field(repr=False)
 
     def __call__(self, observations: np.ndarray, actions: np.ndarray | None = None) -> WitnessValues:
-        """At observations (Q, …) and actions (Q,) or (Q, a). Raises DataError."""
+        """Evaluate at observations (Q, …) and actions (Q,) or (Q, a). Raises DataError."""
         observations, shape = np.asarray(observations), self.case.transitions.observation_shape
         if observations.shape[1:] != shape or not np.isfinite(observations).all():
             received = f"observations have shape {observations.shape}, the log's rows {shape}"
@@ -111,7 +111,7 @@ class Witness:
     def map(
         self, resolution: int = 50, action: object = None, columns: tuple[int, int] = (0, 1)
     ) -> WitnessMap:
-        """Over a grid of two coordinates, the others at their mean.
+        """Evaluate over a grid of two coordinates, with the others at their mean.
 
         ``action``: the one the map is for; None: the kernel ignores actions, so that residuals of all actions
         are averaged as the log holds them.
@@ -163,7 +163,7 @@ class Witness:
         return regions
 
     def _checked_actions(self, actions: np.ndarray | None, count: int) -> np.ndarray:
-        """(Q,) actions 0 … n − 1 or finite (Q, k); DataError for any others."""
+        """Check actions: (Q,) in 0 … n − 1, or finite (Q, k). Raises DataError."""
         n, expected = self.case.space.n_actions, (count, *self.case.transitions.actions.shape[1:])
         if actions is None or np.shape(actions) != expected:
             got = "none" if actions is None else f"shape {np.shape(actions)}"
@@ -214,7 +214,7 @@ class Witness:
         return observations.reshape(len(observations), -1)
 
     def _states_only(self) -> Witness:
-        """The same residuals with a kernel that ignores actions."""
+        """Witness of the same residuals with a kernel that ignores actions."""
         space, width = self.case.space, self._flat(slice(1)).shape[1]
         alone = dataclasses.replace(
             space, location=space.location[:width], scale=space.scale[:width], with_actions=False
@@ -269,7 +269,7 @@ def make_profile(
 
 
 def _summary(numbers: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> tuple[float, ...]:
-    """Of one bin: centre, mean, standard error and two quantiles."""
+    """Summary of one bin: centre, mean, standard error and two quantiles."""
     share, count = weights / weights.sum(), len(numbers)
     mean = float(share @ residuals)
     error = math.sqrt(float(np.square(share) @ np.square(residuals - mean)))

@@ -23,7 +23,7 @@ from koffline.ope.results import PointEstimate, Uplift
 
 BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0
-_UNEVEN = 0.5  # on finite chains 95 % intervals held the truth in 76 to 91 % of logs below it
+_UNEVEN = 0.5  # below it, 95 % intervals covered the truth in 76 to 91 % of logs of finite chains
 _CUT_SHARE = 0.01
 _NO_WEIGHT = (
     "the policy takes none of the logged actions: every episode's weight is zero after {steps}; use a policy "
@@ -31,7 +31,7 @@ _NO_WEIGHT = (
 )
 
 
-@np.errstate(over="ignore", invalid="ignore")  # what overflows is found by its value
+@np.errstate(over="ignore", invalid="ignore")  # overflow is detected in the results
 def estimate_one(
     name: str,
     problem: EpisodeProblem,
@@ -42,11 +42,11 @@ def estimate_one(
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> PointEstimate:
-    """One of ``names.OVER_EPISODES`` on prepared episodes; ``model`` as of the whole log.
+    """Run one of ``names.OVER_EPISODES`` on prepared episodes; ``model``: values over the whole log.
 
     interval: one of ``EPISODE_KINDS``; every other kind that applies is in ``diagnostics["intervals"]``.
-    reward_range: what rewards can be, for certified kinds (default: what the log holds). Raises DataError
-    where the estimator has nothing to say.
+    reward_range: possible rewards, for certified kinds (default: the log's range). Raises DataError if the
+    estimator does not apply.
     """
     if reason := _why_not(name, problem, model):
         raise DataError(reason)
@@ -78,7 +78,7 @@ def estimate_one(
                 weights, problem.rewards, problem.gamma, level, kind, reward_range, names.CERTIFIABLE[name]
             )
     found = {kind: one for kind, one in made.items() if one is not None}
-    if mixed:  # the blend's own spread leaves the model's error out: a wrong model would look exact
+    if mixed:  # the blend's own spread omits the model's error, so that a wrong model would seem exact
         found = {
             kind: replace(
                 one,
@@ -105,7 +105,7 @@ def estimate_one(
 
 
 def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size: float) -> Uplift | None:
-    """Over the mean return of the same episodes; None where that was cut."""
+    """Uplift over the mean return of the same episodes; None if episodes were cut."""
     weights = problem.weights
     if np.where(problem.is_cut, problem.gamma**weights.lengths, 0.0).max() > _CUT_SHARE:
         return None
@@ -117,7 +117,7 @@ def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size
 
 
 def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:
-    """Why an estimator has nothing to say, None where it has."""
+    """Reason why an estimator does not apply; None if it does."""
     if name in names.WITH_MODEL and model is None:
         return f"{name} needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
     if name == "magic" and problem.weights.n_episodes < 2:

@@ -27,11 +27,11 @@ _CERTIFIED_ASSUMPTIONS = (
     "({source}); of the return up to the log's cuts. Weights capped at {caps} "
     "(lower and upper end), the best of {count} caps by a union bound"
 )
-# Fixed in advance, so that choosing among them costs a factor in the level and nothing else.
+# Candidate caps, fixed in advance: the choice among them costs only a factor in the level.
 _CAPS = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-_MOST_NUMBERS = 1 << 20  # in one batch of draws, 8 MB
-_BEYOND, _MOST_DRAWS = 5, 100_000  # draws beyond each end, and in all
-_FEWEST_DRAWS = 0.9  # share of draws that must give a number
+_MOST_NUMBERS = 1 << 20  # numbers in one batch of draws, 8 MB
+_BEYOND, _MOST_DRAWS = 5, 100_000  # least draws beyond each end, most draws in total
+_FEWEST_DRAWS = 0.9  # share of draws that must be finite
 
 
 def student_interval(
@@ -56,8 +56,8 @@ def bootstrap_interval(
 ) -> Interval | None:
     """Bias-corrected and accelerated percentiles over resampled episodes, acceleration from the jackknife.
 
-    More are drawn where fewer than five would lie beyond each end. None for a single episode or one with all
-    the weight, for a level that needs over 100,000 draws, and where more than a tenth have no weight left.
+    More are drawn if fewer than five would lie beyond each end. None for a single episode or one with all the
+    weight, for a level that needs over 100,000 draws, and if more than a tenth of the draws have no weight.
     (Efron 1987)
     """
     deviations = statistic.deviations
@@ -101,7 +101,7 @@ def bca_levels(
     tails = []
     for z in (special.ndtri(0.5 - level / 2.0), special.ndtri(0.5 + level / 2.0)):
         moved = shift + float(z)
-        # Beyond a(z0 + z) = 1 the correction turns round; it then means the last draw.
+        # Beyond a(z0 + z) = 1 the correction changes sign; the last draw is meant there.
         stretch = 1.0 - acceleration * moved
         tails.append(float(special.ndtr(shift + moved / stretch) if stretch > 0.0 else moved > 0.0))
     return tails
@@ -175,7 +175,7 @@ def certified_interval(
 def mean_lower_bound(
     values: Float[np.ndarray, " unit"], value_range: float, alpha: float, kind: str
 ) -> float:
-    """A number that the expectation of ``values`` in [0, R] is below with probability at most α.
+    """Lower bound of the expectation of ``values`` in [0, R] that fails with probability at most α.
 
     The mean less R·sqrt(log(1/α) / 2n) (Hoeffding 1963, Theorem 2), or less
     sqrt(2 s² log(2/α) / n) + 7 R log(2/α) / (3(n − 1)), s² the sample variance (Maurer and Pontil 2009,

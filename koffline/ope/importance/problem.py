@@ -1,4 +1,4 @@
-"""A log's episodes with the weights that a policy gives them: what all estimators over episodes share."""
+"""Episodes of a log with their importance weights under a policy, shared by all estimators over episodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from koffline.ope.importance.ratios import AUTO, Ratios, action_log_probabilitie
 from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_ROW_BYTES = 150  # of a row's columns, ratios and weights
+_ROW_BYTES = 150  # bytes of a row's columns, ratios and weights
 _NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
 _NEVER = -np.inf
 
@@ -48,8 +48,7 @@ class RowValues:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeWeights:
-    """w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of E episodes, row by row, in logarithms: nothing overflows
-    before it must.
+    """Weights w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of E episodes by row, as logarithms against overflow.
 
     ``log_weights`` (N,) may be −inf, where the policy would not have acted so. ``shares`` (E,) sum to one:
     the log's own weights of episodes. An episode that is over keeps its last weight for all later steps, with
@@ -64,43 +63,43 @@ class EpisodeWeights:
 
     @property
     def n_episodes(self) -> int:
-        """E."""
+        """Number E of episodes."""
         return len(self.starts)
 
     @property
     def horizon(self) -> int:
-        """T, steps of the longest episode."""
+        """Steps T of the longest episode."""
         return int(self.lengths.max())
 
     @cached_property
     def episodes(self) -> Int[np.ndarray, " row"]:
-        """(N,) number of the episode of each row."""
+        """Number (N,) of each row's episode."""
         return np.repeat(np.arange(self.n_episodes), self.lengths)
 
     @cached_property
     def last(self) -> Float[np.ndarray, " episode"]:
-        """(E,) logarithm of the weight of each whole episode."""
+        """Logarithm (E,) of the weight of each whole episode."""
         return self.log_weights[self.starts + self.lengths - 1]
 
     @cached_property
     def log_shares(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
+        """Logarithms (E,) of the shares."""
         return np.log(self.shares)
 
     @cached_property
     def final(self) -> Float[np.ndarray, " episode"]:
-        """(E,) share · weight of each whole episode, the largest 1; zeros where no weight is left."""
+        """Products share · weight (E,) of whole episodes, with maximum 1; zeros without any weight."""
         logs = self.last + self.log_shares
         return np.exp(logs - logs.max()) if logs.max() > _NEVER else np.zeros(len(logs))
 
     @cached_property
     def log_totals(self) -> Float[np.ndarray, " step"]:
-        """(T,) log Σ_i share_i · w_t of episode i; −inf from the step on where no weight is left."""
+        """Logarithms (T,) of Σ_i share_i · w_t of episode i; −inf at steps without weight."""
         return self._log_sums(1)
 
     @cached_property
     def effective_sizes(self) -> Float[np.ndarray, " step"]:
-        """(T,) (Σw)² / Σw² over episodes at each step; 0 where no weight is left."""
+        """Effective sizes (T,): (Σw)² / Σw² over episodes at each step; 0 without weight."""
         totals = self.log_totals
         present = totals > _NEVER
         sizes = np.zeros(self.horizon)
@@ -109,7 +108,7 @@ class EpisodeWeights:
 
     @cached_property
     def relative(self) -> Float[np.ndarray, " row"]:
-        """(N,) w_t / Σ_i share_i w_t: self-normalised weights, on average one."""
+        """Self-normalised weights (N,): w_t / Σ_i share_i w_t, with mean one."""
         totals = self.log_totals[self.steps]
         present = totals > _NEVER
         relative = np.zeros(len(totals))
@@ -117,11 +116,11 @@ class EpisodeWeights:
         return relative
 
     def episode_sums(self, rows: Float[np.ndarray, " row"]) -> Float[np.ndarray, " episode"]:
-        """(E,) sums over the rows of each episode."""
+        """Sums (E,) over the rows of each episode."""
         return np.add.reduceat(rows, self.starts)
 
     def _log_sums(self, power: int) -> Float[np.ndarray, " step"]:
-        """(T,) log Σ_i (share_i w_t)^power, ended episodes with their last weight."""
+        """Logarithms (T,) of Σ_i (share_i w_t)^power; ended episodes keep their last weight."""
         rows = power * (self.log_weights + self.log_shares[self.episodes])
         ending = power * (self.last + self.log_shares)
         over = np.logaddexp.accumulate(_log_sums_by(ending, self.lengths, self.horizon + 1))
@@ -195,12 +194,12 @@ class EpisodeProblem:
 
     @property
     def weightless_from(self) -> int | None:
-        """The first step at which no episode has weight left; None where there always is one."""
+        """First step at which no episode has weight; None if there is no such step."""
         gone = np.flatnonzero(self.weights.log_totals == _NEVER)
         return int(gone[0]) if len(gone) else None
 
     def effective_size(self, stepwise: bool) -> float:
-        """(Σw)²/Σw² over episodes: of whole weights, or averaged over steps with weights γ^t."""
+        """Effective number of episodes (Σw)²/Σw²: of final weights, or a γ^t-weighted mean over steps."""
         final = self.weights.final
         if not stepwise:
             return float(final.sum() ** 2 / np.square(final).sum()) if final.any() else 0.0
@@ -213,7 +212,7 @@ class EpisodeProblem:
         return RowValues(model.now[rows], model.later[rows], starts, model.unseen, notes=model.notes)
 
     def diagnostics(self) -> dict[str, Any]:
-        """Plain numbers about the weights."""
+        """Diagnostics of the weights as plain numbers."""
         final = self.weights.final
         return {
             "episodes": self.weights.n_episodes,
@@ -225,7 +224,7 @@ class EpisodeProblem:
 
 
 def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) -> Columns:
-    """What estimators over episodes read of a part of a log: no observations, and the policy's ``target``."""
+    """Columns of a part for estimators over episodes: without observations, with the policy's ``target``."""
     log = part.transitions
     present = {name: getattr(log, name) for name in _NAMES}
     columns = {name: np.asarray(column) for name, column in present.items() if column is not None}

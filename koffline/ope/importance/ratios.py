@@ -26,16 +26,16 @@ from koffline.policies.builtin import at_bounds
 
 FROM_LOG, ESTIMATED, AUTO = "log", "estimate", "auto"
 _DEVIATIONS = 5.0
-_AT_BOUNDS = 0.01  # share of actions on the bounds from which densities need masses there
+_AT_BOUNDS = 0.01  # share of actions on the bounds above which densities need point masses there
 _FREQUENCIES = 40
-_PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # infinite: the observation is ignored
-_DEFAULT_PENALTY = 1e-1  # where nothing can be held out
-_PATIENCE = 2  # penalties in a row that do not help
-_FIT_ROWS = 10_000  # rows of one fit
-_STEPS = {"maxiter": 60, "ftol": 1e-6}  # a warm start for the next penalty needs no more
+_PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # an infinite penalty ignores the observation
+_DEFAULT_PENALTY = 1e-1  # penalty if no fold can be held out
+_PATIENCE = 2  # successive penalties without improvement
+_FIT_ROWS = 10_000  # most rows of one fit
+_STEPS = {"maxiter": 60, "ftol": 1e-6}  # enough for a warm start of the next penalty
 _MOST_INPUTS = 4096
-_FAR = 5.0  # standardised observations are cut here
-_LOG_DEVIATIONS = (-6.0, 3.0)  # of standardised actions: a log with repeated actions has no density
+_FAR = 5.0  # bound of standardised observations
+_LOG_DEVIATIONS = (-6.0, 3.0)  # range for standardised actions: repeated ones have no density
 _WARNING = (
     "Behavior probabilities were estimated from the log ({model}, {folds}; held-out log-likelihood "
     "{held_out:.3g} a row against {constant:.3g} without the observation): intervals leave that error out."
@@ -86,7 +86,7 @@ def importance_ratios(
 def action_log_probabilities(
     transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
 ) -> Float[np.ndarray, " row"]:
-    """(N,) log π(a|s) of the logged actions, a density for continuous ones. Raises PolicyError."""
+    """Log-probabilities (N,) of the logged actions, log densities if continuous. Raises PolicyError."""
     if isinstance(policy, DiscretePolicy):
         probabilities = policy.probabilities(transitions.observations)
         taken = probabilities[np.arange(len(transitions)), np.asarray(transitions.actions)]
@@ -113,7 +113,7 @@ def _warnings_of_logged(logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
 def _warnings_at_bounds(
     transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
 ) -> tuple[str, ...]:
-    """Probability that collects on the bounds has no density: both sides must count it alike."""
+    """Warnings on actions at the bounds, where policy and behaviour must both have point masses."""
     space = transitions.action_space
     if not isinstance(space, Continuous) or not isinstance(policy, ContinuousPolicy):
         return ()
@@ -129,7 +129,7 @@ def _warnings_at_bounds(
 
 
 class Behavior(NamedTuple):
-    """Estimated log probabilities (N,) of the logged actions, with what a reader must know."""
+    """Estimated log probabilities (N,) of the logged actions, with warnings."""
 
     log_probabilities: np.ndarray
     warning: str
@@ -208,7 +208,7 @@ class _Model:
 
 
 def _cross_fitted(model: _Model, fold: Int[np.ndarray, " row"]) -> tuple[np.ndarray, np.ndarray, float]:
-    """(N,) held-out log likelihoods of the best penalty, (N,) those of the constant model, the best penalty.
+    """Held-out log likelihoods (N,) of the best penalty and of the constant model, and the best penalty.
 
     From the strongest penalty down, each fit starting from the one before; it stops once two in a row get
     worse.

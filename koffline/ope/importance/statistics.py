@@ -19,12 +19,12 @@ from scipy.sparse import csr_matrix
 from koffline.ope.importance.problem import EpisodeWeights, RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
-_ALL = 1.0 - 1e-9  # a share of the weight that leaves nothing for the others
-_MOST_NUMBERS = 1 << 20  # weights of ended episodes at a time
-# Of MAGIC.
-_RIDGE = 1e-10  # of the trace: equal estimates make the matrix singular, any of their blends is as good
+_ALL = 1.0 - 1e-9  # an episode with this share of the weight leaves none for the others
+_MOST_NUMBERS = 1 << 20  # weights of ended episodes per block
+# Constants of MAGIC.
+_RIDGE = 1e-10  # relative to the trace: equal estimates make the matrix singular
 _MOST_CUTS = 25
-_BIAS_LEVEL = 0.5  # of the interval of the longest estimate, as in the paper
+_BIAS_LEVEL = 0.5  # level of the interval of the whole estimate, as in the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,13 +37,13 @@ class WeightedMean:
 
     @cached_property
     def _parts(self) -> Float[np.ndarray, " episode"]:
-        """(E,) share of each episode in the weights, sums to one."""
+        """Share (E,) of each episode in the weights, with sum one."""
         parts = self.shares * np.exp(self.log_weights - self.log_weights.max())
         return parts / parts.sum()
 
     @property
     def width(self) -> int:
-        """E."""
+        """Numbers per resampled estimate: E."""
         return len(self.values)
 
     @cached_property
@@ -53,7 +53,7 @@ class WeightedMean:
 
     @cached_property
     def deviations(self) -> Float[np.ndarray, " episode"]:
-        """(E,) p (y − mean) / (1 − p), p the episode's part of the weights."""
+        """Deviations (E,): p (y − mean) / (1 − p), with p the episode's part of the weights."""
         rest = np.where(self._parts < _ALL, 1.0 - self._parts, np.nan)
         return self._parts * (self.values - self.value) / rest
 
@@ -78,22 +78,22 @@ class StepwiseMean:
 
     @property
     def width(self) -> int:
-        """The larger of E and T."""
+        """Numbers per resampled estimate: the larger of E and T."""
         return max(self.weights.n_episodes, self.weights.horizon)
 
     @cached_property
     def powers(self) -> Float[np.ndarray, " step"]:
-        """(T,) γ^t."""
+        """Powers γ^t, (T,)."""
         return self.gamma ** np.arange(self.weights.horizon)
 
     @cached_property
     def row_parts(self) -> Float[np.ndarray, " row"]:
-        """(N,) share of each row in the weights of its step."""
+        """Share (N,) of each row in the weights of its step."""
         return self.weights.shares[self.weights.episodes] * self.weights.relative
 
     @cached_property
     def step_means(self) -> Float[np.ndarray, " step"]:
-        """(T,) weighted mean of x at each step."""
+        """Weighted mean (T,) of x at each step."""
         w = self.weights
         return np.bincount(w.steps, weights=self.row_parts * self.rows, minlength=w.horizon)
 
@@ -104,7 +104,7 @@ class StepwiseMean:
 
     @cached_property
     def deviations(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
+        """Estimate minus that without each episode, (E,)."""
         return self.partial_deviations([None])[:, 0]
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
@@ -125,7 +125,7 @@ class StepwiseMean:
         return start + _running(self.powers * self.step_means)[self._picks(last_steps)]
 
     def partial_deviations(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, "episode cut"]:
-        """(E, J) partial sums minus those without the episode.
+        """Partial sums minus those without the episode, (E, J).
 
         With p the part of an episode in a step's weights its mean of x moves by p (x − mean) / (1 − p), x = 0
         after the end; a step that would be left without weight loses its mean.
@@ -163,7 +163,7 @@ EpisodeStatistic = WeightedMean | StepwiseMean
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """Of two means over the same episodes: what the draw of the log does to both cancels."""
+    """Difference of two means over the same episodes, in which their common sampling error cancels."""
 
     more: EpisodeStatistic
     less: EpisodeStatistic
@@ -175,12 +175,12 @@ class Difference:
 
     @property
     def deviations(self) -> Float[np.ndarray, " episode"]:
-        """(E,)"""
+        """Deviations (E,) of the first minus those of the second."""
         return self.more.deviations - self.less.deviations
 
 
 def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
-    """Σ share·y."""
+    """Mean Σ share·y without importance weights."""
     return WeightedMean(np.zeros(len(values)), values, shares)
 
 
@@ -217,7 +217,7 @@ def make_statistic(
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
-    """How much entries with these parts of the weight move their means."""
+    """Change of means by leaving out entries with these parts of the weight."""
     alone = parts >= _ALL
     moves = parts * (values - means) / np.where(alone, 1.0, 1.0 - parts)
     return np.where(alone, means, moves)
@@ -230,7 +230,7 @@ def _running(steps: np.ndarray) -> np.ndarray:
 
 
 def standard_error(statistic: EpisodeStatistic | Difference) -> float | None:
-    """Jackknife: sqrt((E − 1)/E · Σ deviation²); None for one episode, or one that carries all the weight.
+    """Jackknife standard error sqrt((E − 1)/E · Σ deviation²); None if one episode has all the weight.
 
     For a plain mean it is the textbook s / √E. (Efron 1982)
     """
@@ -257,7 +257,7 @@ def magic(
     cuts = cut_steps(whole.weights.horizon)
     values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)
     low, high = np.quantile(draws, [0.5 - _BIAS_LEVEL / 2.0, 0.5 + _BIAS_LEVEL / 2.0])
-    # The interval holds the whole estimate itself: its own bias is taken as none.
+    # The interval contains the whole estimate, whose own bias counts as zero.
     low, high = min(low, values[-1]), max(high, values[-1])
     bias = np.maximum(values - high, 0.0) - np.maximum(low - values, 0.0)
     count = len(deviations)

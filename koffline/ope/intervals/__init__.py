@@ -1,4 +1,4 @@
-"""Intervals for a policy's value, each labelled with what it promises: certified, or calibrated."""
+"""Intervals for a policy's value, each labelled as certified or calibrated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["IntervalResult", "KernelIntervalSettings", "make_interval"]
 
 
 def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalResult:
-    """The interval of a kind for the value of a policy, with what it rests on.
+    """Make the interval of a kind for the value of a policy, with its assumptions.
 
     kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings`
     (level, norm_bound, value_bounds, reward_bounds, draws, seed). An infeasible class is no error:

@@ -29,16 +29,16 @@ from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.names import KERNEL_CALIBRATED
 from koffline.ope.results import Interval
 
-RIDGE = 1e-6  # of the fit, relative to the mean curvature: its bias is far below the noise
-_PATH_RIDGE = 1e-8  # of the path through other values, relative to the mean of its own form
+RIDGE = 1e-6  # ridge of the fit, relative to the mean curvature; its bias is far below the noise
+_PATH_RIDGE = 1e-8  # ridge of the path through other values, relative to the mean curvature of its form
 _BLOCK, _SIGNS_BLOCK = 8192, 4096
 _MOST_LEVERAGE = 0.9
-_NORMAL_FROM = 200.0  # influences that count: from here the bootstrap is its normal limit to 0.1 %
-_ALARM_DRAWS = 199  # enough for an alarm
+_NORMAL_FROM = 200.0  # effective influences above which the bootstrap equals its normal limit to 0.1 %
+_ALARM_DRAWS = 199  # draws, enough for a warning
 _FEW = 30.0
 _FEW_STARTS = 10
-_SIGNED = 1000  # the largest influences get signs of their own, the sum of the rest is normal
-_STREAM = 6063  # of random numbers: not that of a log simulated from the same seed
+_SIGNED = 1000  # the largest influences get random signs, the sum of the others is drawn as a normal
+_STREAM = 6063  # random stream, other than that of a log simulated from the same seed
 _ASSUMPTIONS = (
     "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
     "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
@@ -48,7 +48,7 @@ _ASSUMPTIONS = (
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """η̂, its influences, and how they change along a path of parameters whose value is η̂ + t.
+    """The fit η̂, its influences, and their change along a path of parameters with value η̂ + t.
 
     ``influences``: a with η̂ − η ≈ Σa, (N,) from residuals scaled for leverage (HC2) and then from centred
     values of start states (where these are given: of the actions drawn there). ``slopes``: da/dt.
@@ -70,13 +70,13 @@ class Profile:
 
     @property
     def standard_error(self) -> float:
-        """sqrt Σa²: residuals are martingale differences, so no covariances enter."""
+        """Standard error sqrt Σa²; residuals are martingale differences and therefore uncorrelated."""
         return float(self.influences.square().sum().sqrt())
 
 
 @torch.no_grad()
 def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
-    """The fit and its influences. ridge: relative to the mean curvature of the parameters that it pulls."""
+    """Fit θ̂ and compute its influences. ridge: relative to the mean curvature of the ridged parameters."""
     matrix, vector = system.projected[:, :-1], system.projected[:, -1]
     curvature, start = matrix.mT @ matrix, system.start_mean
     theta = ridged_fit(system, ridge)
@@ -105,14 +105,14 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
 
 
 def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows and their ψ (B, m)."""
+    """Yield blocks of rows and their instruments ψ (B, m)."""
     for begin in range(0, len(system), size):
         rows = slice(begin, begin + size)
         yield rows, system.instruments(system.kernel_inputs[rows])
 
 
 def ridged_fit(system: FeatureSystem, ridge: float) -> Float[Tensor, " parameter"]:
-    """θ̂, pulled toward the best constant."""
+    """Fit θ̂ with a ridge toward the best constant."""
     matrix, vector, centre = system.projected[:, :-1], system.projected[:, -1], best_constant(system)
     pull = matrix.mT @ (vector - matrix @ centre)
     return centre + solve_ridged(matrix.mT @ matrix, pull, system.free, ridge)
@@ -121,9 +121,9 @@ def ridged_fit(system: FeatureSystem, ridge: float) -> Float[Tensor, " parameter
 def solve_ridged(
     curvature: Float[Tensor, "parameter parameter"], target: Tensor, free: Tensor, ridge: float
 ) -> Tensor:
-    """(curvature + τD)⁻¹ target with τ relative to the mean curvature of what is pulled; free ones are not.
+    """Solve (curvature + τD)⁻¹ target; τ is relative to the mean curvature of the ridged parameters.
 
-    Free parameters keep a floor of 1e-12, so that the system has an answer where they are not identified.
+    ``free`` parameters only get a ridge of 1e-12, so that the system is solvable if they are not identified.
     """
     return torch.linalg.solve(curvature + torch.diag(ridge_sizes(curvature, free, ridge)), target)
 
@@ -153,8 +153,8 @@ def _quietest_path(
 ) -> Float[Tensor, " parameter"]:
     """The d with cᵀd = 1 along which the influences change least, S⁻¹c/(cᵀS⁻¹c) for their form S.
 
-    Any path through parameters of other values would do; one that shakes badly known parameters makes the
-    test of far values powerless, and the interval without end.
+    Any path with cᵀd = 1 is valid, but one along poorly identified parameters makes the test of distant
+    values powerless, and the interval infinite.
     """
     form = row_design.mT @ row_design + start_design.mT @ start_design
     size = torch.full_like(start, _PATH_RIDGE * float(form.diagonal().mean())).clamp(min=1e-300)
@@ -217,7 +217,7 @@ def studentised_quantile(
 ) -> tuple[float, float]:
     """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and how many influences count.
 
-    That number is (Σa²)²/Σa⁴; where it is large the quantile is the normal one.
+    The effective number is (Σa²)²/Σa⁴; if it is large the normal quantile is used.
     """
     from scipy import stats
 
@@ -249,7 +249,7 @@ def invert_test(
 
 @torch.no_grad()
 def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float) -> float:
-    """λ: the level's quantile of V̂ of residuals with random signs, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
+    """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
     generator = np.random.default_rng([seed, _STREAM])
     scaled = profile.residuals * system.row_weights / len(system)
     totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])

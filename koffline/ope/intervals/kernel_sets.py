@@ -1,6 +1,6 @@
-"""Intervals from all parameters whose kernel loss chance can explain: certified, simultaneous, and dual.
+"""Intervals from all parameters with a kernel loss within sampling error: certified, simultaneous, dual.
 
-How large the kernel loss of the true value function can be by chance: at the true Q the residual
+Sampling error of the kernel loss of the true value function: at the true Q the residual
 δ_i = y_i − E[y_i | x_i] is noise, with y = r + discount · E_{a'~π} Q(s', a') inside an interval of length R.
 The instruments have length one, so S = Σ w_i ψ(x_i) δ_i is a sum of steps of known direction and random size,
 and n² V̂ = ‖S‖².
@@ -78,7 +78,7 @@ def martingale_threshold(length: float, row_weights: Float[Tensor, " row"], delt
 def start_deviation(
     values: tuple[float, float], start_weights: Float[Tensor, " start"], delta: float
 ) -> float:
-    """How far the mean of V over drawn start states may be from its expectation (Hoeffding, both sides)."""
+    """Bound of the error of the mean of V over drawn start states (Hoeffding, two-sided)."""
     share = start_weights / start_weights.sum()
     return (values[1] - values[0]) * math.sqrt(math.log(2.0 / delta) * float(torch.square(share).sum()) / 2.0)
 
@@ -134,7 +134,7 @@ def feature_interval(
 def _chances(
     system: FeatureSystem, kind: str, settings: KernelIntervalSettings, delta: float
 ) -> tuple[float, float]:
-    """λ, and how far the mean over start states that are not known exactly may be from its expectation."""
+    """Threshold λ, and the sampling error of the mean over start states that are not given."""
     from scipy import stats
 
     if kind == KERNEL_SIMULTANEOUS:
@@ -145,13 +145,13 @@ def _chances(
         return wild_threshold(system, profile, settings.draws, settings.seed, 1.0 - delta), margin
     values, may_end = settings.values_within(system), bool((system.discounts == 0.0).any())
     length = target_range(settings.rewards_within(system), values, system.gamma, may_end)
-    draws = system.start_draws if system.fixed_starts else 1  # else a state's draws share its choice
+    draws = system.start_draws if system.fixed_starts else 1  # else draws share the state
     margin = start_deviation(values, system.start_weights, settings.delta / 2.0) / draws**0.5
     return martingale_threshold(length, system.row_weights, delta), margin
 
 
 def _assumptions(system: FeatureSystem, kind: str, settings: KernelIntervalSettings, norm: float) -> str:
-    """What the interval rests on, in a sentence."""
+    """Sentence on the assumptions of the interval."""
     low, high = settings.values_within(system)
     template = _SIMULTANEOUS if kind == KERNEL_SIMULTANEOUS else _CERTIFIED
     return template.format(

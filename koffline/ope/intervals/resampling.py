@@ -33,9 +33,9 @@ from koffline.replicas import StackedMLP
 
 _ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
 _MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}
-_STREAM, _NOISE_STREAM = 6061, 6062  # of random numbers
-_MOST_PRODUCTS = 3e10  # of the sums of one bootstrap: some seconds of a core
-_MOST_NUMBERS = 5e7  # in the matrices of all draws: 400 MB
+_STREAM, _NOISE_STREAM = 6061, 6062  # random streams
+_MOST_PRODUCTS = 3e10  # multiplications in the sums of one bootstrap: some seconds on one core
+_MOST_NUMBERS = 5e7  # numbers in the matrices of all draws: 400 MB
 _FEW_UNITS = 30
 _ASSUMPTIONS = (
     "Asymptotic: {units} resampled, the estimate solved again for each ({matrix}; features and instruments "
@@ -67,7 +67,7 @@ class LinearEquation:
 
 @dataclass(frozen=True, eq=False)
 class Units:
-    """Which rows are drawn together. ``firsts (U,)``: first row of each unit; ``row_weights (N,)``."""
+    """Units of resampling, whose rows are drawn together. ``firsts (U,)``: first row of each unit."""
 
     firsts: np.ndarray
     row_weights: Float[Tensor, " row"]
@@ -75,17 +75,17 @@ class Units:
 
     @property
     def name(self) -> str:
-        """What they are."""
+        """Plural noun for the units: episodes or rows."""
         return "episodes" if len(self.firsts) < len(self.row_weights) else "rows"
 
     @cached_property
     def present(self) -> Int[np.ndarray, " unit"]:
-        """Units with weight."""
+        """Units with positive weight."""
         return np.flatnonzero(self.sum_rows(self.row_weights.numpy()) > 0.0)
 
     def draw_counts(self, draws: int, seed: int) -> Int[np.ndarray, "draw unit"]:
-        """How often each unit occurs in each resampled log; units without weight are not drawn."""
-        # A stream of its own: a log simulated from the same seed would be correlated with its resampling.
+        """Draw how often each unit occurs in each resampled log; units without weight are not drawn."""
+        # A separate stream: a log simulated from the same seed must not correlate with its resampling.
         generator, present = np.random.default_rng([seed, _STREAM]), self.present
         counts = np.empty((draws, len(self.firsts)), dtype=np.int64)
         for draw in counts:
@@ -103,13 +103,13 @@ def resample_values(
 ) -> tuple[Float[np.ndarray, " draw"], bool]:
     """cᵀθ of every resampled log, and whether the matrices were resampled too.
 
-    Where that would take too long or too much memory the matrix of the whole log stands in (the first order).
+    If that would take too much time or memory the matrix of the whole log is used (first-order bootstrap).
     Start states are resampled with their units unless they are given; draws without any are NaN.
     """
     size = equation.theta.numel() ** 2 * len(counts)
     exact = len(units.firsts) * size <= _MOST_PRODUCTS and size <= _MOST_NUMBERS
     weights = counts @ units.sum_rows(units.row_weights.numpy())  # Σw per draw
-    share = torch.as_tensor(counts / weights[:, None])  # of each unit's sums in a mean over the draw's rows
+    share = torch.as_tensor(counts / weights[:, None])  # weight of each unit's sums
     gap = (equation.instruments * equation.residuals[:, None]).numpy()
     pull = share @ torch.as_tensor(units.sum_rows(gap)) - torch.as_tensor(gap.sum(axis=0) / len(gap))
     if exact:  # n⁻¹ΣwΩzᵀ of every draw, one column of z at a time
@@ -138,7 +138,7 @@ def pivotal_interval(value: float, draws: Float[np.ndarray, " draw"], level: flo
 
 
 def usable(draws: Float[np.ndarray, " draw"]) -> bool:
-    """Whether enough draws are numbers for a quantile to mean something."""
+    """Whether enough draws are finite for a quantile."""
     return bool(np.isfinite(draws).sum() >= max(2, math.ceil(0.9 * len(draws))))
 
 
@@ -260,7 +260,7 @@ def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEqu
 
 
 def _features(network: StackedMLP, inputs: Tensor, readout: Tensor | None) -> Float[Tensor, "row parameter"]:
-    """φ of the one network, in blocks."""
+    """Features φ of the one network, in blocks."""
     draws = inputs.shape[1] if inputs.ndim == 3 else 1
     parts = [
         last_layer_features(network, inputs[rows], None if readout is None else readout[rows])[0].cpu()

@@ -1,4 +1,4 @@
-"""What an interval on a feature system assumes and how it is computed; and what it returns."""
+"""Settings and result of intervals on a feature system."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class KernelIntervalSettings(Section):
 
     @property
     def delta(self) -> float:
-        """The probability of a miss that the level allows."""
+        """Allowed probability that the interval misses the value."""
         return 1.0 - self.level
 
     def values_within(self, system: FeatureSystem) -> tuple[float, float]:
@@ -78,7 +78,7 @@ def check_reward_bounds(
 
 
 def enough_draws(level: float, draws: int = DRAWS) -> int:
-    """So many draws, or more where both tails of the level would not hold one. Raises ConfigError."""
+    """Number of draws, raised until each tail of the level holds at least one. Raises ConfigError."""
     check_level(level)
     fewest = math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
     if fewest > _MOST_DRAWS:
@@ -111,7 +111,7 @@ class IntervalResult(Record):
 
 
 def describe_misspecified(loss: float, threshold: float) -> str:
-    """The alarm as a sentence."""
+    """Warning that the class cannot explain the log."""
     return (
         f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds {threshold:.3g}, "
         "what the true values would leave by chance; use richer features or a larger norm_bound"
@@ -119,5 +119,5 @@ def describe_misspecified(loss: float, threshold: float) -> str:
 
 
 def describe_starts(fixed: bool, sampled: str) -> str:
-    """What is assumed of start states, for people; ``sampled``: where they are the log's own."""
+    """Assumption on start states; ``sampled``: the text for the log's own start states."""
     return "given start states as they are" if fixed else sampled

@@ -15,7 +15,7 @@ from torch import Tensor
 from koffline.ope.features import FeatureSystem
 
 _GRID = np.logspace(-16.0, 6.0, 89)  # relative to the largest curvature
-_RIDGES = np.logspace(-14.0, 2.0, 33)  # of the closed-form weights that the dual search starts from
+_RIDGES = np.logspace(-14.0, 2.0, 33)  # ridges of the closed-form weights that the dual search starts from
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Feasible:
 
     @cached_property
     def squares(self) -> np.ndarray:
-        """Curvatures, (p,)."""
+        """Curvatures (p,): squared singular values."""
         return np.square(self.values)
 
     @cached_property
@@ -64,12 +64,12 @@ class Feasible:
 
     @cached_property
     def loss(self) -> float:
-        """V̂(θ0)."""
+        """Loss V̂(θ0)."""
         return float(self.gap @ self.gap) + self.rest**2
 
     @cached_property
     def taus(self) -> np.ndarray:
-        """The multipliers tried, (T,)."""
+        """Grid (T,) of multipliers τ."""
         return _GRID * max(float(self.squares.max()), 1e-12)
 
     def fitted_norm(self, ridge: float) -> float:
