@@ -42,7 +42,7 @@ class Spread:
 class ColumnStatistics(Tally):
     """Mean, standard deviation (of the population), least and greatest of the rows (B, ...) of a column.
 
-    (Chan, Golub and LeVeque 1979, the pairwise update)
+    (Chan, Golub and LeVeque 1983, the pairwise update)
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:

@@ -115,7 +115,7 @@ class ReturnRow:
 
     final: return of the mean action at the end; sampled: that of the sampled policy; area: mean height of the
     learning curve. *_best: mean without the worst seed (the paper's best 5 of 6). reached: median steps to
-    the environment's threshold (None: not half of the seeds), by ``reached_seeds`` of them.
+    the environment's threshold (None: half of the seeds or fewer), by ``reached_seeds`` of them.
     """
 
     environment: str
