@@ -221,7 +221,7 @@ def row_of(group: Group, part: Learned, threshold: float | None) -> ReturnRow:
     """Row of results of a curve. threshold: the return that solves the environment."""
     greedy = part.scores("returns", threshold)
     sampled = part.scores("sampled")
-    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞ if half of the runs or more never did
+    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞: half never did
     return ReturnRow(
         **group._asdict(),
         setting=part.setting,
