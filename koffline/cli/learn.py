@@ -203,11 +203,10 @@ def online(
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, (*assignments, *["streaming=true"] * streaming))
-    from koffline.online import run  # with torch: what is misspelt has been said
+    from koffline.online import run  # after the config's errors: it imports torch
 
-    option = "--out" if resume is None else "--resume"
     folder = resume if resume is not None else run.default_folder(settings) if out is None else out
-    folder = claim(folder, option, adds=RECORD)
+    folder = claim(folder, "--out" if resume is None else "--resume", adds=RECORD)
     try:
         # Environments may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
