@@ -10,7 +10,7 @@ from collections.abc import Iterable
 # Longer messages quote the content of a file and are cut.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
-_MOST_NAMES = 12
+_MOST_NAMES = 8
 _SAME = (  # words for the same thing, here and elsewhere
     "env environment env-id env-name task",
     "env-options environment-options env-kwargs",
@@ -100,11 +100,13 @@ def _plain(name: str) -> str:
 def nearest_name(name: str, known: Iterable[str]) -> str:
     """Remedy for an unknown name: its synonym, the most similar name, or all known names."""
     names, asked = list(known), _plain(name)
-    same = next((words.split() for words in _SAME if asked in words.split()), [])
-    close = [other for other in names if _plain(other) in same]
-    if not close:
-        spelt = {_plain(other): other for other in names}
-        close = [spelt[match] for match in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)]
+    spelt = {_plain(other): other for other in names}
+    meant = dict(spelt)
+    for row in map(str.split, _SAME):
+        for other in [spelt[word] for word in row if word in spelt]:
+            meant.update({word: meant.get(word, other) for word in row})
+    close = [meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)]
+    close = close or [spelt[word] for word in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)]
     more = f", … ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
     return (
         f"did you mean '{close[0]}'?"

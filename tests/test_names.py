@@ -21,9 +21,10 @@ EVALUATE = ("evaluate", "log.npz", "--policy", "uniform")
         ("lr", ["steps", "learning_rate"], "did you mean 'learning_rate'?"),
         ("--environment", ["--env", "--enter"], "did you mean '--env'?"),
         ("IPS", ["pdis", "is"], "did you mean 'is'?"),
+        ("enviroment", ["steps", "env"], "did you mean 'env'?"),
         ("step", ["seed", "steps"], "did you mean 'steps'?"),
         ("xyzzy", ["a", "b"], "known are a, b"),
-        ("xyzzy", [f"a{i}" for i in range(30)], "a11, … (30 in all)"),
+        ("xyzzy", [f"a{i}" for i in range(30)], "a7, … (30 in all)"),
     ],
 )
 def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
@@ -34,6 +35,8 @@ def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
     ("arguments", "words"),
     [
         ((*EVALUATE, "--discount", "0.9"), ("no option '--discount'", "'--gamma'? see 'koffline evaluate")),
+        ((*EVALUATE, "--seed", "x"), ("'x' is not a valid integer",)),
+        (("online", "--set", "enviroment=Pendulum-v1"), ("enviroment is unknown", "'env'?")),
         (("evalute",), ("no command 'evalute'", "'evaluate'?")),
         (("data", "inof"), ("no command 'inof'", "'info'?")),
         ((*EVALUATE, "--set", "lr=0.1"), ("lr is unknown", "'learning_rate'?")),

@@ -45,10 +45,17 @@ def _environments() -> list[str]:
     return sorted(gymnasium.registry)
 
 
+def _online_settings() -> list[str]:
+    from koffline.online.config import CRITICS
+
+    return [f"critic={name}" for name in CRITICS] + [f"env={name}" for name in _environments()]
+
+
 FILE, POLICY = Named(), Named(lambda: ("uniform", "epsilon:"))
 ENVIRONMENT = Named(_environments)
 ESTIMATOR, INTERVAL = Named(lambda: (*ESTIMATORS, AUTO, "all")), Named(lambda: KINDS)
 SETTING = Named(lambda: [f"algo.type={name}" for name in ALGORITHMS])
+ONLINE_SETTING = Named(_online_settings)
 
 
 class Bash(BashComplete):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.completion import FILE, SETTING
+from koffline.cli.completion import FILE, ONLINE_SETTING, SETTING
 from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, printable
@@ -53,8 +53,8 @@ Examples:
 _ONLINE = """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
 
 CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of the
-paper's environments, and paper.yaml with the paper's own settings. The critic is kloss, fvi, td0 or rg. All
-seeds learn in one stack.
+paper's environments, and paper.yaml with the paper's own settings. Without it, --set env=NAME says what is
+needed. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
 
 The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
 metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over the
@@ -65,6 +65,7 @@ Examples:
   koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
   koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
   koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
+  koffline online --set env=Pendulum-v1 --set critic=kloss_slow --set steps=50000
   koffline online --resume runs/pendulum
 """
 
@@ -176,7 +177,7 @@ def sweep(
 
 @click.command(help=_ONLINE, no_args_is_help=True)
 @click.argument("config", required=False, type=FILE)
-@set_option("One setting, e.g. critic=fvi; wins over the file.")
+@set_option("One setting, e.g. critic=fvi; wins over the file.", type=ONLINE_SETTING)
 @whole("--seed-count", help="How many seeds; default 6.")
 @whole("--seed", 0, help="The first one; default 0.")
 @click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")
@@ -197,9 +198,11 @@ def online(
     from koffline.online.config import load_config
     from koffline.store.targets import CONFIG, RECORD
 
-    if config is None and resume is None:
-        raise click.UsageError("give CONFIG, or --resume DIR")
-    source = config if config is not None else Path(resume or "") / CONFIG
+    if config is None and resume is None and not assignments:
+        raise click.UsageError("give CONFIG, --set env=NAME, or --resume DIR")
+    source: Any = config
+    if config is None:
+        source = {} if resume is None else Path(resume) / CONFIG
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
     settings = load_config(source, (*assignments, *["streaming=true"] * streaming))

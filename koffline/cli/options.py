@@ -29,16 +29,28 @@ def added(options: Sequence[Any]) -> Option:
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
+class Whole(click.IntRange):
+    """Whole numbers of at least some number."""
+
+    name = "integer"  # for the help and refusals; click's own is "integer range"
+
+
+class Inside(click.FloatRange):
+    """Numbers strictly inside an interval."""
+
+    name = "number"
+
+
 def whole(flag: str, least: int = 1, **more: Any) -> Option:
     """An option for a whole number of at least ``least``."""
-    return click.option(flag, type=click.IntRange(least), **more)
+    return click.option(flag, type=Whole(least), **more)
 
 
 def gamma_option(
     text: str = "Discount factor, inside (0, 1); default: the log's own hint.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
-    inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
+    inside = Inside(0.0, 1.0, min_open=True, max_open=True)
     return click.option("--gamma", type=inside, help=text, **more)
 
 

@@ -191,7 +191,8 @@ class MeanAndSpread:
         if not len(values):
             return cls()
         mean = float(values.mean())
-        return cls(float(len(values)), mean, float(np.square(values - mean).sum()))
+        with np.errstate(over="ignore"):  # too large numbers are refused where the engine reads them
+            return cls(float(len(values)), mean, float(np.square(values - mean).sum()))
 
     def __add__(self, other: MeanAndSpread) -> MeanAndSpread:
         """Statistics of both samples together (Chan, Golub and LeVeque 1983)."""

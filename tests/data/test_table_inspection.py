@@ -335,6 +335,19 @@ class TestGuesses:
             notes = inspect_table(write(table, path)).notes
             assert [note for note in notes if note.startswith("few gaps: 1 step is longer than others")]
 
+    def test_lost_rows_show_in_jittered_times_and_not_in_random_ones(self, tmp_path):
+        generator = np.random.default_rng(0)
+        times = np.arange(2000) + generator.uniform(-0.15, 0.15, 2000)
+        kept = generator.random(2000) > 0.05
+        random = np.cumsum(generator.lognormal(0.0, 0.5, 2000))
+        for name, t, found in (("whole", times, 0), ("lost", times[kept], 1), ("random", random, 0)):
+            rows = len(t)
+            table = {"id": [0] * rows, "t": t, "x": t % 7, "a": np.arange(rows) % 2, "r": t % 3}
+            notes = inspect_table(write(table, tmp_path / f"{name}.parquet")).notes
+            gaps = [note for note in notes if note.startswith("gaps")]
+            assert len(gaps) == found
+            assert not found or "about 5" in gaps[0].split("may be missing")[0]
+
     def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
         """A policy's "stop" is no other action in a log that has no "pass"; texts say it without numbers."""
         acts = ["go", "pass", "stop", "go", "stop"] * 12
