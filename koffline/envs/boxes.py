@@ -36,9 +36,7 @@ MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, dow
 PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # centre lines of the puddles
 RADIUS = 0.1
 PUDDLE_GOAL = 1.9  # episodes end where x + y reaches it
-FORCES = (-50.0, 0.0, 50.0)  # newtons
-POLE_MASS, CART_MASS, HALF_LENGTH, GRAVITY, STEP_SECONDS = 2.0, 8.0, 0.5, 9.8, 0.1
-FALL_ANGLE = math.pi / 2
+GRAVITY, HALF_LENGTH = 9.8, 0.5
 FASTEST = 4.0  # radians per second; the state stays in the box
 
 
@@ -135,10 +133,13 @@ class NoisyPole(BoxWorld):
 
     noise: float = 10.0
     reward: Literal["fall", "balance"] = "fall"
-    low: ClassVar[Pair] = (-FALL_ANGLE, -FASTEST)
-    high: ClassVar[Pair] = (FALL_ANGLE, FASTEST)
+    low: ClassVar[Pair] = (-math.pi / 2, -FASTEST)
+    high: ClassVar[Pair] = (math.pi / 2, FASTEST)
     grid: ClassVar[tuple[int, int]] = (20, 25)
     n_actions: ClassVar[int] = 3
+    forces: ClassVar[tuple[float, ...]] = (-50.0, 0.0, 50.0)  # newtons
+    masses: ClassVar[Pair] = (2.0, 8.0)  # of pole and cart, kilograms
+    seconds: ClassVar[float] = 0.1  # of a step
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,25 +156,41 @@ class NoisyPole(BoxWorld):
         return generator.uniform(-0.05, 0.05, size=(n, 2))
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        """One Euler step of 0.1 s."""
+        """One Euler step."""
         angle, velocity = state.T
-        force = np.asarray(FORCES)[action]
+        force = np.asarray(self.forces)[action]
         if self.noise:
             force = force + generator.uniform(-self.noise, self.noise, size=len(state))
-        share = 1.0 / (POLE_MASS + CART_MASS)
-        swing = share * POLE_MASS * HALF_LENGTH * velocity**2 * np.sin(2.0 * angle) / 2.0
+        pole, share = self.masses[0], 1.0 / sum(self.masses)
+        swing = share * pole * HALF_LENGTH * velocity**2 * np.sin(2.0 * angle) / 2.0
         drive = GRAVITY * np.sin(angle) - swing - share * np.cos(angle) * force
-        inertia = 4.0 * HALF_LENGTH / 3.0 - share * POLE_MASS * HALF_LENGTH * np.cos(angle) ** 2
-        following_angle = angle + STEP_SECONDS * velocity
-        following_velocity = velocity + STEP_SECONDS * (drive / inertia)
-        fallen = np.abs(following_angle) > FALL_ANGLE
+        inertia = 4.0 * HALF_LENGTH / 3.0 - share * pole * HALF_LENGTH * np.cos(angle) ** 2
+        following_angle = angle + self.seconds * velocity
+        following_velocity = velocity + self.seconds * (drive / inertia)
+        fallen = np.abs(following_angle) > self.high[0]
         following = np.clip(np.stack([following_angle, following_velocity], axis=1), self.low, self.high)
         reward = np.where(fallen, -1.0, 0.0) if self.reward == "fall" else np.where(fallen, 0.0, 1.0)
         return Outcome(following, reward, fallen)
 
     def is_terminal(self, state: States) -> Flags:
-        """Whether the pole lies beyond ± π/2; no state of the box does."""
-        return np.abs(state[:, 0]) > FALL_ANGLE
+        """Whether the pole lies beyond the box; no state of the box does."""
+        return np.abs(state[:, 0]) > self.high[0]
+
+
+@dataclass(frozen=True)
+class GymnasiumPole(NoisyPole):
+    """The pole of Gymnasium's CartPole: light, steps of 0.02 s, a fall at ± 12°; the cart has no limits.
+
+    Push left (0) or right (1) by 10 N; the noise is the same share of the push as that of `NoisyPole`.
+    """
+
+    noise: float = 2.0
+    low: ClassVar[Pair] = (-math.radians(12.0), -FASTEST)
+    high: ClassVar[Pair] = (math.radians(12.0), FASTEST)
+    n_actions: ClassVar[int] = 2
+    forces: ClassVar[tuple[float, ...]] = (-10.0, 10.0)
+    masses: ClassVar[Pair] = (0.1, 1.0)
+    seconds: ClassVar[float] = 0.02
 
 
 @dataclass(frozen=True)
@@ -215,10 +232,11 @@ class NoisyMountainCar(BoxWorld):
 WORLDS: dict[str, type[BoxWorld]] = {
     "puddle_world": PuddleWorld,
     "cart_pole": NoisyPole,
+    "gymnasium_pole": GymnasiumPole,
     "mountain_car": NoisyMountainCar,
 }
 GYMNASIUM_IDS = {name: f"koffline/{world.__name__}-v0" for name, world in WORLDS.items()}
-TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "mountain_car": 300}  # steps
+TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "gymnasium_pole": 500, "mountain_car": 300}  # steps
 
 
 def make_world(name: str) -> BoxWorld:

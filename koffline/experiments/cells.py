@@ -38,7 +38,8 @@ from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 2  # version of the files; part of the digest
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
-EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "mountain_car": 3000}  # (Feng et al. 2019, sec:exp_eval)
+EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "gymnasium_pole": 2000, "mountain_car": 3000}
+# (Feng et al. 2019, sec:exp_eval)
 TRUTHS = {"paper": "mse_paper", "monte_carlo": "mse_monte_carlo"}
 _FAR = 10.0
 _QUICK_SHARE, _QUICK_SEEDS = 20, 3  # divisor of the epochs, and seeds

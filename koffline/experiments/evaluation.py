@@ -40,7 +40,7 @@ OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
     "sbeed": SaddlePoint(),
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
-WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "mountain_car")}
+WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}
 MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # the method that minimises each loss
 LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
 ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
@@ -167,11 +167,11 @@ def draw_puddle(results: Results, curves: Curves) -> Figure:
 
 
 def draw_bench(results: Results, curves: Curves) -> Figure:
-    """Panels a–d of the paper's figure on CartPole and Mountain Car."""
+    """Panels a–d of the paper's figure on CartPole and Mountain Car, and Gymnasium's pole in between."""
     with style.house_style():
-        figure = Figure(figsize=(15.0, 3.9), layout="constrained")
-        panels = figure.subplots(1, 4).reshape(2, 2)
-        for world, pair, letters in zip(WORLDS["figure-bench"], panels, ("ab", "cd"), strict=True):
+        figure = Figure(figsize=(13.0, 7.2), layout="constrained")
+        panels = figure.subplots(2, 3).T
+        for world, pair, letters in zip(WORLDS["figure-bench"], panels, ("ab", "ef", "cd"), strict=True):
             name = style.WORLD_NAMES[world]
             _draw_mse(pair[0], results, curves, world, f"({letters[0]}) {name}")
             _draw_bellman(pair[1], results, curves, world, f"({letters[1]}) {name}")

@@ -155,7 +155,8 @@ def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[C
         world, grid = f"{world}, noise {group.noise:g}", ""
     words = "final return" if score == "final" else "area under the curve"
     measured = f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}"
-    reason = f"by the sampled policy: {sampled} ({sampled.verdict(0.0)})"
+    cost = greedy.cost(0.0)
+    reason = f"by the sampled policy: {sampled} ({sampled.verdict(0.0)}){cost and '; '}{cost}"
     yield Claim(sentence, where, world, measured, *greedy, greedy.verdict(0.0), reason)
 
 

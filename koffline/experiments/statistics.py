@@ -23,6 +23,7 @@ from koffline.spread import LEVEL, interquartile_mean, tail_share
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
 LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
 _DRAWS, _BAND_DRAWS = 10_000, 2_000
+_LEVEL = 100
 _FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
 PerSeed = Shaped[np.ndarray, " seed"]
 
@@ -41,6 +42,17 @@ class Interval(NamedTuple):
     def verdict(self, border: float) -> str:
         """Verdict on the claim that the number exceeds the border."""
         return HOLDS if self.low > border else FAILS if self.high < border else UNDECIDED
+
+    def cost(self, border: float, scale: Callable[[float], Any] = float) -> str:
+        """What it takes to decide an undecided claim, else empty. scale: on it the interval is even."""
+        with np.errstate(all="ignore"):
+            value, low, high = (float(scale(end) - scale(border)) for end in self)
+        if self.verdict(border) != UNDECIDED or not 0.0 < high - low < math.inf:
+            return ""
+        times = ((high - low) / 2.0 / max(abs(value), _LEAST)) ** 2
+        if times > _LEVEL:
+            return f"level: more than {_LEVEL} times the seeds would be needed to tell them apart"
+        return f"about {times:.2g} times the seeds would decide it if the number stays"
 
     def __str__(self) -> str:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"

@@ -28,11 +28,17 @@ LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 _PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F", "#E69F00")
 COLOURS = dict(zip(LABELS, _PALETTE, strict=True))
 MARKERS = dict(zip(LABELS, "v^sDPo*X", strict=True))
-WORLD_NAMES = {"puddle_world": "Puddle World", "cart_pole": "CartPole", "mountain_car": "Mountain Car"}
+WORLD_NAMES = {
+    "puddle_world": "Puddle World",
+    "cart_pole": "CartPole",
+    "gymnasium_pole": "Gymnasium's pole",
+    "mountain_car": "Mountain Car",
+}
 LONG_NAMES = {
     "chain": "Chain of Tsitsiklis and Van Roy",
     "puddle_world": "Puddle World",
     "cart_pole": "CartPole (noisy pole)",
+    "gymnasium_pole": "CartPole (Gymnasium's pole, noisy)",
     "mountain_car": "Mountain Car (noisy)",
 }
 SOFT = "#9aa5b1"

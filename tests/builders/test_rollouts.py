@@ -35,7 +35,7 @@ def test_a_mixture_gives_the_rows_of_a_single_environment(num_envs, workers):
 
 @pytest.mark.parametrize("name", GYMNASIUM_IDS)
 def test_our_worlds_played_as_one_array_give_the_rows_of_gymnasium(name):
-    env_id, n = GYMNASIUM_IDS[name], {"puddle_world": 4}.get(name, 3)
+    env_id, n = GYMNASIUM_IDS[name], {"puddle_world": 4, "gymnasium_pole": 2}.get(name, 3)
     log = build_rollouts(RolloutSettings(name, 12, time_limit=80, num_envs=5, seed=2), ["uniform"])
     expected = play_all(env_id, choose_from([lambda observation: [1.0] * n]), (1.0,), 2, 12, time_limit=80)
     # Sines of arrays and of single numbers may differ in their last bits on some processors.

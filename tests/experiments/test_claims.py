@@ -42,7 +42,7 @@ def verdicts(cells, correlations=()):
 def fabricated(**puddle):
     errors = {"td0": 3.0, "fvi": 3.0, "rg": 3.0, "gtd2": 3.0, "sbeed": 3.0, "kloss": 1.0} | puddle
     cells = {}
-    for world in ("puddle_world", "cart_pole", "mountain_car"):
+    for world in ("puddle_world", "cart_pole", "gymnasium_pole", "mountain_car"):
         for method, error in errors.items():
             cells[world, method] = result_of(error)
     return cells
