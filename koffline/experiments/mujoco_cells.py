@@ -87,7 +87,8 @@ class MujocoResult:
 
 
 def _learned_by(config: OnlineConfig) -> dict[str, Any]:
-    return {name: value for name, value in config.resolved().items() if name not in _NOT_LEARNING}
+    unused = () if config.exploration else ("exploration",)  # a setting younger than stored cells
+    return {k: value for k, value in config.resolved().items() if k not in (*_NOT_LEARNING, *unused)}
 
 
 @cache

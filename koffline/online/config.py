@@ -52,12 +52,13 @@ class OnlineConfig(Section):
     enough episodes have ended. clip_adv: the residual is cut to ± this in the policy's gradient; 0 never.
     diag_weight: of the kernel loss, unset is 1/m. bandwidth_scale: times the mini-batch's median
     distance; with the critic memory, times the root mean squared distance. kernel_inputs: state or
-    state_action. standardise: inputs by each run's running mean and deviation. reward_scale: multiplies
-    what is learned from, never what is reported. hidden: units of the hidden layers. evaluation_interval:
-    environment steps between two evaluations. evaluation_episodes: episodes of the mean action in each.
-    evaluation_seed: of their starts. evaluation_limit: steps after which an episode of an evaluation is
-    cut, for environments without a time limit. checkpoint_interval: environment steps between two
-    checkpoints. keep_checkpoints: how many are kept.
+    state_action. standardise: inputs by each run's running mean and deviation. exploration: times the
+    kernel's uncertainty about the state that a step reaches (1 to 0), added to its scaled reward.
+    reward_scale: multiplies what is learned from, never what is reported. hidden: units of the hidden
+    layers. evaluation_interval: environment steps between two evaluations. evaluation_episodes: episodes
+    of the mean action in each. evaluation_seed: of their starts. evaluation_limit: steps after which an
+    episode of an evaluation is cut, for environments without a time limit. checkpoint_interval:
+    environment steps between two checkpoints. keep_checkpoints: how many are kept.
     """
 
     env: str = Field(min_length=1)
@@ -91,6 +92,7 @@ class OnlineConfig(Section):
     bandwidth_scale: Scale = 1.0
     kernel_inputs: Literal["state", "state_action"] = "state"
     standardise: bool = True
+    exploration: Amount = 0.0
     reward_scale: Scale = 1.0
     hidden: Annotated[tuple[Annotated[int, Field(ge=1, le=65_536)], ...], Field(min_length=1)] = (64, 64)
     evaluation_interval: Count = 10_000

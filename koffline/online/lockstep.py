@@ -25,6 +25,7 @@ import torch
 from koffline.envs.make import Copies
 from koffline.online.collector import Collector, TrustRegion, clip_actions, vectors
 from koffline.online.config import OnlineRun, check_equal
+from koffline.online.exploration import Exploration
 from koffline.online.learner import Learner
 from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape, streams_of
 from koffline.online.paths import PathReplay, Paths
@@ -88,6 +89,8 @@ class LockStep:
         capacity = 1 if common.streaming else common.capacity
         self.replay = PathReplay(len(runs), capacity, common.path_length, *sizes, self._dtype)
         self._collector = Collector(self._copies, shape, self._generators[1], common)
+        scales = [c.exploration for c in self._configs]
+        self._exploration = Exploration(scales, dimension, dtype) if any(scales) else None
         self.iterations = self.steps = 0
         self.trust_region = TrustRegion(self._configs)
         self._sums: dict[str, np.ndarray] = {}
@@ -116,6 +119,9 @@ class LockStep:
         self.learner.move_targets()
         collected = self._collector.collect(self._act)
         self.moments.update(collected.observations)
+        if self._exploration:
+            seen = self.moments.standardised(collected.observations, self._dtype)
+            self._exploration.update(torch.from_numpy(seen))
         if not self._common.streaming:
             self.replay.append(collected.runs, collected.paths)
         self.iterations += 1
@@ -173,6 +179,7 @@ class LockStep:
             "learner": self.learner.state_dict(),
             "moments": self.moments.state_dict(),
             "replay": self.replay.state_dict(),
+            "exploration": self._exploration and self._exploration.state_dict(),
             "collector": self._collector.state_dict(),
             "generators": [
                 [generator.bit_generator.state for generator in kind] for kind in self._generators
@@ -189,6 +196,8 @@ class LockStep:
         self.learner.load_state_dict(state["learner"])
         self.moments.load_state_dict(state["moments"])
         self.replay.load_state_dict(state["replay"])
+        if self._exploration:
+            self._exploration.load_state_dict(state["exploration"])
         self._sums = {name: part.copy() for name, part in state["sums"].items()}
         self._summed = state["summed"]
         for kind, states in zip(self._generators, state["generators"], strict=True):
@@ -214,6 +223,8 @@ class LockStep:
 
     def _learn(self, paths: Paths) -> None:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
+        if self._exploration:
+            batch = self._exploration.add(batch)
         coefficients = {"kl_coef": self.kl_coef, "entropy_coef": self.entropy_coef}
         found = self.learner.update(batch, **coefficients)
         told = {**found, **coefficients, "wanted_kl_coef": self.trust_region.wanted}

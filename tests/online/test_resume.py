@@ -64,8 +64,9 @@ def hit_run(folder, monkeypatch, **changes):
         {"env": "Pendulum-v1", "critic": "td0", "num_envs": 2, "capacity": 300},
         {"critic": "rg"},
         {"critic": "fvi", "entropy_coef": 0.1, "entropy_decay": 0.1},
+        {"critic": "td0", "exploration": 0.5},
     ],
-    ids=["continuous", "residual", "fitted"],
+    ids=["continuous", "residual", "fitted", "exploring"],
 )
 def test_every_kind_goes_on_to_the_bit(changes, tmp_path, monkeypatch):
     killed = hit_run(tmp_path, monkeypatch, **changes)

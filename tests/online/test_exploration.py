@@ -1,0 +1,66 @@
+"""The bonus for unknown states: against an ensemble of regressions, within a stack, and over time."""
+
+import numpy as np
+import torch
+
+from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.online.exploration import Exploration
+from tests.online import stacks
+from tests.online.lockstep_runs import SMALL, check_same, everything, iterate, playing
+
+
+def drawn_batch(seed=0):
+    """A mini-batch of two runs and the windows' cutter behind it."""
+    agents, per_run = stacks.make_agents(2), stacks.draw(2, seed=seed)
+    _, batch = stacks.compute(agents, [stacks.reference.Settings(critic="td0")] * 2, per_run)
+    return batch
+
+
+def test_the_bonus_is_the_spread_of_an_ensemble_of_ridge_regressions():
+    batch, generator = drawn_batch(), torch.Generator().manual_seed(1)
+    exploration = Exploration([2.0, 0.0], stacks.STATE, torch.float64)
+    seen = torch.randn(2, 30, stacks.STATE, generator=generator, dtype=torch.float64)
+    exploration.update(seen)
+    found = exploration.add(batch).rewards - batch.rewards
+    assert not found[1].any()
+    # each member: its own prior weights and its own noise in every target
+    psi, count = exploration._features(seen[0]), 20_000
+    noise, prior = (
+        torch.randn(n, count, generator=generator, dtype=torch.float64) for n in (30, psi.shape[1])
+    )
+    weights = torch.linalg.solve(
+        torch.eye(len(prior), dtype=torch.float64) + psi.T @ psi, psi.T @ noise + prior
+    )
+    spread = (exploration._features(batch.inputs[0, :, 1:]) @ weights).std(dim=2)
+    covered = (
+        torch.zeros_like(found[0]).flatten().index_put((batch.rows[0],), batch.covered[0], accumulate=True)
+    )
+    inside = covered.view_as(found[0]) > 0
+    torch.testing.assert_close(
+        found[0][inside], 2.0 * spread[inside], rtol=0.03, atol=0.0
+    )  # error 0.5 % each
+
+
+def test_known_states_lose_their_bonus_and_unknown_ones_keep_it():
+    batch = drawn_batch()
+    exploration = Exploration([1.0, 1.0], stacks.STATE, torch.float64)
+    first = exploration.add(batch).rewards - batch.rewards
+    torch.testing.assert_close(first[first != 0], torch.ones_like(first[first != 0]))
+    for _ in range(21):  # inverted again
+        exploration.update(batch.inputs.flatten(1, 2))
+        exploration.update(batch.inputs.flatten(1, 2)[:, :1] + 1e3)
+    known = exploration.add(batch).rewards - batch.rewards
+    assert known.max() < 0.3
+
+
+def test_a_run_in_a_stack_is_the_run_alone():
+    config = OnlineConfig("CartPole-v1", critic="td0", **SMALL)
+    runs = [OnlineRun(config.with_changes(exploration=scale), 3) for scale in (0.0, 0.5, 2.0)]
+    with playing(runs, dtype=torch.float64) as stack:
+        together = everything(iterate(stack, 30))
+    for place, run in enumerate(runs):
+        with playing([run], dtype=torch.float64) as alone:
+            [single] = everything(iterate(alone, 30))
+        check_same(together[place], single, rtol=1e-6, atol=1e-8)
+    moved = [np.abs(together[0]["value"] - one["value"]).max() for one in together[1:]]
+    assert min(moved) > 1e-4
