@@ -222,7 +222,9 @@ def main() -> None:
     for name, numbers in found.items():
         print(f"{name:14s}", *(f"{key} {value:8.1f}" for key, value in numbers.items()))
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(vars(arguments) | {"out": None, "found": found}, indent=2) + "\n")
+        asked = {name: getattr(arguments, name) for name in ("env", "steps", "seeds")}
+        text = json.dumps({**asked, "found": found}, indent=2, ensure_ascii=False)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
