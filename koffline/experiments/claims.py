@@ -155,7 +155,7 @@ def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> s
     if own < their and share > 0.5:
         return (
             f"K-loss has the smaller Bellman error ({own:.2g} against {their:.2g}) and the larger value "
-            "error: an error that is nearly constant costs only (1 − γ) of itself in every residual"
+            "error: where states lead to one another, a level that is off by c costs only (1 − γ) c"
         )
     if other == "rg":
         return "the transitions are nearly deterministic here: residual gradient has little bias to lose by"
