@@ -46,7 +46,7 @@ class EvaluationSettings(Section):
     distance between rows, ``learning_rate`` is Adam's, ``steps`` are gradient steps of every replica.
     """
 
-    gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1)")
+    gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1), as in --gamma 0.99")
     estimator: str = Field(
         "auto", description="estimator; auto: kloss, or dr for one-step logs with logged probabilities"
     )
@@ -60,24 +60,25 @@ class EvaluationSettings(Section):
     steps: int | None = Field(
         None,
         ge=1,
+        le=10**8,
         description="gradient steps of every replica; by default rounds until the estimate settles",
     )
     agreement: float = Field(
         0.1, gt=0.0, description="share of the interval's width that a settled estimate moves"
     )
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
-    learning_rate: float = Field(3e-3, gt=0.0, description="Adam's, decayed to zero by a cosine")
+    learning_rate: float = Field(3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
-    resampled_replicas: int = Field(12, ge=2, description="networks trained on resampled episodes")
+    resampled_replicas: int = Field(12, ge=2, le=10_000, description="networks trained on resampled episodes")
     sample_rows: int = Field(
         200_000, ge=2, description="about so many rows of a larger log, whole episodes, train networks"
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
-    bandwidth: float = Field(0.6, gt=0.0, description="kernel bandwidth as a multiple of the median distance")
+    bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")
     instruments: int = Field(
-        1000, ge=2, le=100_000, multiple_of=2, description="random Fourier features of the kernel"
+        1000, ge=2, le=100_000, multiple_of=2, description="number of random Fourier features of the kernel"
     )
     ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
 
@@ -101,7 +102,7 @@ class EvaluationSettings(Section):
         "auto", description="behaviour probabilities: the log's (log), estimated, or auto"
     )
     device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$", description="device: cpu, cuda or cuda:N")
-    threads: int = Field(1, ge=1, description="number of threads of this process")
+    threads: int = Field(1, ge=1, le=1024, description="number of threads of this process")
 
 
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:

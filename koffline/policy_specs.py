@@ -70,7 +70,9 @@ def load_policy(
         raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
     if isinstance(spec, str) and _MODULE_SPEC.fullmatch(spec):
         return as_policy(import_object(spec), action_space, observation_shape, spec, features)
-    hint = "did you mean 'uniform'? " if get_close_matches(str(spec), ["uniform"], 1) else ""
+    hint = (
+        "did you mean 'uniform'? " if spec == "random" or get_close_matches(str(spec), ["uniform"], 1) else ""
+    )
     raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
 
 

@@ -17,7 +17,7 @@ from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.statistics import blocks_of, shard_names
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError, KofflineError
+from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.fitting import Progress, threads
 from koffline.ope.estimators import (
     bounds_of,
@@ -152,17 +152,23 @@ def open_workspace(
         _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
+        answers, again = (_answers(policy, log.sample.transitions.observations) for _ in range(2))
+        if not np.allclose(answers, again, rtol=1e-3, atol=1e-6):
+            raise PolicyError(
+                f"{policy.name} answers the same states in another way each time; return probabilities, or "
+                "draw with the generator that it is given"
+            )
         if stream.partial is not None and not log.is_whole:
-            log = dataclasses.replace(log, answers=_answers(policy, log.sample.transitions.observations))
+            log = dataclasses.replace(log, answers=policy.name.encode() + answers.tobytes())
         yield Workspace(log, policy, settings, initial_observations, progress)
 
 
-def _answers(policy: Policy, observations: np.ndarray) -> bytes:
-    """Bytes that identify a policy: its name and its answers in some logged states."""
+def _answers(policy: Policy, observations: np.ndarray) -> np.ndarray:
+    """Probabilities, or draws from one seed, in some logged states."""
     some = observations[:_TOLD_APART_BY]
     if isinstance(policy, DiscretePolicy):
-        return policy.name.encode() + policy.probabilities(some).tobytes()
-    return policy.name.encode() + policy.sample(some, np.random.default_rng(0)).tobytes()
+        return policy.probabilities(some)
+    return policy.sample(some, np.random.default_rng(0))
 
 
 def merge_settings(

@@ -46,8 +46,8 @@ LSTD_RIDGE = 1e-3
 Summarise = Callable[[EvaluationProblem, np.ndarray], S]  # summary of a part of a log
 Fold = Callable[[Summarise[Any]], Any]  # sum of a summary over all parts of a log
 _ASSUMPTIONS = (
-    "Standard deviation over networks retrained on resampled {units}, Student t: it covers the choice of "
-    "{units}, start states and training noise, not what the log or the network cannot express."
+    "How much the value varies when {units} are redrawn and networks retrained (standard deviation, "
+    "Student's t). It shows no error from what the log lacks or the network cannot express."
 )
 
 

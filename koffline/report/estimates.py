@@ -58,7 +58,8 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
         rows.append(("truth", f"{truth:.4g}"))
     if uplift is not None:
         logger, ends = f"{uplift.behavior_value:.4g}{words.within(uplift.behavior_interval)}", words.within
-        rows.append(("logging policy", f"{logger}   (the policy that wrote the log, by the same networks)"))
+        how = "" if estimate.estimator in OVER_EPISODES else ", by the same networks"
+        rows.append(("logging policy", f"{logger}   (the policy that wrote the log{how})"))
         rows.append(
             ("uplift", f"{uplift.value:+.4g}{ends(uplift.interval)}   (over the logging policy, paired)")
         )
@@ -69,7 +70,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
     if own is not None:
         beyond, error = found["beyond_cuts"], found.get("logged_return_se")
         spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # not for rounding alone
-        cut = f"   (up to where recording stopped; {beyond:.0%} of the horizon lies behind)" if beyond else ""
+        cut = f"   (what was recorded; {beyond:.0%} of the discounted future comes later)" if beyond else ""
         rows.append(("logged return", f"{own:.4g}{spread}{cut}"))
     if "training_steps" in found:
         seen = f", on {found['sample_rows']:,} of the rows" if "sample_rows" in found else ""

@@ -335,9 +335,34 @@ class TestGuesses:
             notes = inspect_table(write(table, path)).notes
             assert [note for note in notes if note.startswith("few gaps: 1 step is longer than others")]
 
+    def test_a_comma_before_three_digits_is_asked_about(self, tmp_path):
+        table = walk([5] * 12, [True] * 12)
+        rewards = [f"{1 + row // 30},{row:03d}" for row in range(60)]
+        path = write(table | {"r": rewards}, tmp_path / "log.parquet")
+        found = inspect_table(path)
+        assert any(p.startswith("r: '1,000' may be a thousand") for p in found.problems)
+        assert "decimal_comma" not in found.mapping
+        told = {**inspect_table(write(table, tmp_path / "plain.parquet")).mapping}
+        with pytest.raises(DataError, match="without the comma if that marks thousands"):
+            open_transitions(path, mapping=told)
+
+    def test_texts_that_count_steps_are_no_state(self, tmp_path):
+        table = walk([5] * 12, [True] * 12)
+        table["t"] = [f"step {step}" for step in table["t"]]
+        found = inspect_table(write(table, tmp_path / "log.csv"))
+        assert any(p.startswith("t: its name says time, its values do not") for p in found.problems)
+        assert "t" not in found.mapping["observations"]
+
+    def test_the_reward_is_no_observation(self, tmp_path):
+        path = write(walk([5] * 12, [True] * 12), tmp_path / "log.csv")
+        mapping = inspect_table(path).mapping
+        mapping["observations"] = [*mapping["observations"], mapping["reward"]]
+        with pytest.raises(DataError, match="observations name r, the reward or the action"):
+            open_transitions(path, mapping=mapping)
+
     def test_lost_rows_show_in_jittered_times_and_not_in_random_ones(self, tmp_path):
         generator = np.random.default_rng(0)
-        times = np.arange(2000) + generator.uniform(-0.15, 0.15, 2000)
+        times = np.arange(2000) + generator.uniform(-0.2, 0.2, 2000)
         kept = generator.random(2000) > 0.05
         random = np.cumsum(generator.lognormal(0.0, 0.5, 2000))
         for name, t, found in (("whole", times, 0), ("lost", times[kept], 1), ("random", random, 0)):

@@ -128,3 +128,14 @@ def test_zero_weight_is_no_row() -> None:
         for data in (log.select(np.arange(50)), spoilt.replace(weights=1.0 * (np.arange(60) < 50)), spoilt)
     )
     assert abs(ignored - without) < 0.2 * abs(counted - without)
+
+
+def test_a_policy_of_its_own_chance_is_refused() -> None:
+    generator = np.random.default_rng(0)
+
+    def restless(observations: np.ndarray) -> np.ndarray:
+        chosen = generator.integers(2, size=len(observations))
+        return np.eye(2)[chosen]
+
+    with pytest.raises(KofflineError, match="another way each time; return probabilities"):
+        koffline.evaluate(discrete_log(), restless, 0.9, settings=QUICK)

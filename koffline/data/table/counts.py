@@ -58,12 +58,15 @@ class StepLengths:
         number = np.array([self.counts[int(length)] for length in lengths])
         share = np.cumsum(number) / number.sum()
         low, middle, high = (int(lengths[np.searchsorted(share, part)]) for part in (0.25, 0.5, 0.75))
-        valley, double = (  # steps per bin from 1.4 to 1.5 times the usual one, and about 2 times
-            sum(self.counts[middle + part] for part in parts) / len(parts)
-            for parts in (range(_LONGER - 3, _LONGER), range(_PARTS - 3, _PARTS + 4))
-        )
-        is_regular = self.counts[middle] > number.sum() / 2 or double > 3 + 1.2 * valley
-        bound = middle + _LONGER if is_regular else high + max(_FAR * (high - low), _LONGER)
+        near = {part: self.counts[middle + part] for part in range(-_LONGER, _PARTS + 4)}
+        valley, place = min((sum(near[p + i] for i in (-1, 0, 1)) / 3, p) for p in range(4, _LONGER + 3))
+        double = sum(near[part] for part in range(_PARTS - 3, _PARTS + 4)) / 7
+        within = sum(near[part] for part in range(-_LONGER, _LONGER))
+        is_even = self.counts[middle] > number.sum() / 2
+        is_jittered = within > 0.75 * number.sum() and double > 3 + 1.5 * valley
+        is_regular = is_even or is_jittered
+        far = high + max(_FAR * (high - low), _LONGER)
+        bound = middle + _LONGER if is_even else middle + place if is_jittered else far
         gaps = lengths[lengths >= bound] if is_regular else lengths[lengths > bound]
         if not len(gaps):
             return []
@@ -75,7 +78,7 @@ class StepLengths:
         head = "few " + GAPS if number[-len(gaps) :].sum() < _FEW * number.sum() else GAPS
         rows = f", about {share:.1%} of the steps may be missing" if is_regular else ""
         return [
-            f"{head}{said} longer than others (as that up to {where}: {found}, usually about {usual}){rows}; "
+            f"{head}{said} longer than others (for example {found} before {where}; usually {usual}){rows}; "
             "where rows are missing, the row before is joined to a state that it did not lead to; give what "
             "follows another episode id"
         ]

@@ -26,6 +26,7 @@ from koffline.data.table.problems import Problems, is_pattern
 from koffline.data.table.profiles import (
     DECIMAL_COMMA,
     IGNORED,
+    TWO_WAYS,
     UNFIT,
     Profile,
     guess_roles,
@@ -170,6 +171,11 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
             found.problems.append(f"{each.name}: {each.reason}")
         if each.kind == DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
+        if each.kind == TWO_WAYS:
+            found.problems.append(
+                f"{each.name}: {each.example!r} may be a thousand or a number with decimals; write it "
+                "without the comma, or say decimal_comma: true"
+            )
     _check_time(found)
     for each in columns:
         if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):

@@ -20,6 +20,7 @@ _STRICT = {
     "terminal": "give true and false, or 1 and 0",
     "truncated": "give true and false, or 1 and 0",
     "reward": "give numbers",
+    "time": "give numbers or times, as in 2024-01-31T12:00:00",
     "behavior_probability": "give probabilities above 0, up to 1",
 }
 MOST_ONE_HOT = 50  # at most so many categories become features by default
@@ -27,10 +28,11 @@ _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.
 # 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
 _MIXED = "times in a form that is not read"
-DECIMAL_COMMA = "numbers with decimal commas"
+DECIMAL_COMMA, TWO_WAYS = "numbers with decimal commas", "numbers with commas, to be read in two ways"
 _OLDEST, _LATEST = 2e8, 5e9  # range of numbers that may be seconds since 1970
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
-_DECIMAL_COMMA = r"^\s*[+-]?\d+,\d+\s*$"
+_DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
+_THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
 _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
 # Words in names, the likeliest first.
 _WORDS = {
@@ -135,7 +137,9 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
         else:
             dates = stripped.drop_nulls().str.contains(_DATE).mean()
             kind = _MIXED if isinstance(dates, float) and dates > 0.5 else "text"
-            if stripped.drop_nulls().str.contains(_DECIMAL_COMMA).all():
+            if stripped.drop_nulls().str.contains(_THOUSANDS).all():
+                kind = TWO_WAYS
+            elif stripped.drop_nulls().str.contains(_DECIMAL_COMMA).all():
                 column, kind = stripped.str.replace(",", ".", literal=True).cast(pl.Float64), DECIMAL_COMMA
             elif kind == "text" and (stray := _strays(stripped)):
                 column, kind = stripped.cast(pl.Float64, strict=False), "numbers and texts"
@@ -193,7 +197,10 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
         for each in likely[:1]:
             each.role, each.reason = role, _reason(each, role)
         for rank, each in ranked if not likely else ():
-            if rank < len(_ROLES[role]) and each.name.lower() in _ROLES[role] and role in _STRICT:
+            is_meant = rank < len(_ROLES[role]) and each.name.lower() in _ROLES[role] and role in _STRICT
+            if is_meant and role == "time":  # "step 7" is meant as one, "Monday" is a category
+                is_meant = each.values.dtype == pl.String and bool(each.values.str.contains(r"\d").all())
+            if is_meant:
                 each.role, each.reason = UNFIT, f"its name says {role}, its values do not: {_STRICT[role]}"
         if role == "action":  # a vector of actions: action_0, action_1
             stem = re.sub(r"\d+$", "", likely[0].name) if likely else ""

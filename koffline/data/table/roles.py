@@ -54,6 +54,9 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
         found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
         taken |= set(found[role])
     observations, following = found["observations"], found["next_observations"]
+    for name in observations:
+        if name in (found["reward"], *found["action"]):
+            problems.add(f"observations name {name}, the reward or the action, not known before it")
     if mapping.by in observations:  # the observations hold this column
         found["by"] = None
     if following and observations and len(following) != len(observations):

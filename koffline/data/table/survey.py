@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -131,8 +132,13 @@ def _check_counts(table: Table) -> None:
     roles, problems, unread = table.roles, table.problems, table.rows.unread
     for name, (count, where, text) in unread.items():
         more = f", as {count - 1} more" if count > 1 else ""
-        remedy = "mend it, leave it out, or encode categories (--encode COLUMN=one-hot)"
-        if text.count(",") == 1 and text.replace(",", "").strip(" +-").isdecimal():
+        is_state = name in (*roles.observations, *roles.next_observations)
+        remedy = "write numbers alone, or leave it empty"
+        if is_state:
+            remedy = "mend it, leave it out, or encode categories (--encode COLUMN=one-hot)"
+        if re.fullmatch(r"[+-]?\d{1,3},\d{3}", text.strip()):
+            remedy = "write it without the comma if that marks thousands, else say --decimal-comma"
+        elif text.count(",") == 1 and text.replace(",", "").strip(" +-").isdecimal():
             remedy = "say that commas are decimal (--decimal-comma), or write points"
         elif "," in text and text.replace(",", "").replace(".", "").strip(" +-").isdecimal():
             remedy = "write numbers without separators of thousands"
