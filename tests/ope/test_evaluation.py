@@ -138,4 +138,4 @@ def test_a_policy_of_its_own_chance_is_refused() -> None:
         return np.eye(2)[chosen]
 
     with pytest.raises(KofflineError, match="another way each time; return probabilities"):
-        koffline.evaluate(discrete_log(), restless, 0.9, settings=QUICK)
+        koffline.evaluate(discrete_log(), restless, 0.9, **QUICK)
