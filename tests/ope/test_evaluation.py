@@ -134,8 +134,8 @@ def test_a_policy_of_its_own_chance_is_refused() -> None:
     generator = np.random.default_rng(0)
 
     def restless(observations: np.ndarray) -> np.ndarray:
-        chosen = generator.integers(2, size=len(observations))
-        return np.eye(2)[chosen]
+        chosen = generator.integers(3, size=len(observations))
+        return np.eye(3)[chosen]
 
     with pytest.raises(KofflineError, match="another way each time; return probabilities"):
         koffline.evaluate(discrete_log(), restless, 0.9, **QUICK)
