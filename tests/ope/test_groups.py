@@ -123,7 +123,9 @@ def test_a_column_of_a_table_in_the_command(tmp_path: Path) -> None:
     columns = [f"--{role}={name}" for role, name in {**roles, "terminal": "end"}.items()]
     asked = ["evaluate", str(table), *columns, "--policy", "uniform", "--gamma", "0.8", "--quiet"]
     asked += [f"--set={name}={value}" for name, value in QUICK.items()]
-    shown = CliRunner().invoke(cli, [*asked, "--by", "segment", "--out", str(report)]).output
+    done = CliRunner().invoke(cli, [*asked, "--by", "segment", "--out", str(report)])
+    shown = done.output
+    assert done.exit_code == 0, (shown, done.exception)
     found = json.loads((report / "estimate.json").read_text())
     starts = {row["group"]: row["starts"] for row in found["groups"]}
     assert starts == {"new": 15, "old": 20, "vip": 5}
