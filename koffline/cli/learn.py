@@ -141,10 +141,7 @@ def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
 @worker_options
 @_DEVICE
 @click.option(
-    "--resume/--force",
-    "resume",
-    default=True,
-    help="Go on with the sweep in --out (the default), or delete its runs and begin again.",
+    "--resume/--force", "resume", default=True, help="Go on in --out (default), or delete its runs."
 )
 def sweep(
     config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any

@@ -335,6 +335,21 @@ class TestGuesses:
             notes = inspect_table(write(table, path)).notes
             assert [note for note in notes if note.startswith("few gaps: 1 step is longer than others")]
 
+    @pytest.mark.parametrize("suffix", ["parquet", "csv"])
+    def test_whole_numbers_that_are_dates(self, tmp_path, suffix):
+        days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 4, 9), eager=True).dt.strftime("%Y%m%d")
+        table = {"id": [0] * 100, "t": days.cast(pl.Int64), "x": np.arange(100.0) % 7, "a": [0, 1] * 50}
+        notes = inspect_table(write(table | {"r": [1.0, 2.0] * 50}, tmp_path / f"log.{suffix}")).notes
+        assert any("they look like dates: 20240101 is 2024-01-01" in note for note in notes)
+        assert not any("gaps" in note for note in notes)  # 20240131 and 20240201 follow each other
+
+    def test_blanks_around_fields_are_none_of_them(self, tmp_path):
+        path = write(walk([5] * 12, [True] * 12, a=["go", "stop"] * 30), tmp_path / "log.csv")
+        path.write_text(path.read_text().replace('"', ""))
+        plain = inspect_table(path)
+        path.write_text(path.read_text().replace(",", " , "))
+        assert inspect_table(path).to_yaml() == plain.to_yaml()
+
     def test_a_comma_before_three_digits_is_asked_about(self, tmp_path):
         table = walk([5] * 12, [True] * 12)
         rewards = [f"{1 + row // 30},{row:03d}" for row in range(60)]

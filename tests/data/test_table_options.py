@@ -166,6 +166,31 @@ class TestFormulas:
         assert "--impute reward=cut" in refusal(table, tmp_path, reward="2 * r")
         assert len(read(table, tmp_path, reward="2 * r", impute={"reward": "zero"})) == 6
 
+    @pytest.mark.parametrize("suffix", ["parquet", "csv"])
+    def test_texts_say_what_a_flag_and_a_reward_are(self, tmp_path, suffix):
+        plain = read(walk(), tmp_path, f"plain.{suffix}")
+        table = walk(status=[" sick", *("died" if done else "sick" for done in walk()["done"][1:])])
+        mapping = {"terminal": "status == 'died'", "reward": "r - 5 * (status == 'died')"}
+        log = read(table, tmp_path, f"log.{suffix}", **mapping)
+        np.testing.assert_array_equal(log.terminated, plain.terminated)
+        np.testing.assert_array_equal(log.rewards, plain.rewards - 5 * plain.terminated)
+        assert_same_in_pieces(tmp_path / f"log.{suffix}", {**MAPPING, **mapping}, log)
+        found = [
+            read(table, tmp_path, f"log.{suffix}", terminal=None, truncated=flag, last_row="cut").truncated
+            for flag in ("done", "max(status == 'died', t > 90)")
+        ]
+        np.testing.assert_array_equal(*found)
+
+    def test_flags_that_are_none(self, tmp_path):
+        table = walk(status=["sick"] * N)
+        assert "compare: \"status == '…'\"" in refusal(table, tmp_path, terminal="status")
+        assert "neither yes nor no" in refusal(table, tmp_path, terminal="2 * (status == 'sick')")
+        assert "compare it with a number" in refusal(table, tmp_path, terminal="x_1 == 'sick'")
+        assert "cannot be read" in refusal(table, tmp_path, terminal="status < 'sick'")
+        assert "cannot be read" in refusal(table, tmp_path, terminal="(status == 'sick') + status")
+        table = walk(status=[None, *["sick"] * 7])
+        assert "missing" in refusal(table, tmp_path, terminal="status == 'died'")
+
 
 class TestEndsOfEpisodes:
     def test_they_are_said(self, tmp_path):

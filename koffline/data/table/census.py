@@ -141,7 +141,8 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
     if wrong.any():
         count = counted(int(wrong.sum()), "row", "is", "are")
         said = f"holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor no)"
-        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0")
+        compare = f", or compare: \"{name} == '…'\"" if column.dtype == pl.String else ""
+        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0{compare}")
     return yes.fill_null(False)
 
 

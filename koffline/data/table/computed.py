@@ -1,4 +1,4 @@
-"""Columns that are computed from those of a table: rewards by a formula, categories as numbers."""
+"""Columns that are computed from those of a table: rewards and flags by a formula, categories as numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from koffline.errors import DataError
 
 _LONGEST = 500
 _GRAMMAR = (
-    "write numbers, columns (`in backticks` where they are no plain words), + - * /, comparisons, min, max"
+    "write numbers, columns (`in backticks` where they are no plain words), + - * /, comparisons, min, max, "
+    "or a column of texts == or != a 'text'"
 )
 _OPERATORS: dict[type, Callable[[Any, Any], pl.Expr]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -32,49 +33,71 @@ class Formula:
     """Arithmetic over columns, which polars computes; nothing of the text is executed."""
 
     text: str
-    columns: tuple[str, ...]  # columns that the formula reads, each once
+    numbers: tuple[str, ...]  # columns that are read as numbers, each once
+    texts: tuple[str, ...]  # columns that are compared with texts
     value: pl.Expr = field(repr=False, compare=False)
 
     def values(self, frame: pl.DataFrame) -> pl.Series:
         """A column named by the text: null where a value that it needs is missing."""
-        read = frame.with_columns(pl.col(name).cast(pl.Float64).fill_nan(None) for name in self.columns)
-        missing = pl.any_horizontal(pl.lit(False), *(pl.col(name).is_null() for name in self.columns))
+        numbers = (pl.col(name).cast(pl.Float64).fill_nan(None) for name in self.numbers)
+        texts = (pl.col(name).cast(pl.String).str.strip_chars() for name in self.texts)
+        read = frame.with_columns(*numbers, *texts)
+        used = (*self.numbers, *self.texts)
+        missing = pl.any_horizontal(pl.lit(False), *(pl.col(name).is_null() for name in used))
         return read.with_columns(pl.when(~missing).then(self.value).alias(self.text))[self.text]
 
 
 def parse_formula(text: str) -> Formula | None:
     """The formula that a text is; None for a single word. Raises DataError for anything else."""
     quoted: list[str] = re.findall(r"`([^`]+)`", text)
-    numbers = iter(range(len(quoted)))
+    places = iter(range(len(quoted)))
     names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
     try:
         if len(text) > _LONGEST:
             raise ValueError
-        plain = re.sub(r"`[^`]+`", lambda _: f"_quoted_{next(numbers)}", text)
+        plain = re.sub(r"`[^`]+`", lambda _: f"_quoted_{next(places)}", text)
         tree = ast.parse(plain.strip(), mode="eval").body
-        columns: dict[str, None] = {}
+        columns: dict[str, bool] = {}
         value = _expression(tree, names, columns)
     except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
         raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
-    return None if isinstance(tree, ast.Name) and not quoted else Formula(text, tuple(columns), value)
+    if isinstance(tree, ast.Name) and not quoted:
+        return None
+    numbers = tuple(name for name, is_text in columns.items() if not is_text)
+    texts = tuple(name for name, is_text in columns.items() if is_text)
+    return Formula(text, numbers, texts, value)
 
 
-def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, None]) -> pl.Expr:
-    """polars' expression of a tree; ``columns`` gets what it reads. Raises for what is not in the grammar."""
+def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, bool]) -> pl.Expr:
+    """polars' expression of a tree; ``columns`` gets what it reads and whether as texts.
+
+    Raises ValueError or KeyError for what is not in the grammar.
+    """
 
     def of(each: ast.expr) -> pl.Expr:
         return _expression(each, names, columns)
 
+    def column(word: str, is_text: bool) -> pl.Expr:
+        name = names.get(word, word)
+        if columns.setdefault(name, is_text) != is_text:
+            raise ValueError
+        return pl.col(name)
+
     match node:
         case ast.Name(id=word):
-            columns[names.get(word, word)] = None
-            return pl.col(names.get(word, word))
+            return column(word, False)
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
             return pl.lit(float(number))
         case ast.BinOp():
             return _OPERATORS[type(node.op)](of(node.left), of(node.right))
         case ast.UnaryOp(op=ast.USub()):
             return -of(node.operand)
+        case ast.Compare(
+            left=ast.Name(id=word),
+            ops=[ast.Eq() | ast.NotEq() as how],
+            comparators=[ast.Constant(value=str(text))],
+        ):
+            return _OPERATORS[type(how)](column(word, True), pl.lit(text.strip())).cast(pl.Float64)
         case ast.Compare():
             sides = [of(each) for each in (node.left, *node.comparators)]
             hows = [_OPERATORS[type(how)] for how in node.ops]
@@ -87,17 +110,16 @@ def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, Non
 
 @dataclass(frozen=True)
 class Computed:
-    """Columns that are ``kept`` as they are read, a reward by its formula, and encoded columns."""
+    """Columns that are ``kept`` as they are read, those of formulas, and encoded columns."""
 
     kept: tuple[str, ...]
-    formula: Formula | None
+    formulas: tuple[Formula, ...]
     encodings: Mapping[str, Encoding]
 
     def schema(self, types: Mapping[str, Any]) -> dict[str, Any]:
         """Types of the columns of ``frame``, from those that are read."""
         found = {name: types[name] for name in self.kept}
-        if self.formula is not None:
-            found[self.formula.text] = pl.Float64()
+        found |= {formula.text: pl.Float64() for formula in self.formulas}
         for column, encoding in self.encodings.items():
             kind: Any = pl.Int8() if encoding.kind == ONE_HOT else pl.Int16()
             found.update(dict.fromkeys(encoding.names(column), kind))
@@ -105,9 +127,7 @@ class Computed:
 
     def frame(self, read: pl.DataFrame) -> pl.DataFrame:
         """Compute the columns of a frame; missing values stay missing."""
-        columns = [read[name] for name in self.kept]
-        if self.formula is not None:
-            columns.append(self.formula.values(read))
+        columns = [read[name] for name in self.kept] + [formula.values(read) for formula in self.formulas]
         for column, encoding in self.encodings.items():
             texts, known = read[column].cast(pl.String), pl.Series(encoding.categories, dtype=pl.String)
             codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)

@@ -19,6 +19,14 @@ _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a r
 _FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
 
 
+def as_days(times: pl.Series) -> pl.Series | None:
+    """Dates, of whole numbers such as 20241027; None where one is no date from 1900 to 2099."""
+    if not times.dtype.is_integer() or not times.is_between(19_000_101, 20_991_231).all() or not len(times):
+        return None
+    days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)
+    return None if days.null_count() else days
+
+
 @dataclass
 class StepLengths:
     """Histogram of time steps between rows of an episode, by the logarithm of length, with one example each.
@@ -32,6 +40,8 @@ class StepLengths:
 
     def add(self, times: pl.Series, inside: pl.Series) -> None:
         """Add times in order; ``inside``: whether a row continues the episode of the row above."""
+        days = as_days(times)
+        times = times if days is None else days
         if times.dtype.is_temporal():
             per_second = {"ms": 1e3, "us": 1e6, "ns": 1e9}.get(getattr(times.dtype, "time_unit", ""), 1e9)
             self.unit = 86_400.0 if times.dtype == pl.Date else 1.0 / per_second

@@ -218,7 +218,7 @@ def width_of(kind: Any) -> int:
 
 
 _DELIMITERS = ",;\t|"
-_MOST_HEADER = 2**22
+_MOST_HEADER, _MOST_SHOWN = 2**22, 60
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
@@ -235,7 +235,10 @@ def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.Dat
             scan = pl.scan_csv(
                 path, glob=False, separator=delimiter, eol_char=end, infer_schema=False,
                 schema_overrides=types, null_values=_MISSING, raise_if_empty=False,
+                with_column_names=lambda _: names,
             )  # fmt: skip
+            texts = pl.col(pl.String).str.strip_chars()
+            scan = scan.with_columns(pl.when(texts != "").then(texts))
             if pl.Float64 not in columns.values():
                 scan = scan.select(list(columns))
             try:
@@ -247,14 +250,22 @@ def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.Dat
                 return
             except pl.exceptions.ComputeError as error:
                 if "more fields" in str(error):
-                    found = f"{name} has a row of more fields than the {len(names)} of its header"
+                    header = ", ".join(names)
+                    header = header if len(header) <= _MOST_SHOWN else f"{header[:_MOST_SHOWN]}…"
+                    found = f"{name} has a row of more fields than its header, the first line, has ({header})"
                     raise DataError(f"{found}; check its separators and quotes") from None
-                if not types or "could not parse" not in str(error):
+                if "could not parse" not in str(error):
                     raise
+                if not types:  # as texts, anything can be read but this
+                    found = f"{name} has a quote mark that is not closed, or a blank before one"
+                    raise DataError(f"{found}; mend that row") from None
 
 
 def csv_header(name: str) -> tuple[list[str], str, str]:
-    """Column names, the separator and the end of a line. Raises DataError for what is no UTF-8 text."""
+    """Column names, without blanks around them, the separator and the end of a line.
+
+    Raises DataError for what is no UTF-8 text.
+    """
     import pyarrow as pa
 
     with open_bytes(name) as file:
@@ -274,4 +285,5 @@ def csv_header(name: str) -> tuple[list[str], str, str]:
         raise DataError(f"{name} has a line break or a single quote mark in a column name; rename it")
     delimiter = max(_DELIMITERS, key=text.count)
     end = "\r" if b"\r" in head and b"\n" not in head else "\n"
-    return next(csv.reader([text], delimiter=delimiter), []), delimiter, end
+    fields = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    return [field.strip() for field in fields], delimiter, end

@@ -145,11 +145,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     name = os.fspath(source)
     kind, files = find_tables(name, is_table=True)
     stored, _, beside = stored_columns(files[0], kind)
-    readable = {
-        column: each
-        for column, each in stored.items()
-        if column and not is_pattern(column) and each != pl.Unknown
-    }
+    readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
     with faults(name, kind):
         held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
     if held is None or not held.height:

@@ -83,14 +83,14 @@ class TableMapping(pydantic.BaseModel):
     any text and any letter; matches are taken in natural order (x_2 before x_10). ``episode`` may hold ids of
     any type, ``time`` numbers or times. ``action_names`` lists the values of a discrete action in
     the order of their numbers; without it texts are sorted. ``reward`` may be a formula (``spend - 0.1 *
-    cost``), ``encode`` says which observations are categories. ``impute`` replaces missing values: a method
-    (zero, mean, forward, a number, or cut, which ends the episode before the row) for the observations, or a
-    mapping from column to method. ``one_step``: every row is an episode that ends, or (False) all rows are
-    one record. ``last_row``: what the last row of an episode is that has no flag. ``drop_duplicates``: rows
-    of one episode and time, those that are equal, or all but the first or last. ``decimal_comma``: texts of
-    numbers have one. ``gamma`` is the log's discount hint, ``by`` tells groups of episodes apart by what it
-    holds in their first row. Raises DataError where the record contradicts
-    itself.
+    cost``), so may ``terminal`` and ``truncated`` (``status == 'died'``). ``encode`` says which observations
+    are categories. ``impute`` replaces missing values: a method (zero, mean, forward, a number, or cut, which
+    ends the episode before the row) for the observations, or a mapping from column to method. ``one_step``:
+    every row is an episode that ends, or (False) all rows are one record. ``last_row``: what the last row of
+    an episode is that has no flag. ``drop_duplicates``: rows of one episode and time, those that are equal,
+    or all but the first or last. ``decimal_comma``: texts of numbers have one. ``gamma`` is the log's
+    discount hint, ``by`` tells groups of episodes apart by what it holds in their first row. Raises DataError
+    where the record contradicts itself.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")

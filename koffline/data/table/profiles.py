@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from koffline.data.columns import counted
+from koffline.data.table.counts import as_days
 from koffline.data.table.problems import is_pattern
 from koffline.data.table.rows import CLOCK, TEXT_WAYS, TextKind
 from koffline.errors import printable
@@ -104,6 +105,8 @@ class Profile:
             return ""
         if self.values.dtype.is_numeric():
             said, since = "numbers, in the order of their size", ""
+            if (days := as_days(self.values.drop_nulls())) is not None:
+                since = f"; they look like dates: {self.example} is {days[0]}"
             for unit, per_second in (("seconds", 1.0), ("milliseconds", 1e3), ("microseconds", 1e6)):
                 ends = (float(self.low) / per_second, float(self.high) / per_second)
                 if ends[0] > _OLDEST and ends[1] < _LATEST:

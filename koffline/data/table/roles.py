@@ -24,7 +24,9 @@ from koffline.data.table.rows import TableRows
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST = 1000, 10_000, 1000
 _BEHAVIOR = ("behavior_probability", "behavior_log_probability")
-_SINGLE = ("episode", "time", "terminal", "truncated", "weight", *_BEHAVIOR)
+_SINGLE = ("episode", "time", "weight", *_BEHAVIOR)
+_COMPUTED = ("reward", "terminal", "truncated")  # roles that a formula may have
+_SIGNS = set("+-*/<>=!(`")
 
 
 def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) -> TableMapping:
@@ -41,15 +43,14 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
         if (name := getattr(mapping, role)) is not None and name not in present:
             problems.add(str(unknown_column(name, role, names, source)))
             found[role] = None
-    with problems.noted():
-        formula = reward_formula(mapping, names, source)
-        found["reward"] = mapping.reward
-    single = {getattr(mapping, role) for role in (*_SINGLE, "reward")}
+    single = {getattr(mapping, role) for role in (*_SINGLE, *_COMPUTED)}
     taken = set(single)
-    if "reward" not in found:
-        found["reward"] = None
-    elif formula is not None:
-        taken |= set(formula.columns)
+    for role in _COMPUTED:
+        found[role] = None
+        with problems.noted():
+            formula = _formula(mapping, role, names, source)
+            found[role] = getattr(mapping, role)
+            taken |= set() if formula is None else {*formula.numbers, *formula.texts}
     for role in ("action", "next_observations", "observations"):
         found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
         taken |= set(found[role])
@@ -102,17 +103,23 @@ def _methods(
     return methods
 
 
-def reward_formula(mapping: TableMapping, names: Sequence[str], source: str) -> Formula | None:
-    """The formula of the reward, None where a column has it. Raises DataError for an unknown column."""
-    text = mapping.reward or ""
+def formulas_of(mapping: TableMapping, names: Sequence[str], source: str) -> tuple[Formula, ...]:
+    """The formulas among the roles, each once. Raises DataError for an unknown column."""
+    found = (_formula(mapping, role, names, source) for role in _COMPUTED)
+    return tuple({formula.text: formula for formula in found if formula is not None}.values())
+
+
+def _formula(mapping: TableMapping, role: str, names: Sequence[str], source: str) -> Formula | None:
+    """The formula of a role, None where a column has it. Raises DataError for an unknown column."""
+    text = getattr(mapping, role) or ""
     if text in names or not text:
         return None
-    formula = parse_formula(text)
+    formula = parse_formula(text) if _SIGNS & set(text) else None
     if formula is None:
-        raise unknown_column(text, "reward", names, source)
-    for name in formula.columns:
+        raise unknown_column(text, role, names, source)
+    for name in (*formula.numbers, *formula.texts):
         if name not in names:
-            raise unknown_column(name, f"reward '{text}'", names, source)
+            raise unknown_column(name, f"{role} '{text}'", names, source)
     return formula
 
 
@@ -145,13 +152,15 @@ def _is_number(kind: Any) -> bool:
 
 
 def fitting_types(
-    types: Mapping[str, Any], roles: TableMapping, terms: Sequence[str], problems: Problems
+    types: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula], problems: Problems
 ) -> tuple[TableMapping, dict[str, Any]]:
     """Roles and types without columns of a wrong type, or lists beside others: those are problems."""
     states = (*roles.observations, *roles.next_observations)
     numbers = "needed are numbers; name other columns, or export it as numbers"
     coded = [name for name in states if name in roles.encode]
     plain = [name for name in states if name not in roles.encode]
+    terms = [name for formula in formulas for name in formula.numbers]
+    texts = [name for formula in formulas for name in formula.texts]
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
         (plain, lambda kind: _is_number(getattr(kind, "inner", kind)),
          f"{numbers}, or encode categories (--encode COLUMN=one-hot)"),
@@ -159,6 +168,7 @@ def fitting_types(
          "give one value per row"),
         (roles.action, lambda kind: kind == pl.String or _is_number(getattr(kind, "inner", kind)), numbers),
         ((roles.reward, roles.behavior, roles.weight, *terms), _is_number, numbers),
+        (texts, lambda kind: not kind.is_numeric() and not kind.is_nested(), "compare it with a number"),
         ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
          "give true and false, or 1 and 0"),
         ((roles.time,), lambda kind: kind.is_numeric() or kind.is_temporal() or kind == pl.String,
@@ -177,15 +187,14 @@ def fitting_types(
             wrong[name] = "holds lists, which cannot be imputed; drop those rows"
     for name, words in wrong.items():
         problems.add(f"column {name} {words}")
-    if set(terms) & wrong.keys():
-        roles = roles.without([roles.reward or ""])
-    return roles.without(wrong), {name: kind for name, kind in types.items() if name not in wrong}
+    lost = [each.text for each in formulas if {*each.numbers, *each.texts} & wrong.keys()]
+    return roles.without({*wrong, *lost}), {name: kind for name, kind in types.items() if name not in wrong}
 
 
 def compute_columns(
-    rows: TableRows, roles: TableMapping, formula: Formula | None, problems: Problems
+    rows: TableRows, roles: TableMapping, formulas: Sequence[Formula], problems: Problems
 ) -> tuple[TableRows, TableMapping, dict[str, str]]:
-    """Rows with a formula's reward and encoded observations, roles that name them, and what was encoded.
+    """Rows with the columns of formulas and encoded observations, roles that name them, and what was encoded.
 
     The last are columns by the features that they became. Categories that are not declared are looked up, in
     natural order; a next observation has those of its observation.
@@ -228,6 +237,6 @@ def compute_columns(
     if twice := [name for name in origin if name in outside or name in set(rows.types) - {origin[name]}]:
         problems.add(f"column {origin[twice[0]]} would become {twice[0]}, another column; rename that one")
         return rows, roles.without(twice), {}
-    kept = tuple(name for name in outside if formula is None or name != formula.text)
-    formula = None if roles.reward is None else formula
-    return rows.with_computed(Computed(kept, formula, encodings)), roles, origin
+    left = tuple(each for each in formulas if each.text in outside)
+    kept = tuple(name for name in outside if name not in {each.text for each in left})
+    return rows.with_computed(Computed(kept, left, encodings)), roles, origin

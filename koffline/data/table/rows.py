@@ -11,7 +11,7 @@ import polars as pl
 
 from koffline.data import remote
 from koffline.data.table.arrow_files import frame_of, polars_type, table_reader
-from koffline.data.table.computed import Computed
+from koffline.data.table.computed import Computed, Formula
 from koffline.data.table.files import COPIES, CSV, Room, csv_frames, csv_header, faults, frame_bytes, width_of
 from koffline.data.table.mapping import TableMapping
 from koffline.data.table.problems import Problems, check_unique, column_fault
@@ -50,13 +50,17 @@ def stored_columns(name: str, kind: str) -> tuple[dict[str, Any], frozenset[str]
     return dict(fields), categories, described
 
 
-def column_types(stored: Mapping[str, Any], roles: TableMapping, terms: Sequence[str] = ()) -> dict[str, Any]:
-    """Types of the columns that are named and the ``terms`` of a formula.
+def column_types(
+    stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula] = ()
+) -> dict[str, Any]:
+    """Types of the columns that are named and that formulas read.
 
     Decimals, and texts of what is to be numbers, are read as float64.
     """
+    terms = [name for formula in formulas for name in formula.numbers]
+    texts = [name for formula in formulas for name in formula.texts]
     numbers, types = {*roles.numbers, *terms} - set(roles.encode), {}
-    for name in dict.fromkeys((*roles.columns, *terms)):
+    for name in dict.fromkeys((*roles.columns, *terms, *texts)):
         if name in stored:  # else it is a formula
             kind = stored[name]
             as_float = (kind == pl.String and name in numbers) or (

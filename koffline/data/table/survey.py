@@ -21,7 +21,7 @@ from koffline.data.table.arrow_files import LEFT_OUT, SHAPE_KEY
 from koffline.data.table.census import Table, action_dtype, look_through, number_dtype
 from koffline.data.table.files import CSV, faults, find_tables
 from koffline.data.table.problems import Problems, column_fault
-from koffline.data.table.roles import compute_columns, fitting_types, resolved, reward_formula
+from koffline.data.table.roles import compute_columns, fitting_types, formulas_of, resolved
 from koffline.data.table.rows import TableRows, column_types, open_rows, stored_columns
 from koffline.data.transitions import Metadata
 
@@ -51,10 +51,9 @@ def prepare_table(
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
     problems = Problems(name)
     roles = resolved(chosen, list(stored), problems)
-    formula = reward_formula(roles, list(stored), name)
-    terms = () if formula is None else formula.columns
-    types = column_types(stored, roles, terms)
-    roles, types = fitting_types(types, roles, terms, problems)
+    formulas = formulas_of(roles, list(stored), name)
+    types = column_types(stored, roles, formulas)
+    roles, types = fitting_types(types, roles, formulas, problems)
     if problems.found and left_out:
         problems.add(left_out)
     if not types:  # no rows can be read
@@ -74,8 +73,8 @@ def prepare_table(
         )
         rows = rows.with_texts(untyped, time, problems)
         roles = roles if time not in untyped or time in rows.texts else roles.without([time])
-        if roles.encode or formula is not None:
-            rows, roles, encoded = compute_columns(rows, roles, formula, problems)
+        if roles.encode or formulas:
+            rows, roles, encoded = compute_columns(rows, roles, formulas, problems)
         table = Table(name, rows, roles, chosen, dtype, shape or None, problems, is_own, encoded)
         is_category = bool(chosen.action_names) or _is_category(table, dictionaries)
         values = look_through(table, is_category, census=not in_memory)

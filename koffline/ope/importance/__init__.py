@@ -141,8 +141,8 @@ def _warnings(
         "The log has a single episode: no standard error and no interval.": episodes == 1,
         f"Only about {size:.1f} of {episodes} episodes carry the weight: the estimate and its interval hang "
         "on them.": episodes > 1 and few,
-        f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated intervals are too narrow "
-        "where weights have heavy tails.": not few and size < _UNEVEN * episodes,
+        f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated intervals can be too "
+        "narrow where weights have heavy tails.": not few and size < _UNEVEN * episodes,
         f"Weights are capped at {problem.clip or 0.0:g}: less variance, and a bias of unknown size.": (
             problem.clip is not None
         ),
