@@ -169,9 +169,9 @@ def draw_puddle(results: Results, curves: Curves) -> Figure:
 def draw_bench(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on CartPole and Mountain Car, and Gymnasium's pole in between."""
     with style.house_style():
-        figure = Figure(figsize=(13.0, 7.2), layout="constrained")
-        panels = figure.subplots(2, 3).T
-        for world, pair, letters in zip(WORLDS["figure-bench"], panels, ("ab", "ef", "cd"), strict=True):
+        figure, worlds = Figure(figsize=(13.0, 7.2), layout="constrained"), WORLDS["figure-bench"]
+        panels = figure.subplots(2, len(worlds), squeeze=False).T
+        for world, pair, letters in zip(worlds, panels, ("ab", "ef", "cd"), strict=False):
             name = style.WORLD_NAMES[world]
             _draw_mse(pair[0], results, curves, world, f"({letters[0]}) {name}")
             _draw_bellman(pair[1], results, curves, world, f"({letters[1]}) {name}")

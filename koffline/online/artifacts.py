@@ -14,7 +14,6 @@ from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Layers
 from koffline.online.paths import PathReplay
-from koffline.store.files import atomic_file
 
 _WIDEST = 1e6  # larger bounds count as unbounded
 _SMALLEST_KL = 1e-8  # the model's config needs a positive kl_coef, even if training ended with zero
@@ -28,9 +27,7 @@ def is_finite(agent: AgentArrays) -> bool:
 
 def write_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> None:
     """Write the model as a .d3 file, whole or not at all, over an older one. Raises DataError."""
-    algo = trust_pcl_model(agent, config)
-    with atomic_file(Path(path), force=True) as temporary:
-        algo.save(str(temporary))
+    trust_pcl_model(agent, config).save(str(path))
 
 
 def trust_pcl_model(agent: AgentArrays, config: OnlineConfig) -> Any:
