@@ -81,6 +81,10 @@ def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
     return np.ones(len(log["rewards"]), dtype=np.bool_)
 
 
+# Words of the note of a reader that left such rows out.
+UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
+
+
 def leave_out_unfollowed(log: dict[str, np.ndarray], unfollowed: np.ndarray, source: str) -> list[str]:
     """Treat the ``unfollowed`` rows (N,), last rows without a next observation, in place; return notes.
 
@@ -97,8 +101,7 @@ def leave_out_unfollowed(log: dict[str, np.ndarray], unfollowed: np.ndarray, sou
         log["truncated"] = moved | (log["truncated"] == 1)
         log.update({name: column[~lost] for name, column in log.items()})
         notes.append(
-            f"{columns.counted(int(lost.sum()), 'row', 'was', 'were')} left out: the last step of an episode "
-            "that did not terminate has no next observation in this file"
+            f"{columns.counted(int(lost.sum()), 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
         )
     if (unfollowed & ended).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Int, UInt64
 
 from koffline.data.columns import counted
+from koffline.data.episodes import UNFOLLOWED
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 
@@ -27,7 +28,7 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 _BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be chance
 # Keys of the hashes that sample and split units, independent of other random numbers.
-_UNITS, _HELD_OUT = 0x65706973, 0x68656C64
+_UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
 _HASHED_AT_ONCE = 2**20
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
@@ -87,6 +88,42 @@ class Part:
         """Whether (B,) units of a shard are in this part."""
         out = unit_hash(self.seed ^ _HELD_OUT, shard, units) < np.uint64(int(self.fraction * 2.0**64))
         return out if self.held_out else ~out
+
+
+def stop_shares(log: Transitions) -> np.ndarray | None:
+    """Share (T,) of episodes whose row at a step was left out, of those in which the world went on after it.
+
+    None unless the reader left out the last rows of episodes that did not terminate.
+    """
+    if not log.has_episodes or not any(UNFOLLOWED in note for note in log.metadata.notes):
+        return None
+    ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
+    weights = np.ones(len(ends)) if log.weights is None else np.asarray(log.weights)[ends]
+    ended, size = np.asarray(log.terminated)[ends], int(lengths.max()) + 1
+    lost = np.bincount(lengths[~ended], weights[~ended], minlength=size)
+    went_on = np.bincount(lengths - ended, weights, minlength=size)  # episodes by their rows that did
+    kept = went_on.sum() - np.cumsum(went_on)
+    return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
+
+
+def without_late_ends(log: Transitions, units: np.ndarray, stops: np.ndarray) -> Transitions:
+    """The log without the last rows of some episodes that terminated; those are cut one row before.
+
+    A row was left out because recording stopped and the world went on. Had it ended, the row would be there:
+    rows that end the world are therefore too frequent. Each of them is left out with the probability that
+    recording stopped there (``stops``, see `stop_shares`), by the hash of its unit's number (U,).
+    """
+    ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
+    drawn = unit_hash(_ENDS, 0, units).astype(np.float64) / 2.0**64
+    share = np.append(stops, 0.0)[np.minimum(lengths - 1, len(stops))]
+    gone = ends[np.asarray(log.terminated)[ends] & (lengths > 1) & (drawn < share)]
+    if not len(gone):
+        return log
+    cut = np.array(log.truncated)
+    cut[gone - 1] = True
+    left = np.delete(np.arange(len(log)), gone)
+    found = {name: column[left] for name, column in {**log.columns, "truncated": cut}.items()}
+    return Transitions.of_checked(found, log.action_space).with_metadata(log.metadata)
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures
@@ -44,20 +44,48 @@ class _CutReturns(Sums):
 
 
 def _returns_of_part(
-    resampling: Resampling, gamma: float, problem: EvaluationProblem, units: np.ndarray
+    resampling: Resampling,
+    gamma: float,
+    stops: np.ndarray | None,
+    problem: EvaluationProblem,
+    units: np.ndarray,
 ) -> _Returns:
-    steps, is_cut = _steps_and_cuts(problem)
-    known = np.where(is_cut, 0.0, problem.rewards * gamma**steps)
+    steps = _steps_of(problem)
+    known = problem.rewards * gamma**steps
+    if stops is not None:
+        known *= 1.0 - _stops_at(problem, stops)
     weights = resampling.start_weights(problem, units)
     returns = weights @ torch.as_tensor(np.add.reduceat(known, problem.episode_starts))
     return _Returns(weights.sum(dim=2), returns)
 
 
-def _steps_and_cuts(problem: EvaluationProblem) -> tuple[np.ndarray, np.ndarray]:
-    """Steps (N,) of rows since the start of their episode, and whether it was cut after them (N,)."""
-    ends, rows = np.append(problem.episode_starts[1:], problem.n_rows), np.arange(problem.n_rows)
-    steps = rows - np.repeat(problem.episode_starts, ends - problem.episode_starts)
-    return steps, np.isin(rows + 1, ends) & (problem.discounts > 0.0)
+def _steps_of(problem: EvaluationProblem) -> Int[np.ndarray, " row"]:
+    """Steps since the start of the row's episode."""
+    lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
+    return np.arange(problem.n_rows) - np.repeat(problem.episode_starts, lengths)
+
+
+def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:
+    """Whether the episode was cut after the row."""
+    ends = np.append(problem.episode_starts[1:], problem.n_rows)
+    return np.isin(np.arange(problem.n_rows) + 1, ends) & (problem.discounts > 0.0)
+
+
+def _stop_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
+    """Share (T,) of rows after which recording stopped, of those at a step after which the world goes on."""
+    steps, goes_on = _steps_of(problem), problem.row_weights * (problem.discounts > 0.0)
+    total, cut = np.bincount(steps, goes_on), np.bincount(steps, goes_on * _is_cut(problem))
+    return np.asarray(cut / np.where(total > 0.0, total, 1.0))
+
+
+def _stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray, " row"]:
+    """Probability that recording stopped after the row, had the world gone on.
+
+    1 at cuts, 0 at rows that another follows. Where the world ended it is not known, and is ``stops`` (T,) of
+    the row's step: to take it for 0 would make ends of the world too frequent among the rows before a stop.
+    """
+    steps = np.minimum(_steps_of(problem), len(stops))
+    return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])
 
 
 def _cut_returns_of_part(
@@ -65,16 +93,13 @@ def _cut_returns_of_part(
     instruments: FourierFeatures,
     resampling: Resampling,
     gamma: float,
+    stops: np.ndarray,
     problem: EvaluationProblem,
     units: np.ndarray,
 ) -> _CutReturns:
-    """Sums of a part. The last row of a cut episode has no weight in the systems: its next action is unknown.
-
-    Which rows these are is decided by when recording stopped, not by what they lead to, so the others are a
-    fair sample.
-    """
-    steps, is_cut = _steps_and_cuts(problem)
-    ends, taken = np.append(problem.episode_starts[1:], problem.n_rows) - 1, problem.readout
+    """Sums of a part. Rows after which recording stopped have no weight in the systems and start the rest."""
+    stopped, taken = _stops_at(problem, stops), problem.readout
+    ends = np.append(problem.episode_starts[1:], problem.n_rows) - 1
     following = np.minimum(np.arange(problem.n_rows) + 1, problem.n_rows - 1)
     asked = dataclasses.replace(
         problem,
@@ -82,10 +107,10 @@ def _cut_returns_of_part(
         next_probabilities=None if taken is None else taken[following],
         start_inputs=problem.inputs[ends][:, None],
         start_probabilities=None if taken is None else taken[ends],
-        start_weights=problem.start_weights * np.where(is_cut[ends], gamma ** steps[ends], 0.0),
-        row_weights=np.where(is_cut, 0.0, problem.row_weights),
+        start_weights=problem.start_weights * stopped[ends] * gamma ** _steps_of(problem)[ends],
+        row_weights=problem.row_weights * (1.0 - stopped),
     )
-    logged = _returns_of_part(resampling, gamma, problem, units)
+    logged = _returns_of_part(resampling, gamma, stops, problem, units)
     return _CutReturns(logged, systems_of_part(network, instruments, resampling, asked, units))
 
 
@@ -100,14 +125,14 @@ def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "re
         return None
     network, settings, resampling = fitted.heads["fqe"], fitted.settings, fitted.ensemble.resampling
     if is_cut:
-        asked = (network, fitted.instruments, resampling, settings.gamma)
+        asked = (network, fitted.instruments, resampling, settings.gamma, _stop_shares(fitted.problem))
         sums = fitted.fold(partial(_cut_returns_of_part, *asked))
         logged, found = sums.logged, sums.systems
         systems = found.systems.mean(found.row_weight.clamp_min(1.0))
         theta = last_layer(minimise_kernel_loss(network, systems, settings.ridge))
         returns = logged.returns + (found.starts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
     else:
-        logged = fitted.fold(partial(_returns_of_part, resampling, settings.gamma))
+        logged = fitted.fold(partial(_returns_of_part, resampling, settings.gamma, None))
         returns = logged.returns
     values = (returns / logged.weights).clamp(*fitted.problem.value_bounds)
     return np.asarray(values.numpy() * fitted.problem.reward_scale)

@@ -23,9 +23,17 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from koffline.data.columns import counted
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.transitions import Transitions
-from koffline.data.units import DistinctLog, UnitSample, sample_units, without_copies
+from koffline.data.units import (
+    DistinctLog,
+    UnitSample,
+    sample_units,
+    stop_shares,
+    without_copies,
+    without_late_ends,
+)
 from koffline.errors import ConfigError, DataError
 from koffline.fitting import Progress, threads
 from koffline.jobs import JobStatus
@@ -76,7 +84,8 @@ class Columns(Sums):
 class WorkingLog:
     """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
 
-    ``answers``: bytes that identify the policy, to resume a pass of a killed run.
+    ``answers``: bytes that identify the policy, to resume a pass of a killed run. ``stops``: as by
+    `stop_shares`; the sample is already without late ends.
     """
 
     log: Transitions | LazyTransitions
@@ -84,6 +93,7 @@ class WorkingLog:
     stream: StreamSettings
     progress: Progress | None = None
     answers: bytes = b""
+    stops: np.ndarray | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -117,9 +127,10 @@ class WorkingLog:
             return summarise(self.held)
         rows = self.part_rows(row_bytes)
         if isinstance(self.log, Transitions):
-            sums = (summarise(part) for part in _parts_in_memory(self.log, rows))
+            sums = (summarise(_fair(part, self.stops)) for part in _parts_in_memory(self.log, rows))
             return _there_are_rows(functools.reduce(operator.add, sums))
-        return self._fold_shards(self.log, _Pass(self.log, summarise, rows, torch.get_num_threads()))
+        plan = _Pass(self.log, summarise, rows, torch.get_num_threads(), self.stops)
+        return self._fold_shards(self.log, plan)
 
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
         """Sum over shards; continue from the saved sums of the same pass, and save the sums now and then."""
@@ -197,7 +208,24 @@ def hold(
     """Read the log, or units of about ``sample_rows`` rows. Raises DataError."""
     stream = stream or StreamSettings()
     found = sample_units(log, sample_rows, seed, settings=stream)
-    return WorkingLog(log, found, stream, progress)
+    if (stops := stop_shares(found.transitions)) is not None:
+        rows = without_late_ends(found.transitions, found.units, stops)
+        if left := len(found.transitions) - len(rows):
+            said = f"{counted(left, 'last row', 'was', 'were')} left out of episodes that terminated: where"
+            said = f"{said} recording stops only their rows are complete, and would be too frequent"
+            noted = log.metadata.with_notes(said)
+            if isinstance(log, Transitions):
+                log = log.with_metadata(noted)
+            else:
+                log = dataclasses.replace(log, metadata=noted)
+        found = dataclasses.replace(found, transitions=rows)
+    return WorkingLog(log, found, stream, progress, stops=stops)
+
+
+def _fair(part: LogPart, stops: np.ndarray | None) -> LogPart:
+    if stops is None:
+        return part
+    return dataclasses.replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +236,7 @@ class _Pass:
     summarise: Callable[[LogPart], Any]
     rows: int
     threads: int
+    stops: np.ndarray | None
 
 
 @torch.no_grad()
@@ -215,7 +244,7 @@ def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
     total = None
     with threads(plan.threads):
         for part in _parts_on_disk(plan.log, shards, plan.rows):
-            found = plan.summarise(part)
+            found = plan.summarise(_fair(part, plan.stops))
             total = found if total is None else total + found
     return total
 

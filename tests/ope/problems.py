@@ -6,6 +6,8 @@ import numpy as np
 import torch
 
 import koffline
+from koffline.data.episodes import UNFOLLOWED
+from koffline.data.transitions import Metadata
 from koffline.ope.learning import make_table
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -108,3 +110,25 @@ def uneven_log(kind: str, episodes: int = 60, seed: int = 8) -> koffline.Transit
         behavior_log_probabilities=np.full(n, np.log(1.0 / 3.0)) if discrete else None,
         action_space=koffline.Discrete(3) if discrete else koffline.Continuous(1, -1.0, 1.0),
     )
+
+
+def mortal_log(rows_after: bool, episodes: int = 3000, most: int = 3) -> koffline.Transitions:
+    """One is paid a step and the world ends after any with probability 0.2, whatever is done: worth 1/0.28.
+
+    Recording stops after ``most`` steps. Without ``rows_after`` the last row of a cut episode is lost, as to
+    a reader that finds no next observation.
+    """
+    generator = np.random.default_rng(5)
+    lengths = np.minimum(generator.geometric(0.2, episodes), most + 1)  # most + 1: cut
+    ended, kept = lengths <= most, np.minimum(lengths, most)
+    kept = np.where(ended, kept, most if rows_after else most - 1)
+    last = np.cumsum(kept) - 1
+    flags = np.zeros((2, last[-1] + 1), dtype=bool)
+    flags[0, last], flags[1, last] = ended, ~ended
+    states = generator.normal(size=(2, len(flags[0]), 1))
+    note = f"1000 rows were left out: {UNFOLLOWED} in this file"
+    return koffline.Transitions(
+        states[0], generator.integers(2, size=len(flags[0])), np.ones(len(flags[0])), states[1], *flags,
+        episode_ids=np.repeat(np.arange(episodes), kept), action_space=koffline.Discrete(2),
+        metadata=Metadata(notes=() if rows_after else (note,)),
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from koffline.ope.coverage import Coverage
 from koffline.ope.results import Interval, PointEstimate, Uplift
 from koffline.ope.verdict import judge
 from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
-from tests.ope.problems import QUICK, continuous_log, discrete_log
+from tests.ope.problems import QUICK, continuous_log, discrete_log, mortal_log
 from tests.ope.test_verdict import FOUND, LIMITS, ROBUST
 
 SMALL = {"steps": 1000, "hidden_units": (32, 32), "instruments": 300}
@@ -122,3 +122,13 @@ def test_what_the_reader_noted_is_no_warning() -> None:
     found = koffline.evaluate(log, uniform, 0.9, **QUICK)
     assert found.notes == ("it assumed something",)
     assert not any("assumed" in text for text in found.warnings)
+
+
+@pytest.mark.parametrize(("rows_after", "most"), [(True, 3), (False, 4)])
+def test_ends_of_the_world_are_not_too_frequent_where_recording_stops(rows_after: bool, most: int) -> None:
+    """At a stop only rows where the world ended are left, or have no need of a next action."""
+    log = mortal_log(rows_after, most=most)
+    found = koffline.evaluate(log, lambda states: np.full((len(states), 2), 0.5), 0.9, **QUICK)
+    assert found.value == pytest.approx(1 / 0.28, rel=0.05)
+    assert found.behavior_value == pytest.approx(1 / 0.28, rel=0.05)
+    assert abs(found.uplift.value) < 0.1

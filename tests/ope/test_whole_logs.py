@@ -12,6 +12,8 @@ import pytest
 import koffline
 from koffline.config import EvaluationSettings
 from koffline.data.disk.writer import ShardWriter
+from koffline.data.episodes import UNFOLLOWED
+from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope import working_log
 from koffline.ope.evaluation import estimate_all, open_workspace
@@ -20,7 +22,7 @@ from koffline.ope.residuals import RowReader
 from koffline.ope.stream_settings import StreamSettings, remove_saved
 from koffline.ope.working_log import hold
 from koffline.policies import ContinuousPolicy, DiscretePolicy
-from tests.ope.problems import uneven_log
+from tests.ope.problems import mortal_log, uneven_log
 
 QUICK = {"steps": 30, "hidden_units": (8, 8), "full_replicas": 2, "resampled_replicas": 3, "instruments": 60}
 TILTED = DiscretePolicy(3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted")
@@ -31,11 +33,13 @@ DRIFT = ContinuousPolicy(1, lambda s: np.tanh(s[:, :1]), name="drift")
 def stored(tmp_path_factory):
     """A log by kind: in memory, and opened from a folder of small shards."""
     found = {}
-    for kind in ("discrete", "continuous", "rows"):
-        folder = tmp_path_factory.mktemp("logs") / kind
+    for kind in ("discrete", "continuous", "rows", "left out"):
+        folder, log = tmp_path_factory.mktemp("logs") / kind, uneven_log(kind.replace("left out", "discrete"))
+        if kind == "left out":
+            log = log.with_metadata(log.metadata.with_notes(UNFOLLOWED))
         with ShardWriter(folder, shard_rows=90) as writer:
-            writer.append(uneven_log(kind))
-        found[kind] = uneven_log(kind), koffline.open_transitions(folder, lazy=True)
+            writer.append(log)
+        found[kind] = log, koffline.open_transitions(folder, lazy=True)
     return found
 
 
@@ -58,6 +62,7 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
     [
         *((kind, rows, 1, None) for kind in ("discrete", "continuous", "rows") for rows in (200_000, 150)),
         ("discrete", 150, 2, ("lstdq", "wis")),  # features, weights of episodes
+        *(("left out", rows, 1, ("kloss", "wis")) for rows in (200_000, 150)),
     ],
 )
 def test_storage_changes_no_estimate_and_no_interval(
@@ -65,13 +70,31 @@ def test_storage_changes_no_estimate_and_no_interval(
 ) -> None:
     """Every estimator, its value and its interval; sums over parts of 40 rows are those over all."""
     memory, shards = stored[kind]
-    policy = TILTED if kind == "discrete" else DRIFT
+    policy = TILTED if kind in ("discrete", "left out") else DRIFT
     expected = answers(memory, policy, names, sample_rows=sample_rows)
     answered = sum(not isinstance(value, str) for value in expected.values())
     assert answered >= (len(names) if names else 15 if kind == "discrete" else 8)
     monkeypatch.setattr(working_log, "_MOST_ROWS", 40)
     stream = StreamSettings(memory="1GB", workers=workers)
     agree(answers(shards, policy, names, sample_rows=sample_rows, stream=stream), expected)
+
+
+def test_late_ends_are_left_out_as_often_as_recording_stopped(stored) -> None:
+    """As often as rows were lost at the same step in episodes that went on; never a whole episode."""
+    log = mortal_log(False, most=6)
+    episodes, lengths = np.arange(log.n_episodes), np.asarray(log.episode_lengths)
+    fair = without_late_ends(log, episodes, stop_shares(log))
+    assert np.array_equal(lengths - fair.episode_lengths, (lengths == 6) * 1)  # all that ended at the limit
+    assert fair.truncated[fair.episode_ends].sum() + fair.terminated.sum() == len(episodes)
+    memory, _ = stored["left out"]
+    shares = stop_shares(memory)
+    went_on, lost = np.zeros(14), np.zeros(14)
+    for begin, end in zip(memory.episode_starts, memory.episode_ends, strict=True):
+        steps, weight = end - begin + 1, memory.weights[end]
+        went_on[: steps - memory.terminated[end]] += weight
+        lost[steps] += weight * ~memory.terminated[end]
+    np.testing.assert_allclose(shares, (lost / np.maximum(lost + went_on, 1e-9))[: len(shares)])
+    assert stop_shares(stored["discrete"][0]) is None
 
 
 def agree(found: dict, expected: dict) -> None:

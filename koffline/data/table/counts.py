@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
+from koffline.data.episodes import UNFOLLOWED
 
 GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
@@ -131,8 +132,7 @@ class TableCounts:
             said = "rows of several episodes are mixed; without a time column the table's order was taken"
             notes.append(f"{ORDER}{said}; name it (--time), or sort the table by episode and time")
         if self.derived:
-            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: the last step of an episode"
-            lost = f"{lost} that did not terminate has no next observation in this table"
+            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this table"
             taken = "next observations were taken from the rows that follow"
             notes.append(taken + (lost if self.left_out else ""))
         if self.cut:
