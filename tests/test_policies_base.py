@@ -57,7 +57,12 @@ def test_bad_discrete_output_is_one_line_with_the_remedy(output, words):
 
 
 @pytest.mark.parametrize(
-    ("output", "word"), [(np.zeros((1, 3)), r"\(1, 2\)"), (np.array([[0.0, np.inf]]), "not finite")]
+    ("output", "word"),
+    [
+        (np.zeros((1, 3)), r"\(1, 2\)"),
+        (np.array([[0.0, np.inf]]), "not finite"),
+        (np.full((1, 2), 0.5 + 1j), "complex numbers"),
+    ],
 )
 def test_bad_continuous_output_is_refused(output, word):
     with pytest.raises(PolicyError, match=word):

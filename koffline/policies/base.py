@@ -220,6 +220,8 @@ def _numbers(raw: Any, name: str) -> np.ndarray:
     if "torch" in sys.modules and isinstance(raw, sys.modules["torch"].Tensor):
         raw = raw.detach().cpu()
     try:
+        if np.iscomplexobj(raw):
+            raise ValueError("complex numbers")
         return np.asarray(raw, dtype=np.float64)
     except (TypeError, ValueError) as error:
         what = f"the output is no array of numbers ({one_line(error)})"
@@ -251,7 +253,8 @@ def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
             what = f"row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}"
             raise PolicyError(f"{name}: {what}; return whole numbers in that range, or probabilities")
         return np.eye(n)[array.astype(np.int64)]
-    sums, least = array.sum(axis=1), array.min(axis=1, initial=np.inf)
+    with np.errstate(over="ignore"):  # of 1e308: refused below
+        sums, least = array.sum(axis=1), array.min(axis=1, initial=np.inf)
     is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
     wrong = is_off | (least < -NEGATIVE_TOLERANCE)
     if wrong.any():

@@ -343,6 +343,17 @@ class TestGuesses:
         assert any("they look like dates: 20240101 is 2024-01-01" in note for note in notes)
         assert not any("gaps" in note for note in notes)  # 20240131 and 20240201 follow each other
 
+    def test_values_of_last_rows_alone_may_be_ends(self, tmp_path):
+        table = walk([5] * 12, [True] * 12, done=None)
+        table["how it is"] = ["ok", "ok", "ok", "ok", "gone"] * 6 + ["ok"] * 30
+        repeated = {name: [*column, column[4]] for name, column in table.items()}
+        found = inspect_table(write(repeated, tmp_path / "log.csv"))
+        (asked,) = (each for each in found.problems if "last rows" in each)
+        assert asked.endswith("if the world ended there, say terminal: \"`how it is` == 'gone'\"")
+        assert "how it is" not in found.mapping["observations"]
+        told = {**found.mapping, "terminal": "`how it is` == 'gone'"}
+        assert open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 6
+
     def test_blanks_around_fields_are_none_of_them(self, tmp_path):
         path = write(walk([5] * 12, [True] * 12, a=["go", "stop"] * 30), tmp_path / "log.csv")
         path.write_text(path.read_text().replace('"', ""))

@@ -187,6 +187,7 @@ class TestFormulas:
         assert "neither yes nor no" in refusal(table, tmp_path, terminal="2 * (status == 'sick')")
         assert "compare it with a number" in refusal(table, tmp_path, terminal="x_1 == 'sick'")
         assert "cannot be read" in refusal(table, tmp_path, terminal="status < 'sick'")
+        assert "no row fulfils status == 'Sick'" in refusal(table, tmp_path, terminal="status == 'Sick'")
         assert "cannot be read" in refusal(table, tmp_path, terminal="(status == 'sick') + status")
         table = walk(status=[None, *["sick"] * 7])
         assert "missing" in refusal(table, tmp_path, terminal="status == 'died'")

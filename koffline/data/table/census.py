@@ -90,6 +90,8 @@ def look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
     values: set[Any] = set()
     runs = []
     flags = {name for name in (roles.terminal, roles.truncated) if name}
+    formulas = () if table.rows.computed is None else table.rows.computed.formulas
+    unmet = {each.text for each in formulas if each.texts} & flags
     for frame in table.rows.frames():
         table.n_rows += frame.height
         if census and roles.episode is not None:
@@ -98,7 +100,9 @@ def look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
             _look_at(table, column)
         for name in tuple(flags):
             with problems.noted():
-                table.flagged |= bool(read_flags(frame, name, table.source).any())
+                if read_flags(frame, name, table.source).any():
+                    table.flagged = True
+                    unmet.discard(name)
                 continue
             flags.remove(name)
         if len(roles.action) != 1:
@@ -118,6 +122,8 @@ def look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
             table.seen = np.array([ends.min(), ends.max()])
     if not table.n_rows:
         raise DataError(f"{table.source} has no rows; give a table with at least one transition")
+    for name in sorted(unmet & flags):
+        problems.add(f"no row fulfils {name}; check how the column writes it, or leave the formula out")
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
     table.runs = _joined(pl.concat(runs)) if runs else None

@@ -17,22 +17,14 @@ from koffline.data.columns import counted
 from koffline.data.disk.opening import is_shard_folder
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
+from koffline.data.table import profiles
 from koffline.data.table.arrow_files import LEFT_OUT
-from koffline.data.table.counts import ORDER, TableCounts
+from koffline.data.table.counts import ORDER, TableCounts, only_last
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import Problems, is_pattern
-from koffline.data.table.profiles import (
-    DECIMAL_COMMA,
-    IGNORED,
-    TWO_WAYS,
-    UNFIT,
-    Profile,
-    guess_roles,
-    likely_keys,
-    profile,
-)
+from koffline.data.table.profiles import IGNORED, Profile
 from koffline.data.table.rows import CLOCK, TableRows, open_rows, stored_columns
 from koffline.data.table.survey import prepare_table
 from koffline.errors import DataError, printable
@@ -52,7 +44,7 @@ _QUESTION = """
 # one_step: false    # all rows are one record, in the order of time or of the table
 """
 _ALL_ACTIONS = "  # all that were seen, numbered in this order: add others that the policy may take"
-_SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
+_FEW_VALUES = 20  # a column with more does not say how an episode ended
 
 
 @dataclass
@@ -151,10 +143,10 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     if held is None or not held.height:
         raise DataError(f"{name} has no rows; give a table with at least one transition")
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
-    columns = [profile(held[each] if each in readable else empty, kind != CSV) for each in stored]
+    columns = [profiles.profile(held[each] if each in readable else empty, kind != CSV) for each in stored]
     for each, column in zip(columns, stored, strict=True):
         each.name = column
-    guess_roles(columns)
+    profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
         first = ", ".join(list(stored)[:3])
@@ -162,17 +154,17 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     if left_out := beside.get(LEFT_OUT.encode()):
         found.problems.append(left_out.decode())
     for each in columns:
-        if each.role == UNFIT:
+        if each.role == profiles.UNFIT:
             each.role = IGNORED
             found.problems.append(f"{each.name}: {each.reason}")
-        if each.kind == DECIMAL_COMMA:
+        if each.kind == profiles.DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
-        if each.kind == TWO_WAYS:
+        if each.kind == profiles.TWO_WAYS:
             found.problems.append(
                 f"{each.name}: {each.example!r} may be a thousand or a number with decimals; write it "
                 "without the comma, or say decimal_comma: true"
             )
-    _check_time(found)
+    _check_ends(found)
     for each in columns:
         if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):
             found.problems.append(f"{each.name}: times of day beside dates; write both into one column")
@@ -186,7 +178,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
         found.is_open = "episode" not in found.mapping
     else:
         _survey(found, rows)
-    keys = likely_keys(columns) if "episode" not in found.mapping else []
+    keys = profiles.likely_keys(columns) if "episode" not in found.mapping else []
     found.notes += [f"{each.name} may tell episodes apart: {each.distinct} values" for each in keys]
     return found
 
@@ -195,15 +187,21 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"\s*[+-]?\d*[.,]?\d*(e[+-]?\d+)?\s*", text, re.I) is not None
 
 
-def _check_time(found: Inspection) -> None:
-    """Make a guessed time column a feature if many rows of an episode share their time."""
+def _check_ends(found: Inspection) -> None:
+    """Ask about a feature with values that stand in last rows of episodes alone: they may be its ends."""
     roles = {each.role: each for each in found.columns}
-    if not {"time", "episode"} <= roles.keys() or roles["time"].is_time:
+    if "episode" not in roles or "terminal" in roles:
         return
-    both = pl.DataFrame({role: roles[role].values for role in ("episode", "time")})
-    if int(both.is_duplicated().sum()) > _SHARED * both.height:
-        roles["time"].role = "observation"
-        roles["time"].reason = "numbers; rows of an episode share them, so they are no time"
+    episodes, times = roles["episode"].values, roles["time"].values if "time" in roles else None
+    for each in found.columns:
+        if each.role != "observation" or not 2 <= each.distinct <= _FEW_VALUES:
+            continue
+        ends = only_last(each.values, episodes, times)
+        if 0 < len(ends) < each.distinct:
+            each.role, each.reason = IGNORED, f"{ends[0]!r} stands in last rows of episodes alone"
+            name = each.name if each.name.isidentifier() else f"`{each.name}`"
+            formula = f'terminal: "{name} == {ends[0]!r}"'
+            found.problems.append(f"{each.name}: {each.reason}; if the world ended there, say {formula}")
 
 
 def _check_states(found: Inspection) -> None:

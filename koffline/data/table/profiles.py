@@ -32,6 +32,7 @@ _MIXED = "times in a form that is not read"
 DECIMAL_COMMA, TWO_WAYS = "numbers with decimal commas", "numbers with commas, to be read in two ways"
 _OLDEST, _LATEST = 2e8, 5e9  # range of numbers that may be seconds since 1970
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
+_SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 _DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
 _THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
 _NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
@@ -213,6 +214,12 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
     for each in left:
         if each.role == IGNORED:
             each.role, each.reason = _as_observation(each)
+    chosen = {each.role: each for each in profiles}
+    if {"time", "episode"} <= chosen.keys() and not chosen["time"].is_time:
+        both = pl.DataFrame({role: chosen[role].values for role in ("episode", "time")})
+        if int(both.is_duplicated().sum()) > _SHARED * both.height:
+            chosen["time"].role = "observation"
+            chosen["time"].reason = "numbers; rows of an episode share them, so they are no time"
     vectors = [each for each in profiles if each.role == "observation" and each.values.dtype.is_nested()]
     for each in profiles if vectors else ():
         if each.role == "observation" and each is not vectors[0]:
