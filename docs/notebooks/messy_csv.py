@@ -115,19 +115,18 @@ print((folder / "columns.yaml").read_text())
 
 # %% [markdown]
 # It proposes to replace missing visits by their mean and to drop rows that stand in the file twice, a mistake of the export.
-# Both are decisions; we agree. Two guesses are wrong, and only you can know: `chance` is how probable the logged offer
-# was, and `left` says that a customer is gone for good. (You would edit the file; here the same in Python.) The offers get the
-# numbers in which the rules below count them.
+# Both are decisions; we agree. It asks whether `left`, which is true in last rows alone, says that the world ended: it does, that
+# customer is gone for good. The rest is guessed right; `chance` is how probable the logged offer was. (You would edit the file;
+# here the same in Python.) The offers get the numbers in which the rules below count them.
 
 # %%
 columns = yaml.safe_load((folder / "columns.yaml").read_text())
 columns |= {
     "observations": ["warmth", "visits"],
-    "behavior_probability": "chance",
     "terminal": "left",
     "action_names": ["nothing", "mail", "voucher"],
 }
-del columns["encode"], columns["last_row"]
+del columns["last_row"]
 log = koffline.open_transitions(folder / "customers.csv", mapping=columns)
 print(log)
 for note in log.metadata.notes:
@@ -180,8 +179,8 @@ for name in ("kloss", "wdr"):
 
 # %% [markdown]
 # `kloss` and `drl`, which use every row, agree. `wpdis` adds up profits to the twelfth week only, so it answers a smaller
-# question. It and `wdr` multiply the ratios of twelve offers; that leaves the weight of 38 customers of 400, and the warning
-# says that their intervals are too narrow. Below you can see that it is right.
+# question. It and `wdr` multiply the ratios of twelve offers; that leaves the weight of 39 customers of 400, and the warning
+# says that such intervals can be too narrow. Below you can see that that of `wdr` is.
 #
 # ## The truth
 #

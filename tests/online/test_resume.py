@@ -39,7 +39,7 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
         else:
             break
     # Record, config, 2 evaluations of 3 rows, 2 checkpoints and models, result, replay, summary, figure
-    assert number > 15
+    assert number >= 14
 
 
 def hit_run(folder, monkeypatch, **changes):

@@ -200,8 +200,10 @@ def _check_ends(found: Inspection) -> None:
         if 0 < len(ends) < each.distinct:
             each.role, each.reason = IGNORED, f"{ends[0]!r} stands in last rows of episodes alone"
             name = each.name if each.name.isidentifier() else f"`{each.name}`"
-            formula = f'terminal: "{name} == {ends[0]!r}"'
-            found.problems.append(f"{each.name}: {each.reason}; if the world ended there, say {formula}")
+            told = each.name if each.is_flag else f'"{name} == {ends[0]!r}"'
+            found.problems.append(
+                f"{each.name}: {each.reason}; if the world ended there, say terminal: {told}"
+            )
 
 
 def _check_states(found: Inspection) -> None:
