@@ -58,22 +58,30 @@ def load_policy(
     Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
     observations.
     """
-    if isinstance(spec, str):
-        if spec == "uniform":
-            return uniform_policy(action_space, observation_shape)
-        if spec.startswith(_EPSILON):
-            return _load_epsilon(spec, action_space, observation_shape, features)
-    path = Path(os.path.expanduser(spec))  # unlike Path.expanduser, does not raise for an unknown user
+    check_spec(spec)
+    if spec == "uniform":
+        return uniform_policy(action_space, observation_shape)
+    if isinstance(spec, str) and spec.startswith(_EPSILON):
+        epsilon, base = _epsilon_and_base(spec)
+        inner = load_policy(base, action_space, observation_shape, features)
+        return epsilon_policy(epsilon, inner, action_space)
+    path = Path(os.path.expanduser(spec))
     if path.is_file():
         return _load_file(path, action_space, observation_shape)
-    if spec and path.is_dir():  # Path("") is the current folder
+    return as_policy(import_object(str(spec)), action_space, observation_shape, str(spec), features)
+
+
+def check_spec(spec: str | Path) -> None:
+    """Raise PolicyError for a spec that is no policy whatever the log; nothing is read or run."""
+    path = Path(os.path.expanduser(spec))  # unlike Path.expanduser, does not raise for an unknown user
+    if isinstance(spec, str) and spec.startswith(_EPSILON):
+        check_spec(_epsilon_and_base(spec)[1])
+    elif spec and spec != "uniform" and path.is_dir():  # Path("") is the current folder
         raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
-    if isinstance(spec, str) and _MODULE_SPEC.fullmatch(spec):
-        return as_policy(import_object(spec), action_space, observation_shape, spec, features)
-    hint = (
-        "did you mean 'uniform'? " if spec == "random" or get_close_matches(str(spec), ["uniform"], 1) else ""
-    )
-    raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
+    elif spec != "uniform" and not path.is_file() and not _MODULE_SPEC.fullmatch(str(spec)):
+        is_near = spec == "random" or get_close_matches(str(spec), ["uniform"], 1)
+        hint = "did you mean 'uniform'? " if is_near else ""
+        raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
 
 
 def as_policy(
@@ -158,9 +166,8 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _load_epsilon(
-    spec: str, action_space: ActionSpace, observation_shape: Sequence[int], features: Features | None
-) -> Policy:
+def _epsilon_and_base(spec: str) -> tuple[float, str]:
+    """The parts of epsilon:<probability>:<policy>. Raises PolicyError."""
     layers = spec.count(_EPSILON)
     number, separator, base = spec[len(_EPSILON) :].partition(":")
     try:
@@ -176,7 +183,7 @@ def _load_epsilon(
         ),
     }
     refuse(wrong, spec[:80])
-    return epsilon_policy(epsilon, load_policy(base, action_space, observation_shape, features), action_space)
+    return epsilon, base
 
 
 def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:

@@ -86,12 +86,14 @@ def evaluate(
 ) -> None:
     """Check everything that can be checked before the long part, then evaluate and print."""
     from koffline.config import parse_assignments, read_yaml
+    from koffline.policy_specs import check_spec
 
     layers = [read_yaml(config) if config else {}, parse_assignments(assignments), options]
     several = _requested_estimators(layers)
     if by is not None and several is not None:
         raise ConfigError("--by takes one estimator (kloss, fqe or lstd); leave the others out")
     true_value = None if truth is None else _read_truth(truth)
+    check_spec(policy)
     marker, write, show = _report_of(several)
     result.present(
         "evaluate",

@@ -63,8 +63,10 @@ def diagnose(
     Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
     """
     from koffline.config import make_settings, parse_assignments
+    from koffline.policy_specs import check_spec
     from koffline.report.diagnosis import MARKER, print_diagnosis, write_diagnosis
 
+    check_spec(options["policy"])
     level, settings = options["level"], parse_assignments(assignments)
     if level is not None and not 0.0 < level <= _HIGHEST_LEVEL:
         raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")

@@ -24,9 +24,9 @@ def read(columns, tmp_path, name="log.parquet", **changes):
     return open_transitions(write(columns, tmp_path / name), mapping={**MAPPING, **changes})
 
 
-def refusal(columns, tmp_path, **changes):
+def refusal(columns, tmp_path, name="log.parquet", **changes):
     with pytest.raises(DataError) as caught:
-        read(columns, tmp_path, **changes)
+        read(columns, tmp_path, name, **changes)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -189,6 +189,9 @@ class TestFormulas:
         assert "cannot be read" in refusal(table, tmp_path, terminal="status < 'sick'")
         assert "no row fulfils status == 'Sick'" in refusal(table, tmp_path, terminal="status == 'Sick'")
         assert "cannot be read" in refusal(table, tmp_path, terminal="(status == 'sick') + status")
+        said = refusal(table, tmp_path, "log.csv", reward="status + 1")
+        assert "is not all numbers" in said
+        assert "missing" not in said
         table = walk(status=[None, *["sick"] * 7])
         assert "missing" in refusal(table, tmp_path, terminal="status == 'died'")
 

@@ -143,9 +143,13 @@ def _check_counts(table: Table) -> None:
             remedy = "write numbers without separators of thousands"
         problems.add(f"column {name} in {where} is not all numbers ({text!r}{more}); {remedy}")
     missing: dict[str, int] = {}
+    formulas = () if table.rows.computed is None else table.rows.computed.formulas
+    lost = {
+        each.text: (sum(unread[name][0] for name in each.numbers if name in unread),) for each in formulas
+    }
     for name, count in table.missing.items():
         if name not in roles.impute and (name != roles.by or name in roles.needed):
-            missing[table.encoded.get(name, name)] = count - unread.get(name, (0,))[0]
+            missing[table.encoded.get(name, name)] = count - {**unread, **lost}.get(name, (0,))[0]
     missing = {name: count for name, count in missing.items() if count > 0}
     infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
     for what, found, remedy in (
