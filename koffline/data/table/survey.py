@@ -144,12 +144,11 @@ def _check_counts(table: Table) -> None:
         problems.add(f"column {name} in {where} is not all numbers ({text!r}{more}); {remedy}")
     missing: dict[str, int] = {}
     formulas = () if table.rows.computed is None else table.rows.computed.formulas
-    lost = {
-        each.text: (sum(unread[name][0] for name in each.numbers if name in unread),) for each in formulas
-    }
+    lost = {name: count for name, (count, *_) in unread.items()}
+    lost |= {each.text: sum(lost.get(name, 0) for name in each.numbers) for each in formulas}
     for name, count in table.missing.items():
         if name not in roles.impute and (name != roles.by or name in roles.needed):
-            missing[table.encoded.get(name, name)] = count - {**unread, **lost}.get(name, (0,))[0]
+            missing[table.encoded.get(name, name)] = count - lost.get(name, 0)
     missing = {name: count for name, count in missing.items() if count > 0}
     infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
     for what, found, remedy in (
