@@ -7,6 +7,7 @@ log but no evidence.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,24 +107,27 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
 
 
-def without_late_ends(log: Transitions, units: np.ndarray, stops: np.ndarray) -> Transitions:
+def without_late_ends(log: Transitions, units: np.ndarray, stops: np.ndarray | None) -> Transitions:
     """The log without the last rows of some episodes that terminated; those are cut one row before.
 
     A row was left out because recording stopped and the world went on. Had it ended, the row would be there:
     rows that end the world are therefore too frequent. Each of them is left out with the probability that
-    recording stopped there (``stops``, see `stop_shares`), by the hash of its unit's number (U,).
+    recording stopped there (``stops``, see `stop_shares`), by the hash of its unit's number (U,). Its notes
+    no longer say that rows were left out.
     """
+    if stops is None:
+        return log
     ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
     drawn = unit_hash(_ENDS, 0, units).astype(np.float64) / 2.0**64
     share = np.append(stops, 0.0)[np.minimum(lengths - 1, len(stops))]
     gone = ends[np.asarray(log.terminated)[ends] & (lengths > 1) & (drawn < share)]
-    if not len(gone):
-        return log
     cut = np.array(log.truncated)
     cut[gone - 1] = True
     left = np.delete(np.arange(len(log)), gone)
     found = {name: column[left] for name, column in {**log.columns, "truncated": cut}.items()}
-    return Transitions.of_checked(found, log.action_space).with_metadata(log.metadata)
+    notes = tuple(note for note in log.metadata.notes if UNFOLLOWED not in note)
+    metadata = dataclasses.replace(log.metadata, notes=notes)
+    return Transitions.of_checked(found, log.action_space).with_metadata(metadata)
 
 
 @dataclass(frozen=True, eq=False)

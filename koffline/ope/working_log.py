@@ -223,8 +223,6 @@ def hold(
 
 
 def _fair(part: LogPart, stops: np.ndarray | None) -> LogPart:
-    if stops is None:
-        return part
     return dataclasses.replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
 
 

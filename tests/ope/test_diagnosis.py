@@ -8,6 +8,7 @@ import pytest
 from koffline.ope.bellman_test.witness import make_profile
 from koffline.ope.diagnosis import diagnose
 from tests.exact_problems import CASES, FiniteCase
+from tests.ope.problems import mortal_log
 
 CASE = next(case for case in CASES if case.name == "grid_off_limited")
 assert isinstance(CASE, FiniteCase)
@@ -61,3 +62,11 @@ def test_bins_by_hand() -> None:
     np.testing.assert_allclose(found.mean, [-1.0, 2.0])
     np.testing.assert_array_equal(found.rows, [16, 16])
     np.testing.assert_allclose(found.standard_error, np.full(2, 0.5 / np.sqrt(15)))
+
+
+def test_the_truth_is_not_rejected_where_recording_stops() -> None:
+    """Of the rows at the stop only those where the world ended are left: their residuals have another mean."""
+    log = mortal_log(rows_after=False)
+    found = diagnose(lambda states, actions: np.full(len(states), 1 / 0.28), log, "uniform", 0.9)
+    assert not found.test.rejects
+    assert diagnose(lambda states, actions: np.full(len(states), 3.0), log, "uniform", 0.9).test.rejects
