@@ -65,7 +65,7 @@ def test_bins_by_hand() -> None:
 
 
 def test_the_truth_is_not_rejected_where_recording_stops() -> None:
-    """Of the rows at the stop only those where the world ended are left: their residuals have another mean."""
+    """At the stop only rows where the world ended are left; their residuals have another mean."""
     log = mortal_log(rows_after=False)
     found = diagnose(lambda states, actions: np.full(len(states), 1 / 0.28), log, "uniform", 0.9)
     assert not found.test.rejects
