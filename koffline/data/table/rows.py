@@ -53,10 +53,7 @@ def stored_columns(name: str, kind: str) -> tuple[dict[str, Any], frozenset[str]
 def column_types(
     stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula] = ()
 ) -> dict[str, Any]:
-    """Types of the columns that are named and that formulas read.
-
-    Decimals, and texts of what is to be numbers, are read as float64.
-    """
+    """Types of the columns that are used; decimals, and texts of what is to be numbers, are float64."""
     terms = [name for formula in formulas for name in formula.numbers]
     texts = [name for formula in formulas for name in formula.texts]
     numbers, types = {*roles.numbers, *terms} - set(roles.encode), {}
