@@ -194,16 +194,15 @@ def _check_ends(found: Inspection) -> None:
         return
     episodes, times = roles["episode"].values, roles["time"].values if "time" in roles else None
     for each in found.columns:
-        if each.role != "observation" or not 2 <= each.distinct <= _FEW_VALUES:
-            continue
-        ends = only_last(each.values, episodes, times)
+        is_asked = each.role == "observation" and 2 <= each.distinct <= _FEW_VALUES
+        ends = only_last(each.values, episodes, times) if is_asked else []
         if 0 < len(ends) < each.distinct:
-            each.role, each.reason = IGNORED, f"{ends[0]!r} stands in last rows of episodes alone"
             name = each.name if each.name.isidentifier() else f"`{each.name}`"
             told = each.name if each.is_flag else f'"{name} == {ends[0]!r}"'
-            found.problems.append(
-                f"{each.name}: {each.reason}; if the world ended there, say terminal: {told}"
-            )
+            each.role, each.reason = IGNORED, f"{ends[0]!r} stands in last rows of episodes alone"
+            said = f"if the world ended there, say terminal: {told}"
+            found.reasons["last_row", CUT] = f"{each.name}: {each.reason}; {said}"
+            found.problems.append(f"{each.name}: {each.reason}; {said}")
 
 
 def _check_states(found: Inspection) -> None:
@@ -256,7 +255,8 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
     mapping |= {"impute": impute} if impute else {}
     if episodes and "terminal" not in mapping:
         mapping["last_row"] = CUT
-        why["last_row", CUT] = "no column says so; terminal, if the world ended after the last row"
+        said = "no column says so; terminal, if the world ended after the last row"
+        why.setdefault(("last_row", CUT), said)
     named = [each.name for each in found.columns if each.role != IGNORED]
     repeated = held.height - int(pl.DataFrame([held[name] for name in named]).hash_rows(0).n_unique())
     said = f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that have a role"
