@@ -183,7 +183,7 @@ def draw_mujoco(
     if part == "paper" and not any(group.split("/")[0].endswith(" paper") for group in curves):
         return None
     label = "return of the mean action" if curve == "return" else "return of the sampled policy"
-    label += ", the paper's setting" if part == "paper" else ""
+    label += ", paper's learner" if part == "paper" else ""
     groups = [Group(part, name, 0.0, "") for name in plan.BUDGETS]
     if part == "final":
         groups += [Group("noise", name, x, "") for name, levels in plan.NOISE_LEVELS.items() for x in levels]
