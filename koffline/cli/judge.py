@@ -100,14 +100,13 @@ def _diagnose(
     """Read the log, load or fit the value function, and diagnose it."""
     from koffline.data.sources import open_transitions
     from koffline.data.table.files import is_table_source
-    from koffline.data.units import sample_units, stop_shares, without_late_ends
+    from koffline.data.units import sample_units, without_late_ends
     from koffline.ope.diagnosis import diagnose as diagnose_value_function
     from koffline.policy_specs import load_policy
 
     rows = log.open()
     sample = sample_units(rows, _SAMPLE_ROWS, options["seed"], settings=log.passes)
-    transitions = sample.transitions
-    transitions = without_late_ends(transitions, sample.units, stop_shares(transitions))
+    transitions = without_late_ends(sample.transitions, sample.units)
     loaded = load_policy(
         policy, transitions.action_space, transitions.observation_shape, rows.metadata.features
     )

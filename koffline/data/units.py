@@ -107,26 +107,28 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
 
 
-def without_late_ends(log: Transitions, units: np.ndarray, stops: np.ndarray | None) -> Transitions:
+def without_late_ends(log: Transitions, units: Any = None, stops: Any = None) -> Transitions:
     """The log without the last rows of some episodes that terminated; those are cut one row before.
 
     A row was left out because recording stopped and the world went on. Had it ended, the row would be there:
-    rows that end the world are therefore too frequent. Each of them is left out with the probability that
-    recording stopped there (``stops``, see `stop_shares`), by the hash of its unit's number (U,). Its notes
-    no longer say that rows were left out.
+    rows that end the world are too frequent. Each is left out with the probability that recording stopped
+    there (``stops`` (T,), else `stop_shares`), by the hash of its unit's number (``units`` (U,), else all).
     """
-    if stops is None:
+    if (stops := stop_shares(log) if stops is None else stops) is None:
         return log
     ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
-    drawn = unit_hash(_ENDS, 0, units).astype(np.float64) / 2.0**64
+    drawn = unit_hash(_ENDS, 0, np.arange(len(ends)) if units is None else units).astype(np.float64) / 2.0**64
     share = np.append(stops, 0.0)[np.minimum(lengths - 1, len(stops))]
     gone = ends[np.asarray(log.terminated)[ends] & (lengths > 1) & (drawn < share)]
     cut = np.array(log.truncated)
     cut[gone - 1] = True
     left = np.delete(np.arange(len(log)), gone)
     found = {name: column[left] for name, column in {**log.columns, "truncated": cut}.items()}
-    notes = tuple(note for note in log.metadata.notes if UNFOLLOWED not in note)
-    metadata = dataclasses.replace(log.metadata, notes=notes)
+    notes = [note for note in log.metadata.notes if UNFOLLOWED not in note]
+    if len(gone):
+        said = f"{counted(len(gone), 'last row', 'was', 'were')} left out of episodes that terminated: where"
+        notes.append(f"{said} recording stops only their rows are complete, and would be too frequent")
+    metadata = dataclasses.replace(log.metadata, notes=tuple(notes))
     return Transitions.of_checked(found, log.action_space).with_metadata(metadata)
 
 
@@ -218,10 +220,8 @@ def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[
 
 
 def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
-    """Training part and held-out part, whole episodes each; rows where there are no episodes.
-
-    At least one episode is on either side. Raises ConfigError where there are too few.
-    """
+    """Training part and held-out part `without_late_ends`, one episode (row) or more each; ConfigError."""
+    log = without_late_ends(log)
     if held_out == 0.0:
         return log, None
     count = log.n_episodes if log.has_episodes else len(log)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from koffline.data.transitions import ActionSpace, Transitions
+from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope.provenance import Provenance, row_fingerprints
 from koffline.ope.value_functions import ValueFunction, as_value_function
@@ -58,6 +59,7 @@ def cross_fit(
     none), drawn with ``seed``, of equal numbers of them; rows of weight zero are not fitted but get values.
     Raises ConfigError for fewer episodes than folds.
     """
+    transitions = without_late_ends(transitions)
     assigned, parts = assign_folds(transitions, folds, seed), []
     spaces = transitions.action_space, transitions.observation_shape
     for number in range(folds):

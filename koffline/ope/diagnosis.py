@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
-from koffline.data.units import stop_shares, without_copies, without_late_ends
+from koffline.data.units import without_copies, without_late_ends
 from koffline.ope.bellman_test.front import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
 from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
@@ -108,10 +108,7 @@ def diagnose(
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = read_value_function(q, space, shape)
-    if not isinstance(function, CrossFitted):  # its folds are of the rows as they are
-        episodes = np.arange(transitions.n_episodes)
-        transitions = without_late_ends(transitions, episodes, stop_shares(transitions))
-    merged = without_copies(transitions)
+    merged = without_copies(without_late_ends(transitions))
     log = merged.transitions
     freshness: dict[str, Any] = {"trained_on": trained_on, "allow_training_rows": allow_training_rows}
     test = bellman_test(function, log, policy, gamma, seed=seed, **freshness, **options)

@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
-from koffline.data.columns import counted
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.data.units import (
@@ -210,10 +209,8 @@ def hold(
     found = sample_units(log, sample_rows, seed, settings=stream)
     if (stops := stop_shares(found.transitions)) is not None:
         rows = without_late_ends(found.transitions, found.units, stops)
-        if left := len(found.transitions) - len(rows):
-            said = f"{counted(left, 'last row', 'was', 'were')} left out of episodes that terminated: where"
-            said = f"{said} recording stops only their rows are complete, and would be too frequent"
-            noted = log.metadata.with_notes(said)
+        if len(rows) < len(found.transitions):
+            noted = log.metadata.with_notes(rows.metadata.notes[-1])
             if isinstance(log, Transitions):
                 log = log.with_metadata(noted)
             else:
@@ -223,6 +220,8 @@ def hold(
 
 
 def _fair(part: LogPart, stops: np.ndarray | None) -> LogPart:
+    if stops is None:
+        return part
     return dataclasses.replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
 
 

@@ -24,7 +24,7 @@ from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
-from koffline.data.units import Part, sample_units, split_log
+from koffline.data.units import Part, sample_units, split_log, stop_shares
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
@@ -111,6 +111,8 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     kept, out = _parts(settings)
     rows = sample_units(log, count, settings.split.seed, kept).transitions
     held_out = None if out is None else sample_units(log, count, settings.split.seed, out).transitions
+    if stop_shares(rows) is not None:
+        _LOG.warning("recording stopped here and there, so that ends are too frequent; see data.lazy: false")
     statistics = statistics_of(log, kept)
     return TrainData(log, rows, held_out, statistics.rows, statistics)
 
@@ -185,7 +187,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
             "source": config.data.source,
             "rows": len(data.log),
             "train_rows": data.train_rows,
-            "held_out_rows": 0 if data.held_out is None else len(data.log) - data.train_rows,
+            "held_out_rows": len(data.log) - data.train_rows if data.statistics else len(data.held_out or ()),
             "lazy": isinstance(data.log, LazyTransitions),
         },
         "digests": digests,

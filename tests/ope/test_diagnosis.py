@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 
+import koffline
 from koffline.ope.bellman_test.witness import make_profile
+from koffline.ope.cross_fit import cross_fit
 from koffline.ope.diagnosis import diagnose
 from tests.exact_problems import CASES, FiniteCase
 from tests.ope.problems import mortal_log
@@ -67,6 +69,13 @@ def test_bins_by_hand() -> None:
 def test_the_truth_is_not_rejected_where_recording_stops() -> None:
     """At the stop only rows where the world ended are left; their residuals have another mean."""
     log = mortal_log(rows_after=False)
-    found = diagnose(lambda states, actions: np.full(len(states), 1 / 0.28), log, "uniform", 0.9)
-    assert not found.test.rejects
+
+    def truth(states, actions):
+        return np.full(len(states), 1 / 0.28)
+
+    parts = cross_fit(log, lambda rows: truth)
+    for test in (diagnose(truth, log, "uniform", 0.9).test, diagnose(parts, log, "uniform", 0.9).test):
+        assert not test.rejects
+    for q in (truth, parts):
+        assert not koffline.bellman_test(q, log, "uniform", 0.9).rejects
     assert diagnose(lambda states, actions: np.full(len(states), 3.0), log, "uniform", 0.9).test.rejects

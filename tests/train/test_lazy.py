@@ -16,8 +16,10 @@ from koffline.data.statistics import statistics_of
 from koffline.data.units import sample_units
 from koffline.errors import ConfigError
 from koffline.store.targets import read_record
-from koffline.train.config import load_config
+from koffline.train.config import DataSettings, load_config
+from koffline.train.prepare import open_data
 from koffline.train.run import train
+from tests.ope.problems import mortal_log
 from tests.train.small_runs import check_killed_run, make_config, make_log
 
 SCALERS = {
@@ -26,6 +28,18 @@ SCALERS = {
     "reward_scaler": ("standard", "min_max", "return", "clip", "multiply"),
 }
 NAMES = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminals", "intervals")
+
+
+def test_late_ends_are_left_out_in_memory_and_named_from_disk(tmp_path, caplog) -> None:
+    log = mortal_log(rows_after=False)
+    with ShardWriter(tmp_path / "log", shard_rows=2000) as writer:
+        writer.append(log)
+    settings = DataSettings(source=str(tmp_path / "log"), split={"held_out": 0.2})
+    data = open_data(settings)
+    assert not caplog.records
+    assert data.rows.terminated.sum() + data.held_out.terminated.sum() < 0.9 * log.terminated.sum()
+    assert len(open_data(settings.model_copy(update={"lazy": True})).log) == len(log)
+    assert "ends are too frequent" in caplog.text
 
 
 def write_shards(folder, discrete=True, **changes) -> str:
@@ -148,8 +162,10 @@ def _peak_of_a_run(folder) -> int:
     """Kilobytes that a process holds at most which trains on the folder."""
     code = f"""
 import resource
-from koffline.train.config import load_config
+from koffline.train.config import DataSettings, load_config
+from koffline.train.prepare import open_data
 from koffline.train.run import train
+from tests.ope.problems import mortal_log
 from tests.train.small_runs import make_config
 content = make_config({str(folder)!r})
 content["data"].update(lazy=True, memory="16MB")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from koffline.config import Section, read_section
 from koffline.data.transitions import Transitions
+from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import Gaussian, median_bandwidth
 from koffline.ope.cross_fit import CrossFitted, next_row_values, row_parts, row_values
@@ -150,7 +151,7 @@ def make_case(
     signs carry that noise too. So the test needs no second, independent set of draws.
     Raises KofflineError in one line.
     """
-    generator = np.random.default_rng(settings.seed)
+    generator, transitions = np.random.default_rng(settings.seed), without_late_ends(transitions)
     problem = prepare_problem(transitions, policy, settings.gamma, 1, np.random.default_rng(settings.seed))
     counted = np.flatnonzero(problem.row_weights)
     if len(counted) < 2:
