@@ -17,7 +17,7 @@ from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.problem import prepare_problem
 from koffline.ope.provenance import Provenance
-from koffline.ope.results import Record, plain
+from koffline.ope.results import Record, describe_coverage, plain
 from koffline.policy_specs import as_policy
 from koffline.store.run_record import versions
 
@@ -183,7 +183,7 @@ def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]
     significant = [region for region in regions if region.is_significant]
     if significant:
         found.append(_describe_region(significant[0], len(significant)))
-    found.append(f"{coverage.fraction:.0%} of the policy's actions lie near logged ones (95 % on-policy).")
+    found.append(f"{describe_coverage(coverage.fraction)}.")
     return tuple(found)
 
 

@@ -25,7 +25,7 @@ from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import MUCH_UNSEEN, contradiction
 from koffline.ope.network_estimates import estimate_by_networks, spread_of_networks
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -237,8 +237,7 @@ def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[s
     merged, limits, episodes = workspace.log.merged, workspace.limits, workspace.facts.episodes
     coverage, found = diagnostics["coverage"], []
     if coverage < LOW_COVERAGE:
-        near = f"Only {coverage:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
-        found.append(f"{near}; the rest of the estimate is extrapolation.")
+        found.append(f"Only {describe_coverage(coverage)}; the rest of the estimate is extrapolation.")
     if 0 < episodes < FEW_EPISODES:
         kind = "different episode" if workspace.log.is_whole and merged.merged else "episode"
         found.append(f"The log has {counted(episodes, kind)}; resampling so few says little about spread.")

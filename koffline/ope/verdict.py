@@ -11,7 +11,15 @@ from koffline.data.columns import counted
 from koffline.ope.coverage import LOW_COVERAGE, Coverage
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
 from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Uplift, Verdict, percent
+from koffline.ope.results import (
+    BoundRow,
+    Interval,
+    PointEstimate,
+    Uplift,
+    Verdict,
+    describe_coverage,
+    percent,
+)
 
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
@@ -94,7 +102,7 @@ def _doubts(
     """Yield reasons to act on an answer with care."""
     assert found.interval is not None
     if coverage < LOW_COVERAGE:
-        yield f"support: {coverage:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
+        yield f"support: {describe_coverage(coverage)}"
     if limits.units < FEW_EPISODES:
         yield f"size: {counted(round(limits.units), 'independent unit')} (episodes or rows) in the log"
     if limits.endings is not None and limits.endings < _FEW_WEIGHTED:

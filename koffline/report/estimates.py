@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.ope.names import OVER_EPISODES
-from koffline.ope.results import Estimate, EstimateTable, percent
+from koffline.ope.results import Estimate, EstimateTable, describe_coverage, percent
 from koffline.report import page as pages
 from koffline.report import plots, words
 from koffline.report.page import write_page
@@ -76,7 +76,7 @@ def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | 
         seen = f", on {found['sample_rows']:,} of the rows" if "sample_rows" in found else ""
         rows.append(("training", f"{found['training_steps']:,} steps{seen}"))
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
-    near = f"{found['coverage']:.0%} of the policy's actions lie near logged ones (95 % on-policy)"
+    near = describe_coverage(found["coverage"])
     rows += [
         ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
         ("log", words.describe_log(estimate)),

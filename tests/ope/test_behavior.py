@@ -7,7 +7,7 @@ import pytest
 
 import koffline
 from koffline.ope.coverage import Coverage
-from koffline.ope.results import Interval, PointEstimate, Uplift
+from koffline.ope.results import Interval, PointEstimate, Uplift, describe_coverage
 from koffline.ope.verdict import judge
 from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
 from tests.ope.problems import QUICK, continuous_log, discrete_log, mortal_log
@@ -107,7 +107,7 @@ def _interval(low: float, high: float) -> Interval:
         ),
         (Uplift(-3.0, _interval(-5.0, -2.0), 13.0, None), 0.97, "3.0 (2.0 to 5.0) less than the policy"),
         (Uplift(0.2, _interval(-0.2, 0.6), 9.8, None), 0.97, "not clearly more or less (0.20 ± 0.40) than"),
-        (None, 0.7, "take it with care: 70% of the policy's actions lie near logged ones (95 % on-policy)."),
+        (None, 0.7, f"take it with care: {describe_coverage(0.7)}."),
     ],
 )
 def test_the_verdict_has_a_sentence(uplift: Uplift | None, coverage: float, words: str) -> None:
