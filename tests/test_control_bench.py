@@ -11,7 +11,15 @@ from scripts.bench.control_report import collect, page
 
 OPTIONS = argparse.Namespace(
     **{"seeds": 2, "steps": 4, "steps_of": [], "evaluate_every": 2, "episodes": 1, "hidden": [4]},
-    **{"batch_size": 8, "set": [], "logs": "", "algos": "all", "original_rates": "3e-3", "variants": True},
+    **{
+        "batch_size": 8,
+        "set": [],
+        "logs": "",
+        "algos": "all",
+        "original_rates": "3e-3",
+        "variants": True,
+        "by_rule": False,
+    },
 )
 
 
@@ -73,6 +81,10 @@ def test_both_sides_of_a_pair_have_as_many_settings_to_choose_from():
     found = {algo: control.variants_of(algo, log, OPTIONS) for algo in ("dqn", "kloss_dqn")}
     assert found["dqn"] == [(), (("learning_rate", 0.003),)]
     assert found["kloss_dqn"] == [(), *control.VARIANTS["kloss_dqn"]]
+    ruled = argparse.Namespace(**{**vars(OPTIONS), "by_rule": True, "variants": False})
+    expert = koffline.open_transitions(settings(log="cartpole_expert").log_path)
+    assert control.variants_of("kloss_dqn", log, ruled) == [*control.VARIANTS["kloss_dqn"]]
+    assert control.variants_of("kloss_dqn", expert, ruled) == [()]
     for algo, variants in control.VARIANTS.items():
         for variant in variants:
             control.make_algo(settings(log="pendulum_replay", algo=algo, assignments=variant), log)

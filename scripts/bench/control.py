@@ -241,7 +241,10 @@ def variants_of(
     """What --set says; besides, kernel-loss critics with --variants and originals at --original-rates."""
     said = assignments_of(algo, options.set)
     if algo.startswith("kloss_"):
-        more = VARIANTS.get(algo, ()) if options.variants else ()
+        more = VARIANTS.get(algo, ()) if options.variants or options.by_rule else ()
+        if options.by_rule and more and log.metadata.extra["kind"] in ("random", "replay"):
+            return [tuple(sorted([*said, *more[0]]))]
+        more = more if options.variants else ()
         return [tuple(said), *(tuple(sorted([*said, *variant])) for variant in more)]
     if algo in SLOW:
         return [tuple(said)]
@@ -289,6 +292,11 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--original-rates", default="", help="more critic learning rates of the originals")
     parser.add_argument("--variants", action="store_true", help="also kernel-loss critics with a slow copy")
+    parser.add_argument(
+        "--by-rule",
+        action="store_true",
+        help="kernel-loss critics with a slow copy on random and replay logs, at their defaults on others",
+    )
     parser.add_argument("--evaluate-every", type=int, default=500)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64])
