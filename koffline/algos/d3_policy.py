@@ -42,11 +42,11 @@ from koffline.policies.files import D3File
 
 # Algorithm types as in config files; the density of other continuous algorithms is unknown here.
 _DETERMINISTIC = (
-    "bc", "ddpg", "td3", "td3_plus_bc", "kloss_td3_plus_bc", "rebrac", "prdc", "plas",
+    "bc", "ddpg", "td3", "td3_plus_bc", "kloss_td3_plus_bc", "rebrac", "kloss_rebrac", "prdc", "plas",
     "plas_with_perturbation",
 )  # fmt: skip
-_SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql")
-_CUT = ("awac", "crr", "iql", "kloss_iql", "trust_pcl")
+_SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql", "kloss_cal_ql")
+_CUT = ("awac", "kloss_awac", "crr", "iql", "kloss_iql", "trust_pcl")
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
 

@@ -18,7 +18,13 @@ from d3rlpy.torch_utility import convert_to_torch, hard_sync
 from torch import nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
-from koffline.algos.kernel_critic import ActorModules, EntropyModules, KernelCriticModules, KernelImpl
+from koffline.algos.kernel_critic import (
+    ActorModules,
+    EntropyModules,
+    KernelCriticModules,
+    KernelImpl,
+    shift_values,
+)
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
 from koffline.policies.base import refuse
@@ -104,7 +110,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
             self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
-            self._impl.start_at(self._initial_value(rows))
+            shift_values(self._impl.modules, self._initial_value(rows))
 
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""

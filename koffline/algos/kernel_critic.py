@@ -202,14 +202,6 @@ class KernelImpl(QLearningAlgoImplBase):
             losses |= {"critic_loss": loss + conservative, "conservative_loss": conservative.detach()}
         return losses
 
-    def start_at(self, value: float) -> None:
-        """Add a constant to the outputs of all value functions and of their copies."""
-        for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
-            functions = getattr(self._modules, name, None) or nn.ModuleList()
-            made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
-            for function in made:
-                function._fc.bias.data.add_(value)
-
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
         """Mean of Q(s, a) over critics, (N,)."""
         if self._modules.kernel.n_actions:
@@ -243,6 +235,15 @@ class KernelImpl(QLearningAlgoImplBase):
     def policy(self) -> Any:
         """The actor."""
         return self._modules.policy
+
+
+def shift_values(modules: Any, value: float) -> None:
+    """Add a constant to the outputs of all value functions and of their copies."""
+    for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
+        functions = getattr(modules, name, None) or nn.ModuleList()
+        made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
+        for function in made:
+            function._fc.bias.data.add_(value)
 
 
 def _put(parameters: list[Tensor], values: list[Tensor]) -> None:

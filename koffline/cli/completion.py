@@ -14,9 +14,10 @@ from koffline.ope.names import AUTO, ESTIMATORS, KINDS
 ALGORITHMS = (
     "awac", "bc", "bcq", "bear", "cal_ql", "cql", "crr", "ddpg", "discrete_bc", "discrete_bcq",
     "discrete_cql", "discrete_sac", "discrete_trust_pcl", "double_dqn", "dqn", "fqe", "iql",
-    "kloss_cql", "kloss_discrete_cql", "kloss_discrete_sac", "kloss_dqn", "kloss_fqe", "kloss_iql",
-    "kloss_sac", "kloss_td3_plus_bc", "nfq", "plas", "plas_with_perturbation", "prdc", "rebrac",
-    "sac", "td3", "td3_plus_bc", "trust_pcl",
+    "kloss_awac", "kloss_bcq", "kloss_cal_ql", "kloss_cql", "kloss_discrete_cql",
+    "kloss_discrete_sac", "kloss_dqn", "kloss_fqe", "kloss_iql", "kloss_rebrac", "kloss_sac",
+    "kloss_td3_plus_bc", "nfq", "plas", "plas_with_perturbation", "prdc", "rebrac", "sac", "td3",
+    "td3_plus_bc", "trust_pcl",
 )  # fmt: skip
 
 

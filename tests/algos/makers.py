@@ -18,7 +18,8 @@ d3rlpy = import_d3rlpy()
 COLUMNS, ACTIONS = 4, 3
 EVALUATORS = ("KLossFQE", "DiscreteKLossFQE")
 DISCRETE = ("KLossDQN", "KLossDiscreteSAC", "KLossDiscreteCQL", "DiscreteTrustPCL", "DiscreteKLossFQE")
-CONTINUOUS = ("KLossSAC", "KLossTD3PlusBC", "KLossIQL", "KLossCQL", "TrustPCL", "KLossFQE")
+COMPOSED = ("KLossAWAC", "KLossReBRAC", "KLossCalQL", "KLossBCQ")
+CONTINUOUS = ("KLossSAC", "KLossTD3PlusBC", "KLossIQL", "KLossCQL", "TrustPCL", "KLossFQE", *COMPOSED)
 ALL = DISCRETE + CONTINUOUS
 
 

@@ -58,7 +58,7 @@ def test_stock_policies(name: str, tmp_path: Path) -> None:
         assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", [name for name in ALL if name != "KLossBCQ"])  # it draws, as BCQ does
 def test_our_policies(name: str, tmp_path: Path) -> None:
     algo = make(name, **scalers(is_discrete(name)))
     with quiet():

@@ -18,6 +18,7 @@ from koffline.errors import DataError
 from tests.algos.makers import (
     ACTIONS,
     ALL,
+    COMPOSED,
     CONTINUOUS,
     EVALUATORS,
     d3rlpy,
@@ -67,7 +68,11 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(
     assert json.loads(whole.config.serialize()) == json.loads(algo.config.serialize())
     assert same(parameters(whole), parameters(algo))
     torch.testing.assert_close(optimiser_states(whole), optimiser_states(algo), rtol=0, atol=0)
-    np.testing.assert_array_equal(whole.predict(x), algo.predict(x))
+    acted = []
+    for learner in (whole, algo):
+        torch.manual_seed(12)  # BCQ draws candidates
+        acted.append(learner.predict(x))
+    np.testing.assert_array_equal(*acted)
     np.testing.assert_array_equal(whole.predict_value(x, actions), algo.predict_value(x, actions))
     assert whole.grad_step == 6
     batch = make_buffer(name).sample_transition_batch(16)
@@ -93,7 +98,7 @@ def test_online_training_and_collection(name: str) -> None:
 
 
 def test_stock_buffers_ensembles_and_shared_encoders(name: str) -> None:
-    settings = {"n_critics": 3, "backup": "min"}
+    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min"}
     if "TrustPCL" not in name:
         settings["q_func_factory"] = d3rlpy.models.MeanQFunctionFactory(share_encoder=True)
     algo = make(name, **settings)

@@ -25,7 +25,17 @@ from tests.algos.hand_steps import (
     stepped,
     update,
 )
-from tests.algos.makers import ACTIONS, make_target
+from tests.algos.makers import (
+    ACTIONS,
+    COLUMNS,
+    COMPOSED,
+    d3rlpy,
+    make,
+    make_buffer,
+    make_target,
+    parameters,
+    with_small_networks,
+)
 
 
 @pytest.mark.parametrize("weight", WEIGHTS)
@@ -348,3 +358,41 @@ def test_the_conservative_loss_beside_a_slow_copy(weight: float) -> None:
     if weight:
         extra = weight * (critics(algo, batch.observations, drawn[:ROWS]) - value).mean(dim=1).sum()
     assert_critic_step(algo, batch, bellman_residual(batch, next_value, value), extra)
+
+
+def test_rebrac_critic() -> None:
+    """d3rlpy's target, in which the slow copy values s' and the distance from the logged action counts."""
+    algo = in_float64("KLossReBRAC", diag_weight=0.3, target_smoothing_sigma=0.0, critic_beta=0.2)
+    batch, modules = batch_of(discrete=False), algo.impl.modules
+    with torch.no_grad():
+        for parameter in (*modules.targ_policy.parameters(), *modules.targ_q_funcs.parameters()):
+            parameter.add_(0.05)
+        acted = torch.tanh(modules.targ_policy(batch.next_observations).mu)
+        slow = [q(batch.next_observations, acted).q_value[:, 0] for q in modules.targ_q_funcs]
+        later = torch.stack(slow).min(dim=0).values - 0.2 * (acted - batch.next_actions).square().sum(dim=1)
+    residual = bellman_residual(batch, later, critics(algo, batch.observations, batch.actions))
+    gram = hand_gram(batch, "laplacian", 0.8, False)
+    expected = stepped(algo.impl.q_function, sum(hand_loss(row, gram, 0.3) for row in residual))
+    update(algo, batch)
+    assert_stepped(algo.impl.q_function, expected)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_with_the_diagonal_alone_a_composed_critic_is_that_of_d3rlpy(name: str) -> None:
+    """mean k_ii δ² = mean δ²: step for step d3rlpy's own algorithm, actor and conservative terms included."""
+    settings = {"critic_learning_rate": 1e-3, "tau": 0.01}
+    own = with_small_networks(getattr(d3rlpy.algos, f"{name.removeprefix('KLoss')}Config"), **settings)
+    made = [make(name, diag_weight=1.0, normalise=False, initial_value=0.0, **settings), own.create()]
+    for algo in made:
+        algo.create_impl((COLUMNS,), ACTIONS)
+    for part, module in made[1].impl.modules.get_torch_modules().items():
+        module.load_state_dict(getattr(made[0].impl.modules, part).state_dict())
+    for algo in made:
+        torch.manual_seed(3)
+        buffer = make_buffer(name)
+        for _ in range(4):
+            algo.update(buffer.sample_transition_batch(16))
+    ours, theirs = (parameters(algo) for algo in made)
+    assert set(ours) > set(theirs)
+    for key, value in theirs.items():
+        torch.testing.assert_close(ours[key], value, rtol=2e-4, atol=1e-6)
