@@ -31,6 +31,7 @@ from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _FEW_ACTIONS = 8
+_ATOM = 0.2  # share of episodes of one length above which it is no chance
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # effective numbers of episodes
 _OTHER_STARTS = "is of the logged episodes, and other start states were given; leave them out"
 
@@ -208,8 +209,25 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     sums = workspace.held_sums if by_networks else None  # all rows would need another pass
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
+    gaps += _unforeseen_end(workspace.transitions)
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
+
+
+def _unforeseen_end(log: Transitions) -> list[str]:
+    """Reason for care if episodes end by themselves after a fixed number of steps that no feature tells."""
+    if not log.has_episodes or (length := int(log.episode_lengths.max())) < 2:
+        return []
+    last = log.episode_ends[log.episode_lengths == length]
+    if len(last) < max(FEW_EPISODES, _ATOM * log.n_episodes) or not log.terminated[last].all():
+        return []
+    rows = np.asarray(log.observations).reshape(len(log), -1)
+    there, before = rows[last], np.delete(rows, last, axis=0)
+    if np.any((there.min(axis=0) > before.max(axis=0)) | (there.max(axis=0) < before.min(axis=0))):
+        return []
+    told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
+    remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
+    return [f"{told} longer, and no feature tells that step; {remedy}"]
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

@@ -122,3 +122,26 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tm
     asked = ["evaluate", str(shards), "--lazy", *given, "--json"]
     lazy = json.loads(CliRunner().invoke(cli, asked).stdout)["verdict"]
     assert lazy["reasons"][0] == found["reasons"][0]
+
+
+@pytest.mark.parametrize("clock", [False, True])
+def test_ends_after_a_fixed_number_of_steps_ask_for_care_unless_a_feature_tells_them(clock: bool) -> None:
+    generator, steps = np.random.default_rng(0), np.tile(np.arange(5), 60)
+    states = generator.normal(size=(2, 300, 2))
+    if clock:
+        states[..., 1] = np.stack([steps, steps + 1])
+    ended = steps == 4
+    log = koffline.Transitions(
+        states[0], generator.integers(2, size=300), generator.normal(1.0, 0.1, 300), states[1], ended,
+        ended & False,
+        episode_ids=np.repeat(np.arange(60), 5), action_space=koffline.Discrete(2),
+    )  # fmt: skip
+    verdict = koffline.evaluate(log, "uniform", 0.5, **QUICK).verdict
+    told = [
+        reason for reason in verdict.reasons if "60 of 60 episodes end by themselves after step 5" in reason
+    ]
+    assert len(told) == (not clock)
+    cut = log.replace(terminated=ended & False, truncated=ended)
+    assert not any(
+        "by themselves" in r for r in koffline.evaluate(cut, "uniform", 0.5, **QUICK).verdict.reasons
+    )
