@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.columns import counted
 from koffline.store.files import atomic_file
 
 _DRAWS = 2000
 _LEVEL = 0.025
 _LEVEL_SCORES = 5.0  # a pair whose scores differ by less is level whatever its interval says
+_INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
 _BY_RULE = [
     "Logs of 100,000 rows (`koffline build control --env HalfCheetah-v5 --kind random --n 100000 --seed 1 "
     "--out halfcheetah100k_random.hdf5`, so medium and expert). Nothing was searched: originals run at "
@@ -30,7 +32,8 @@ _WHICH = [
     "[The log itself says which](closed_loop.md).",
     "",
     "What this does not say: the defaults and the slow copy's settings were chosen with logs of these "
-    "worlds at hand (the replay logs, two of the three seeds).",
+    "worlds at hand (the replay logs, two of the three seeds). "
+    "[HalfCheetah](control_halfcheetah.md) was not.",
     "",
 ]
 
@@ -177,19 +180,19 @@ def page(results: dict[str, Any], figure: str) -> str:
     lines = [
         "# Control from logs: kernel-loss critics against their TD originals",
         "",
-        f"{settings['seeds']} seeds, {settings['steps']} gradient steps "
+        f"{counted(settings['seeds'], 'seed')}, {settings['steps']} gradient steps "
         + "".join(f"({steps} on {env}) " for env, steps in settings["steps_of"])
         + f"of {settings['batch_size']} rows, "
         f"networks {networks}; returns of the greedy policy over {settings['episodes']} episodes. Scores: "
         "uniform actions 0, the expert 100; the mean over the last quarter of the evaluations, so no network "
-        "is chosen with the environment's help. Difference: kernel loss minus original, 95 % bootstrap "
-        "interval over seeds, which is too narrow for so few.",
+        "is chosen with the environment's help. Difference: kernel loss minus original"
+        + (", without an interval: one seed." if settings["seeds"] == 1 else _INTERVAL),
         "",
         *(_BY_RULE if settings.get("by_rule") else _better_of_two(settings)),
         "",
         f"Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']}, level in "
         f"{count['level']} and behind in {count['original']}. Level: less than {_LEVEL_SCORES:g} points "
-        "apart, or an interval that holds zero.",
+        "apart" + (", or an interval that holds zero." if settings["seeds"] > 1 else "."),
         "",
         *([] if settings.get("by_rule") else _WHICH),
         "| log | algorithm | original | kernel loss | with a slow copy | difference | ahead |",
@@ -201,11 +204,12 @@ def page(results: dict[str, Any], figure: str) -> str:
     }
     for pair in sorted(pairs, key=lambda pair: _order({"log": pair["log"], "algo": pair["original"]})):
         low, high = pair["interval"]
+        between = f" ({low:+.1f} … {high:+.1f})" if settings["seeds"] > 1 else ""
         lines.append(
             f"| {pair['log']} | {pair['original']} | {pair['original_score']:.1f} "
             f"| {scores.get((pair['log'], 'kloss_' + pair['original'], False), '')} "
             f"| {scores.get((pair['log'], 'kloss_' + pair['original'], True), '')} "
-            f"| {pair['difference']:+.1f} ({low:+.1f} … {high:+.1f}) | {pair['verdict']} |"
+            f"| {pair['difference']:+.1f}{between} | {pair['verdict']} |"
         )
     lines += ["", "| environment | uniform | expert |", "|---|---|---|"]
     lines += [
