@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from scripts.bench.online import make_config
 from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettings
 from tests.online import reference_trust_pcl as reference
 
@@ -52,6 +53,11 @@ def as_paths(window):
             )
         )
     return paths
+
+
+def test_the_librarys_side_takes_every_setting_of_the_plain_one() -> None:
+    config = make_config(PlainSettings("Pendulum-v1", "fvi"))
+    assert (config.env, config.critic, config.batch_size) == ("Pendulum-v1", "fvi", BATCH)
 
 
 @pytest.mark.parametrize("critic", CRITICS)

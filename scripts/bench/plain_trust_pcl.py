@@ -28,7 +28,7 @@ FIRST_KL_COEF, HIDDEN = 500.0, 64
 class PlainSettings:
     """What the two sides of the benchmark agree on."""
 
-    environment: str = "InvertedPendulum-v5"
+    env: str = "InvertedPendulum-v5"
     critic: str = "kloss"
     learning_rate: float = 3e-3
     adam_epsilon: float = 1e-8
@@ -114,7 +114,7 @@ class PlainRun:
 
     def __init__(self, settings: PlainSettings, seed: int) -> None:
         self.settings = settings
-        self.environment = gymnasium.make(settings.environment)
+        self.environment = gymnasium.make(settings.env)
         inputs = self.environment.observation_space.shape[0]
         box = self.environment.action_space
         self.generator = np.random.default_rng(seed)
