@@ -74,6 +74,9 @@ class EvaluationSettings(Section):
     sample_rows: int = Field(
         200_000, ge=2, description="about so many rows of a larger log, whole episodes, train networks"
     )
+    history: int = Field(
+        0, ge=0, le=10, description="rows before that are part of the state, where one row is no state"
+    )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
     bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")

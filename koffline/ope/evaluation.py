@@ -99,7 +99,9 @@ def evaluate(
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         warnings=tuple(warnings),
         evidence=evidence,
-        value_function=workspace.fitted.value_function(workspace.transitions) if is_fitted else None,
+        value_function=workspace.fitted.value_function(workspace.transitions)
+        if is_fitted and not settings.history
+        else None,
         **workspace.describe(),
     )
 

@@ -145,6 +145,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
     """Diagnostics of the trained networks as plain numbers."""
     fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head()
     residuals = workspace.held_pass.residuals(workspace.problem.reward_scale)
+    shift = workspace.memory_shift
     agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
     diagnostics = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
@@ -156,6 +157,8 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
         "training_steps": fitted.record.steps,
+        "memory_shift": None if shift is None else shift.value,
+        "memory_p_value": None if shift is None else shift.p_value,
     }
     return {name: plain(value) for name, value in diagnostics.items()}
 

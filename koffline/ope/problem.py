@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float, Int
 
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete, Transitions
@@ -34,7 +35,8 @@ class EvaluationProblem:
     same with the policy's readout. For n discrete actions: ``inputs (N, d)`` are standardised observations,
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
     actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
-    policy's actions, and readouts are None. ``rewards`` are divided by ``reward_scale``.
+    policy's actions, and readouts are None. ``rewards`` are divided by ``reward_scale``. With a ``history``
+    inputs end with what so many rows before left behind (`memories`).
     """
 
     inputs: np.ndarray
@@ -51,8 +53,9 @@ class EvaluationProblem:
     start_weights: np.ndarray  # (E,) the weight of the row a start state was logged in; ones from outside
     fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
     input_location: np.ndarray  # (d,) or (d + k,): what `inputs` subtracted from states and actions,
-    input_scale: np.ndarray  # and divided by
+    input_scale: np.ndarray  # and divided by; with a history one more, of rewards
     weight_scale: float  # and row weights
+    history: int = 0
     n_actions: int | None = None
     readout: np.ndarray | None = None
     next_probabilities: np.ndarray | None = None
@@ -63,7 +66,8 @@ class EvaluationProblem:
         columns = _flat(observations)
         if self.n_actions is None and actions is not None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
-        return _standardise(columns, self.input_location, self.input_scale)
+        count = columns.shape[1]
+        return _standardise(columns, self.input_location[:count], self.input_scale[:count])
 
     def without_rows(self) -> EvaluationProblem:
         """Copy without rows, only with units of measurement, which keeps no log in memory."""
@@ -95,15 +99,19 @@ def prepare_problem(
     generator: np.random.Generator,
     initial_observations: np.ndarray | None = None,
     like: EvaluationProblem | None = None,
+    history: int = 0,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
 
     ``initial_observations`` (E, ...) replaces the log's own. Time limits do not cut the future:
     only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
     a part of the log of this problem, and are measured in its units; where its start states were given, those
-    of the part mean nothing.
+    of the part mean nothing. history: as many rows before are part of the state, but not of what the policy
+    sees. Raises DataError.
     """
-    log = transitions
+    log, history = transitions, history if like is None else like.history
+    if history and not log.has_episodes:
+        raise DataError(f"history is {history}, but rows stand alone in this log; leave it out")
     for name in ("observations", "actions", "rewards", "next_observations"):
         _check_magnitude(name, getattr(log, name))
     starts = log.initial_observations() if initial_observations is None else initial_observations
@@ -115,12 +123,15 @@ def prepare_problem(
             "weights are zero in the first row of every episode; give start states (initial_observations) "
             "or a first row a positive weight"
         )
-    location, scale = _input_units(log, weights) if like is None else (like.input_location, like.input_scale)
+    units_of = (like.input_location, like.input_scale) if like else _input_units(log, weights, history > 0)
+    location, scale = units_of
 
     def columns(observations: np.ndarray, *actions: np.ndarray) -> np.ndarray:
         """(M, d), with continuous actions (M, d + k)."""
-        return _standardise(np.concatenate([_flat(observations), *actions], axis=1), location, scale)
+        own = np.concatenate([_flat(observations), *actions], axis=1)
+        return _standardise(own, location[: own.shape[1]], scale[: own.shape[1]])
 
+    rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
         inputs, readout = columns(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
         asked: dict[str, Any] = {
@@ -148,7 +159,9 @@ def prepare_problem(
         else:
             first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
         asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
-    rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
+    if history:
+        reward = _standardise(rewards[:, None], location[-1:], scale[-1:])
+        _remember(asked, memories(asked["kernel_inputs"], reward, units, history))
     if like is None:
         reward_scale, counted = _reward_scale(log, gamma, discounts, weights), weights > 0.0
         going_on, final = counted & ~log.terminated, counted & log.terminated
@@ -170,7 +183,38 @@ def prepare_problem(
         input_location=location,
         input_scale=scale,
         weight_scale=weight_scale,
+        history=history,
     )
+
+
+def memories(
+    rows: Float[np.ndarray, "row column"],
+    reward: Float[np.ndarray, "row 1"],
+    starts: Int[np.ndarray, " unit"],
+    count: int,
+) -> tuple[Float[np.ndarray, "row memory"], Float[np.ndarray, "row memory"]]:
+    """What the ``count`` rows before each row left behind, and those before the row that follows it.
+
+    A row leaves a one, its state and action, and its reward; where there was none stand zeros. starts: first
+    row of each unit.
+    """
+    left = [np.concatenate([np.ones((len(rows), 1)), rows, reward], axis=1)]
+    for _ in range(count):
+        left.append(np.roll(left[-1], 1, axis=0))
+        left[-1][starts] = 0.0
+    return np.concatenate(left[1:], axis=1), np.concatenate(left[:-1], axis=1)
+
+
+def _remember(asked: dict[str, Any], memory: tuple[np.ndarray, np.ndarray]) -> None:
+    """Append memories to the inputs of rows, of next states and of start states, which have none."""
+    before, after = memory
+    asked["inputs"] = np.concatenate([asked["inputs"], before], axis=1)
+    read = [] if asked.get("readout") is None else [asked["readout"]]
+    asked["kernel_inputs"] = np.concatenate([asked["inputs"], *read], axis=1)
+    for name, known in (("next_inputs", after), ("start_inputs", np.zeros_like(before[:1]))):
+        states = asked[name]
+        every = np.broadcast_to(known[:, None], (*states.shape[:2], known.shape[1]))
+        asked[name] = np.concatenate([states, every], axis=2)
 
 
 def _check_magnitude(name: str, column: np.ndarray) -> None:
@@ -193,8 +237,8 @@ def _flat(observations: np.ndarray) -> np.ndarray:
     return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
 
 
-def _input_units(log: Transitions, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of observations, with those of continuous actions beside them.
+def _input_units(log: Transitions, weights: np.ndarray, with_reward: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of observations, with those of continuous actions and rewards beside them.
 
     A constant column (no spread beyond rounding, relative to the numbers themselves) keeps the scale 1.
     """
@@ -202,6 +246,8 @@ def _input_units(log: Transitions, weights: np.ndarray) -> tuple[np.ndarray, np.
     parts = [_flat(log.observations)]
     if not isinstance(log.action_space, Discrete):
         parts.append(np.asarray(log.actions, dtype=np.float64))
+    if with_reward:
+        parts.append(np.asarray(log.rewards, dtype=np.float64)[:, None])
     means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
     spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
     mean, spread = np.concatenate(means), np.concatenate(spreads)

@@ -21,6 +21,7 @@ from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
+from koffline.ope.markov import MemoryShift, memory_shift
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
 from koffline.ope.working_log import S, WorkingLog, in_problem
@@ -53,7 +54,8 @@ class Workspace:
         """Standardised rows in memory with the policy's actions."""
         settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
         asked = (self.policy, settings.gamma, settings.action_draws, generator)
-        problem = prepare_problem(self.transitions, *asked, self.initial_observations)
+        starts = self.initial_observations
+        problem = prepare_problem(self.transitions, *asked, starts, history=settings.history)
         low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
         scale = problem.reward_scale
         return dataclasses.replace(problem, value_bounds=(low / scale, high / scale))
@@ -122,6 +124,11 @@ class Workspace:
         if self.fitted.head == "kloss":
             return self.held_pass.values
         return RowReader.of(self.fitted, "kloss")(self.problem, self.log.held.units).values
+
+    @cached_property
+    def memory_shift(self) -> MemoryShift | None:
+        """What the row before changes beyond the state, by the rows in memory."""
+        return memory_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property
     def behavior_values(self) -> np.ndarray | None:
