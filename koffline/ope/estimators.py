@@ -32,7 +32,6 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _FEW_ACTIONS = 8
 _ATOM = 0.2  # share of episodes of one length above which it is no chance
-_MATTERS = 1e-3  # p-value
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # effective numbers of episodes
 _OTHER_STARTS = "is of the logged episodes, and other start states were given; leave them out"
 
@@ -211,8 +210,8 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
-    if by_networks and found.interval is not None:
-        gaps += _state_is_short(found.value, found.interval, workspace)
+    if by_networks and found.interval is not None and (shift := workspace.memory_shift) is not None:
+        gaps += shift.doubts(found.value, found.interval, workspace.settings.history + 1)
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 
@@ -231,16 +230,6 @@ def _unforeseen_end(log: Transitions) -> list[str]:
     told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
     remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
     return [f"{told} longer, and no feature tells that step; {remedy}"]
-
-
-def _state_is_short(value: float, interval: Interval, workspace: Workspace) -> list[str]:
-    """Reason for care if rows before matter beyond the state, by more than half of the half width."""
-    shift, rows = workspace.memory_shift, workspace.settings.history + 1
-    if shift is None or shift.p_value > _MATTERS or abs(shift.value) < 0.25 * interval.width:
-        return []
-    before = "the row before" if rows == 1 else f"{rows} rows before"
-    told = f"state: what happened earlier matters beyond the logged state; with {before} as part of it"
-    return [f"{told} the value would be about {value + shift.value:.4g}: try --set history={rows}"]
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError
+from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import FitRecord, Progress, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.last_layer import (
@@ -264,6 +264,10 @@ def fit_value_function(
     transitions: Transitions, policy: Policy, settings: EvaluationSettings, progress: Progress | None = None
 ) -> ValueFunction:
     """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
+    if settings.history:
+        raise ConfigError(
+            f"history is {settings.history}, but a function of states was asked for; leave it out"
+        )
     with torch.no_grad(), threads(settings.threads):
         generator = np.random.default_rng(settings.seed)
         problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)

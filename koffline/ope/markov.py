@@ -27,6 +27,7 @@ from torch import Tensor
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import EvaluationProblem, memories
+from koffline.ope.results import Interval
 
 _FEATURES = 200  # random features of x, and as many of (x, h)
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6  # relative to the features' mean squares
@@ -34,6 +35,7 @@ _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all
 _FAR = 5.0  # standard deviations of a reward
 _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
+_MATTERS = 1e-3  # p-value
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,14 @@ class MemoryShift:
         if self.standard_error == 0.0:
             return 1.0
         return float(2.0 * stats.t.sf(abs(self.value) / self.standard_error, df=self.units - 1))
+
+    def doubts(self, value: float, interval: Interval, rows: int) -> list[str]:
+        """Reason for care if ``rows`` rows before move the value by more than half of the half width."""
+        if self.p_value > _MATTERS or abs(self.value) < 0.25 * interval.width:
+            return []
+        before = "the row before" if rows == 1 else f"{rows} rows before"
+        told = f"state: what happened earlier matters beyond the logged state; with {before} as part of it"
+        return [f"{told} the value would be about {value + self.value:.4g}: try --set history={rows}"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,7 +36,7 @@ class EvaluationProblem:
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
     actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
     policy's actions, and readouts are None. ``rewards`` are divided by ``reward_scale``. With a ``history``
-    inputs end with what so many rows before left behind (`memories`).
+    inputs end with `memories` of as many rows before.
     """
 
     inputs: np.ndarray
@@ -106,8 +106,7 @@ def prepare_problem(
     ``initial_observations`` (E, ...) replaces the log's own. Time limits do not cut the future:
     only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
     a part of the log of this problem, and are measured in its units; where its start states were given, those
-    of the part mean nothing. history: as many rows before are part of the state, but not of what the policy
-    sees. Raises DataError.
+    of the part mean nothing. history: as many rows before belong to the state; the policy sees none of them.
     """
     log, history = transitions, history if like is None else like.history
     if history and not log.has_episodes:
@@ -123,8 +122,8 @@ def prepare_problem(
             "weights are zero in the first row of every episode; give start states (initial_observations) "
             "or a first row a positive weight"
         )
-    units_of = (like.input_location, like.input_scale) if like else _input_units(log, weights, history > 0)
-    location, scale = units_of
+    known = None if like is None else (like.input_location, like.input_scale)
+    location, scale = known or _input_units(log, weights, history > 0)
 
     def columns(observations: np.ndarray, *actions: np.ndarray) -> np.ndarray:
         """(M, d), with continuous actions (M, d + k)."""
@@ -161,7 +160,7 @@ def prepare_problem(
         asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
     if history:
         reward = _standardise(rewards[:, None], location[-1:], scale[-1:])
-        _remember(asked, memories(asked["kernel_inputs"], reward, units, history))
+        _remember(asked, *memories(asked["kernel_inputs"], reward, units, history))
     if like is None:
         reward_scale, counted = _reward_scale(log, gamma, discounts, weights), weights > 0.0
         going_on, final = counted & ~log.terminated, counted & log.terminated
@@ -193,10 +192,9 @@ def memories(
     starts: Int[np.ndarray, " unit"],
     count: int,
 ) -> tuple[Float[np.ndarray, "row memory"], Float[np.ndarray, "row memory"]]:
-    """What the ``count`` rows before each row left behind, and those before the row that follows it.
+    """Memory of the ``count`` rows before each row, and before the row that follows it.
 
-    A row leaves a one, its state and action, and its reward; where there was none stand zeros. starts: first
-    row of each unit.
+    Of each a one, state and action, reward; zeros where there was none. starts: first row of each unit.
     """
     left = [np.concatenate([np.ones((len(rows), 1)), rows, reward], axis=1)]
     for _ in range(count):
@@ -205,16 +203,15 @@ def memories(
     return np.concatenate(left[1:], axis=1), np.concatenate(left[:-1], axis=1)
 
 
-def _remember(asked: dict[str, Any], memory: tuple[np.ndarray, np.ndarray]) -> None:
+def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> None:
     """Append memories to the inputs of rows, of next states and of start states, which have none."""
-    before, after = memory
     asked["inputs"] = np.concatenate([asked["inputs"], before], axis=1)
-    read = [] if asked.get("readout") is None else [asked["readout"]]
-    asked["kernel_inputs"] = np.concatenate([asked["inputs"], *read], axis=1)
+    asked["kernel_inputs"] = asked["inputs"]
+    if "readout" in asked:
+        asked["kernel_inputs"] = np.concatenate([asked["inputs"], asked["readout"]], axis=1)
     for name, known in (("next_inputs", after), ("start_inputs", np.zeros_like(before[:1]))):
-        states = asked[name]
-        every = np.broadcast_to(known[:, None], (*states.shape[:2], known.shape[1]))
-        asked[name] = np.concatenate([states, every], axis=2)
+        every = np.broadcast_to(known[:, None], (*asked[name].shape[:2], known.shape[1]))
+        asked[name] = np.concatenate([asked[name], every], axis=2)
 
 
 def _check_magnitude(name: str, column: np.ndarray) -> None:

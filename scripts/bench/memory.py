@@ -1,0 +1,238 @@
+"""Worlds whose logged state is not the whole state: does the verdict say so, and does a history mend it?
+
+    python -m scripts.bench.memory --seeds 2 --runs out/memory.jsonl --out docs/results/memory.json
+
+Each world is evaluated with ``history`` 0 and 1, its Markov parents and the exact problems with 0: there the
+verdict should not speak of earlier rows. Answers are written to ``--runs`` at once: called again, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
+
+import koffline
+from koffline.envs.boxes import Actions, Observations, Outcome, States
+from koffline.store.files import atomic_file
+from scripts.bench import controllers as c
+from scripts.bench.problems import DEVELOPMENT, Spec
+from tests.exact_problems import EXACT_PROBLEMS
+
+EXACT_ROWS = 2000
+
+
+@dataclass(frozen=True)
+class Remembering:
+    """Another world with a last column of state that nobody sees; ``kind`` says what it does.
+
+    switch: changing the action costs ``size``. bonus: action 0 pays ``size`` a step later. delay: an action
+    acts a step later. type: each episode is of one of two types, which pay ``size`` for other actions. mode:
+    rewards are higher or lower by ``size``; the mode changes more often after action 0.
+    """
+
+    world: Any
+    kind: str
+    size: float = 0.0
+
+    @property
+    def n_actions(self) -> int | None:
+        return self.world.n_actions
+
+    @property
+    def bounds(self) -> Any:
+        return self.world.bounds
+
+    def reset(self, n: int, generator: np.random.Generator) -> States:
+        state = np.asarray(self.world.reset(n, generator), dtype=np.float64).reshape(n, -1)
+        drawn = generator.integers(2, size=n).astype(np.float64)
+        return np.column_stack([state, drawn if self.kind in ("delay", "type", "mode") else np.full(n, -1.0)])
+
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+        own, hidden = state[:, :-1], state[:, -1]
+        acting = hidden.astype(np.int64) if self.kind == "delay" else action
+        following, reward, ended = self.world.step(own, acting, generator)
+        left = np.asarray(action, dtype=np.float64)
+        if self.kind == "switch":
+            reward = reward - self.size * ((left != hidden) & (hidden >= 0.0))
+        elif self.kind == "bonus":
+            reward = reward + self.size * (hidden == 0.0)
+        elif self.kind == "type":
+            reward, left = reward + self.size * np.where(hidden == 1.0, left == 0.0, left != 0.0), hidden
+        elif self.kind == "mode":
+            flips = generator.random(len(hidden)) < np.where(left == 0.0, 0.2, 0.05)
+            reward, left = reward + self.size * (2.0 * hidden - 1.0), np.where(flips, 1.0 - hidden, hidden)
+        following = np.asarray(following, dtype=np.float64).reshape(len(own), -1)
+        return Outcome(np.column_stack([following, left]), reward, ended)
+
+    def observe(self, state: States) -> Observations:
+        return self.world.observe(state[:, :-1])
+
+
+@dataclass(frozen=True)
+class Blinkered:
+    """Another world of which some columns are observed."""
+
+    world: Any
+    columns: tuple[int, ...]
+
+    @property
+    def n_actions(self) -> int | None:
+        return self.world.n_actions
+
+    @property
+    def bounds(self) -> Any:
+        return self.world.bounds
+
+    def reset(self, n: int, generator: np.random.Generator) -> States:
+        return self.world.reset(n, generator)
+
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+        return self.world.step(state, action, generator)
+
+    def observe(self, state: States) -> Observations:
+        return self.world.observe(state)[:, list(self.columns)]
+
+
+def _with_memory(parent: str, kind: str, size: float = 0.0, **changes: Any) -> Spec:
+    spec = DEVELOPMENT[parent]
+    own = {"behavior": spec.behavior, "target": spec.target, "gamma": spec.gamma, **changes}
+    own.setdefault("time_limit", spec.time_limit)
+    return Spec(f"{parent}, {kind}", Remembering(spec.world, kind, size), **own, n_starts=5000)
+
+
+_TURN = {"behavior": c.Fixed((0.5, 0.5)), "target": c.Fixed((0.1, 0.9))}
+_TORQUE = {"low": (-2.0,), "high": (2.0,)}
+WORLDS: dict[str, Spec] = {
+    spec.name: spec
+    for spec in [
+        _with_memory("chain", "switch", 0.3, **_TURN),
+        _with_memory("chain", "bonus", 0.3, **_TURN),
+        _with_memory("chain", "delay"),
+        _with_memory("chain", "type", 0.3),
+        _with_memory("chain", "mode", 0.3),
+        _with_memory("noisy_grid", "switch", 0.3),
+        _with_memory("noisy_grid", "delay"),
+        _with_memory("noisy_grid", "type", 0.3),
+        _with_memory("noisy_grid", "mode", 0.5),
+        _with_memory("cartpole", "switch", 0.5, gamma=0.98),
+        _with_memory("cartpole", "delay", gamma=0.98),
+        _with_memory("acrobot", "switch", 0.3),
+        Spec(
+            "cartpole, positions only",
+            Blinkered(DEVELOPMENT["cartpole"].world, (0, 2)),
+            c.Mixed(0.6, c.LinearSoftmax((0.3, 10.0))),
+            c.Mixed(0.2, c.LinearSoftmax((0.3, 10.0))),
+            0.98,
+        ),
+        Spec(
+            "pendulum, angle only",
+            Blinkered(DEVELOPMENT["pendulum"].world, (0, 1)),
+            c.Gaussian(c.Linear(((0.0, -1.0),)), 0.8, **_TORQUE),
+            c.Gaussian(c.Linear(((0.0, -3.0),)), 0.3, **_TORQUE),
+            0.95,
+            100,
+        ),
+    ]
+}
+
+
+def questions(seeds: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
+    """Yield (world, seed, history)."""
+    for seed in range(seeds):
+        for name in WORLDS:
+            yield from ((name, seed, history) for history in (0, 1))
+        yield from ((name, seed, 0) for name in DEVELOPMENT)
+    for seed in range(6 * seeds):
+        yield from ((name, seed, 0) for name in EXACT_PROBLEMS if not name.endswith("tuples"))
+
+
+def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
+    """One evaluation."""
+    if name in EXACT_PROBLEMS:
+        exact = EXACT_PROBLEMS[name](3000 + seed, EXACT_ROWS)
+        log, policy, gamma, truth = exact.transitions, exact.policy, exact.gamma, exact.value
+    else:
+        problem = (WORLDS.get(name) or DEVELOPMENT[name])(seed, n_rows)
+        log, policy, gamma, truth = problem.transitions(), problem.policy(), problem.gamma, problem.truth
+    found = koffline.evaluate(log, policy, gamma, seed=seed, estimator="kloss", history=history, **options)
+    interval = found.interval
+    return {
+        "world": name,
+        "seed": seed,
+        "history": history,
+        "truth": truth,
+        "value": found.value,
+        "interval": None if interval is None else [interval.low, interval.high],
+        "verdict": found.verdict.answer,
+        "state": [reason for reason in found.verdict.reasons if reason.startswith("state: ")],
+        "shift": found.diagnostics["memory_shift"],
+        "p_value": found.diagnostics["memory_p_value"],
+    }
+
+
+def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """By world: errors in half widths of the interval, how many were flagged, what held."""
+    table = []
+    for name in dict.fromkeys(run["world"] for run in runs):
+        for history in (0, 1):
+            own = [run for run in runs if (run["world"], run["history"]) == (name, history)]
+            known = [run for run in own if run["interval"] is not None]
+            if own:
+                errors = [(run["value"] - run["truth"]) / abs(run["truth"]) for run in own]
+                table.append(
+                    {
+                        "world": name,
+                        "history": history,
+                        "logs": len(own),
+                        "error": float(np.mean(errors)),
+                        "held": sum(
+                            run["interval"][0] <= run["truth"] <= run["interval"][1] for run in known
+                        ),
+                        "intervals": len(known),
+                        "supported": sum(run["verdict"] == "supported" for run in own),
+                        "flagged": sum(bool(run["state"]) for run in own),
+                    }
+                )
+    return {"worlds": table, "runs": runs}
+
+
+def main() -> None:
+    """Answer what is missing, then write the summary."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--n-rows", type=int, default=5000)
+    parser.add_argument("--runs", type=Path, default=Path("out/memory.jsonl"))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    lines = given.runs.read_text().splitlines() if given.runs.exists() else []
+    runs = [json.loads(line) for line in lines]
+    done = {(run["world"], run["seed"], run["history"]) for run in runs}
+    given.runs.parent.mkdir(parents=True, exist_ok=True)
+    for name, seed, history in questions(given.seeds, given.n_rows):
+        if (name, seed, history) not in done:
+            run = answer(name, seed, history, given.n_rows, {})
+            runs.append(run)
+            with given.runs.open("a") as file:
+                file.write(json.dumps(run) + "\n")
+            print(f"{name} {seed} history {history}: {run['value']:.4g} {run['interval']}, truth "
+                  f"{run['truth']:.4g}, {run['verdict']} {run['state']}", flush=True)  # fmt: skip
+    found = summarise(runs)
+    for row in found["worlds"]:
+        print("{world:28} history {history}: error {error:+.1%}, held {held} of {intervals}, supported "
+              "{supported}, flagged {flagged} of {logs}".format(**row))  # fmt: skip
+    if given.out is not None:
+        with atomic_file(given.out, force=True) as temporary:
+            temporary.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

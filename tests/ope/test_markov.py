@@ -1,0 +1,174 @@
+"""The test of the Markov property on a ring of four states with exact values, and histories as its remedy."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+import koffline
+from koffline.config import EvaluationSettings
+from koffline.data.transitions import Discrete, Transitions
+from koffline.errors import ConfigError, DataError
+from koffline.ope.fitted import fit_value_function
+from koffline.ope.importance.problem import RowValues
+from koffline.ope.markov import MemoryShift, memory_shift
+from koffline.ope.problem import EvaluationProblem, memories, prepare_problem
+from koffline.ope.working_log import LogPart, in_problem
+from koffline.policies import DiscretePolicy
+
+GAMMA, END, STATES = 0.9, 0.05, 4
+TARGET = np.array([0.1, 0.9])
+POLICY = DiscretePolicy(2, lambda observations: np.tile(TARGET, (len(observations), 1)), name="right")
+QUICK = {"steps": 300, "full_replicas": 1, "resampled_replicas": 4, "hidden_units": (32, 32)}
+
+
+def ring(bonus: float, seed: int, episodes: int = 300) -> Transitions:
+    """Left or right on a ring; a step to the right pays 0.1 · state, action 0 pays ``bonus`` a step later."""
+    generator = np.random.default_rng(seed)
+    columns: dict[str, list[float]] = {
+        name: [] for name in ("state", "action", "reward", "next", "end", "step")
+    }
+    for _ in range(episodes):
+        state, before = int(generator.integers(STATES)), None
+        for step in range(15):
+            action = int(generator.integers(2))
+            following = (state + (1 if action else -1)) % STATES
+            reward = 0.1 * state * action + bonus * (before == 0) + 0.1 * generator.standard_normal()
+            ended = bool(generator.random() < END)
+            for name, value in zip(columns, (state, action, reward, following, ended, step), strict=True):
+                columns[name].append(value)
+            state, before = following, action
+            if ended:
+                break
+    found = {name: np.array(column) for name, column in columns.items()}
+    end = np.append(found["step"][1:] == 0, True)
+    return Transitions(
+        observations=np.eye(STATES)[found["state"].astype(int)],
+        actions=found["action"].astype(np.int64),
+        rewards=found["reward"],
+        next_observations=np.eye(STATES)[found["next"].astype(int)],
+        terminated=found["end"].astype(bool),
+        truncated=end & ~found["end"].astype(bool),
+        action_space=Discrete(2),
+        steps=found["step"].astype(np.int64),
+    )
+
+
+def true_value(bonus: float) -> float:
+    """J from a uniform state: a linear solve over (state, action before), none before the first step."""
+    count = STATES * 3
+    system, reward = np.eye(count), np.zeros(count)
+    for state in range(STATES):
+        for before in range(3):
+            row = 3 * state + before
+            reward[row] = TARGET[1] * 0.1 * state + bonus * (before == 0)
+            for action in range(2):
+                following = (state + (1 if action else -1)) % STATES
+                system[row, 3 * following + action] -= GAMMA * (1.0 - END) * TARGET[action]
+    return float(np.linalg.solve(system, reward)[2::3].mean())
+
+
+def counted_values(log: Transitions, shift_by_state: float = 0.0) -> tuple[RowValues, float]:
+    """Q of the (state, action) table by counting, and J from the log's own starts: wrong with a bonus."""
+    state = np.asarray(log.observations).argmax(axis=1)
+    pair, following = 2 * state + log.actions, np.asarray(log.next_observations).argmax(axis=1)
+    system, reward = np.zeros((2 * STATES, 2 * STATES)), np.zeros(2 * STATES)
+    for row in range(len(log)):
+        system[pair[row], pair[row]] += 1.0
+        reward[pair[row]] += log.rewards[row]
+        for action in range(2):
+            keeps = GAMMA * (1.0 - log.terminated[row])
+            system[pair[row], 2 * following[row] + action] -= keeps * TARGET[action]
+    table = np.linalg.solve(system, reward).reshape(STATES, 2) + shift_by_state * np.arange(STATES)[:, None]
+    values = table @ TARGET
+    starts = values[state[log.episode_starts]]
+    return RowValues(table.ravel()[pair], values[following], starts), float(starts.mean())
+
+
+def problem_of(log: Transitions, history: int = 0) -> EvaluationProblem:
+    return prepare_problem(log, POLICY, GAMMA, 1, np.random.default_rng(0), history=history)
+
+
+def shift_of(log: Transitions, values: RowValues) -> MemoryShift:
+    found = memory_shift(problem_of(log), values, seed=0)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_shift_is_what_the_action_before_does_to_the_value(seed: int) -> None:
+    log = ring(0.5, seed)
+    values, wrong = counted_values(log)
+    shift, truth = shift_of(log, values), true_value(0.5)
+    assert shift.p_value < 1e-6
+    assert abs(wrong - truth) > 0.5  # the log's own action 0 is taken five times too often
+    assert abs(wrong + shift.value - truth) < 0.25 * abs(wrong - truth)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_in_a_markov_world_nothing_is_found(seed: int) -> None:
+    log = ring(0.0, seed)
+    values, found = counted_values(log)
+    shift = shift_of(log, values)
+    assert abs(found - true_value(0.0)) < 0.1
+    assert shift.p_value > 1e-3
+    assert abs(shift.value) < 0.05
+
+
+def test_errors_of_the_values_that_depend_on_the_state_alone_cancel() -> None:
+    log = ring(0.0, 0)
+    right, wrong = (shift_of(log, counted_values(log, by)[0]) for by in (0.0, 1.0))
+    assert abs(wrong.value - right.value) < wrong.standard_error < 0.3  # where J is off by 1.5
+    assert wrong.p_value > 1e-3
+
+
+def test_too_few_episodes_and_rows_that_stand_alone_are_not_tested() -> None:
+    log = ring(0.0, 0, episodes=19)
+    assert memory_shift(problem_of(log), counted_values(log)[0], 0) is None
+    alone = ring(0.0, 0).replace(steps=None, episode_ids=None, truncated=np.zeros(len(ring(0.0, 0)), bool))
+    with pytest.raises(DataError, match="history is 1, but rows stand alone"):
+        problem_of(alone, history=1)
+
+
+def test_memories_by_hand() -> None:
+    rows, reward = np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([[0.1], [0.2], [0.3], [0.4]])
+    before, after = memories(rows, reward, np.array([0, 2]), 2)
+    none, first, second, third = [0, 0, 0], [1, 1, 0.1], [1, 2, 0.2], [1, 3, 0.3]
+    np.testing.assert_array_equal(before, [none + none, first + none, none + none, third + none])
+    np.testing.assert_array_equal(after, [first + none, second + first, third + none, [1, 4, 0.4, *third]])
+
+
+def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
+    log = ring(0.5, 0, episodes=30)
+    whole = problem_of(log, history=2)
+    rows = slice(*log.episode_starts[[10, 20]].tolist())
+    part = LogPart(log.select_episodes(np.arange(10, 20)), np.arange(10, 20))
+
+    def read(problem: EvaluationProblem, units: np.ndarray) -> EvaluationProblem:
+        return problem
+
+    found = in_problem(read, whole.without_rows(), POLICY, GAMMA, 1, 0, part)
+    for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[rows])
+    assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)
+    assert not whole.start_inputs[..., STATES:].any()
+
+
+def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
+    log, truth = ring(0.5, 3), true_value(0.5)
+    ask = partial(koffline.evaluate, log, POLICY, GAMMA, seed=0, **QUICK)
+    short, long = ask(), ask(history=1)
+    assert short.interval is not None
+    assert not short.interval.holds(truth)
+    assert short.verdict.answer == "with care"
+    assert "try --set history=1" in short.verdict.reasons[0]
+    assert long.interval is not None
+    assert long.interval.holds(truth)
+    assert not [reason for reason in long.verdict.reasons if reason.startswith("state: ")]
+    assert long.value_function is None
+
+
+def test_a_value_function_of_states_knows_no_history() -> None:
+    settings = EvaluationSettings(gamma=GAMMA, history=1)
+    with pytest.raises(ConfigError, match="history is 1"):
+        fit_value_function(ring(0.0, 0, episodes=30), POLICY, settings)
