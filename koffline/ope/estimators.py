@@ -211,7 +211,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
     if by_networks and found.interval is not None and (shift := workspace.memory_shift) is not None:
-        gaps += shift.doubts(found.value, found.interval, workspace.settings.history + 1)
+        gaps += shift.doubts(found.value, found.interval, (workspace.settings.history or 0) + 1)
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 

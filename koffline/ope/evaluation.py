@@ -7,7 +7,8 @@ import dataclasses
 import itertools
 import operator
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from koffline.ope.estimators import (
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
+from koffline.ope.markov import MemoryShift
 from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate
 from koffline.ope.stream_settings import StreamSettings
@@ -86,6 +88,13 @@ def evaluate(
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
         warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         by_group = () if groups is None else values_by_group(workspace, groups, found)
+        if settings.estimator == AUTO and settings.history is None and found.interval is not None:
+            shift = workspace.memory_shift if is_fitted else None
+            if shift is not None and shift.matters(found.interval):
+                return _with_history(found.value, shift, partial(
+                    evaluate, transitions, policy, initial_observations=initial_observations,
+                    settings=settings.model_copy(update={"history": 1}), stream=stream, progress=progress,
+                ))  # fmt: skip
     return Estimate(
         verdict=verdict,
         value=found.value,
@@ -104,6 +113,16 @@ def evaluate(
         else None,
         **workspace.describe(),
     )
+
+
+def _with_history(value: float, shift: MemoryShift, again: Callable[[], Estimate]) -> Estimate:
+    """The estimate in which the row before is part of the state, and a note that says so."""
+    found = again()
+    note = (
+        f"What happened in the row before matters beyond the logged state (p = {shift.p_value:.1g}), so that "
+        f"row is part of it here (history=1); without it the value would be {value:.4g}."
+    )
+    return dataclasses.replace(found, warnings=(note, *found.warnings))
 
 
 def _evidence(workspace: Workspace) -> Evidence:

@@ -58,9 +58,13 @@ class MemoryShift:
             return 1.0
         return float(2.0 * stats.t.sf(abs(self.value) / self.standard_error, df=self.units - 1))
 
+    def matters(self, interval: Interval) -> bool:
+        """Whether it is significant and moves the value by more than half of the interval's half width."""
+        return self.p_value < _MATTERS and abs(self.value) > 0.25 * interval.width
+
     def doubts(self, value: float, interval: Interval, rows: int) -> list[str]:
-        """Reason for care if ``rows`` rows before move the value by more than half of the half width."""
-        if self.p_value > _MATTERS or abs(self.value) < 0.25 * interval.width:
+        """Reason for care if ``rows`` rows before matter."""
+        if not self.matters(interval):
             return []
         before = "the row before" if rows == 1 else f"{rows} rows before"
         told = f"state: what happened earlier matters beyond the logged state; with {before} as part of it"

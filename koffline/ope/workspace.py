@@ -55,7 +55,7 @@ class Workspace:
         settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
         asked = (self.policy, settings.gamma, settings.action_draws, generator)
         starts = self.initial_observations
-        problem = prepare_problem(self.transitions, *asked, starts, history=settings.history)
+        problem = prepare_problem(self.transitions, *asked, starts, history=settings.history or 0)
         low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
         scale = problem.reward_scale
         return dataclasses.replace(problem, value_bounds=(low / scale, high / scale))

@@ -19,7 +19,7 @@ from koffline.policies import DiscretePolicy
 GAMMA, END, STATES = 0.9, 0.05, 4
 TARGET = np.array([0.1, 0.9])
 POLICY = DiscretePolicy(2, lambda observations: np.tile(TARGET, (len(observations), 1)), name="right")
-QUICK = {"steps": 300, "full_replicas": 1, "resampled_replicas": 4, "hidden_units": (32, 32)}
+QUICK = {"steps": 200, "full_replicas": 1, "resampled_replicas": 4, "hidden_units": (16, 16)}
 
 
 def ring(bonus: float, seed: int, episodes: int = 300) -> Transitions:
@@ -157,7 +157,7 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
 def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     log, truth = ring(0.5, 3), true_value(0.5)
     ask = partial(koffline.evaluate, log, POLICY, GAMMA, seed=0, **QUICK)
-    short, long = ask(), ask(history=1)
+    short, long, default = ask(history=0), ask(history=1), ask()
     assert short.interval is not None
     assert not short.interval.holds(truth)
     assert short.verdict.answer == "with care"
@@ -166,6 +166,9 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     assert long.interval.holds(truth)
     assert not [reason for reason in long.verdict.reasons if reason.startswith("state: ")]
     assert long.value_function is None
+    assert default.value == long.value
+    assert default.verdict == long.verdict
+    assert f"without it the value would be {short.value:.4g}" in default.warnings[0]
 
 
 def test_a_value_function_of_states_knows_no_history() -> None:
