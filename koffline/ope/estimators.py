@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -210,8 +211,8 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
-    if by_networks and found.interval is not None and (shift := workspace.memory_shift) is not None:
-        gaps += shift.doubts(found.value, found.interval, (workspace.settings.history or 0) + 1)
+    if by_networks and found.interval is not None:
+        gaps += _assumptions(found.value, found.interval, workspace)
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 
@@ -230,6 +231,19 @@ def _unforeseen_end(log: Transitions) -> list[str]:
     told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
     remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
     return [f"{told} longer, and no feature tells that step; {remedy}"]
+
+
+def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:
+    """Yield reasons for care if the logged state is no state, or the world changes along the log."""
+    shift, rows = workspace.memory_shift, (workspace.settings.history or 0) + 1
+    if shift is not None and shift.matters(interval):
+        before = "the row before" if rows == 1 else f"{rows} rows before"
+        told = f"state: what happened earlier matters beyond the logged state; with {before} as part of it"
+        yield f"{told} the value would be about {value + shift.value:.4g}: try --set history={rows}"
+    shift = workspace.drift_shift
+    if shift is not None and shift.matters(interval):
+        told = "drift: the world changes along the log; as it is where the log ends, the value would be about"
+        yield f"{told} {value + shift.value:.4g}: evaluate the later episodes by themselves"
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from koffline.ope.estimators import (
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.limits import NOTABLE
-from koffline.ope.markov import MemoryShift
+from koffline.ope.markov import Shift
 from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate
 from koffline.ope.stream_settings import StreamSettings
@@ -115,7 +115,7 @@ def evaluate(
     )
 
 
-def _with_history(value: float, shift: MemoryShift, again: Callable[[], Estimate]) -> Estimate:
+def _with_history(value: float, shift: Shift, again: Callable[[], Estimate]) -> Estimate:
     """The estimate in which the row before is part of the state, and a note that says so."""
     found = again()
     note = (

@@ -1,14 +1,15 @@
-"""A test of the Markov property, sized by what it does to the value: does the row before matter?
+"""Two tests of what every estimator assumes, sized by what they do to the value: is the logged state a state,
+and is the world the same all along the log?
 
-Let x = (s, a), h the row before (its state, action and reward; zeros in a first row), and δ the residual of
-Q at a row. If the logged state is a state, E[δ | x, h] = 0 for the true Q, and for any Q
+Let x = (s, a), h what else may matter of a row (the row before it, or its place in the log), and δ the
+residual of Q. If h does not matter given x, E[δ | x, h] = 0 for the true Q, and for any Q
 
     shift = n⁻¹ Σ w ω̃ δ,    ω̃ = ω(x, h) − E[ω(x, h) | x],    ω = d^π/μ over (x, h),
 
-is zero in expectation: errors of Q depend on x alone, and ω̃ averages to zero at every x. If the row before
-matters, J + shift is the doubly robust value in which it is part of the state. ω is the dual of LSTD-Q in
-random features of x and of (x, h), the latter centred given x by a ridge regression. That the centring
-and Q may both be a little wrong costs only the product of their errors.
+is zero in expectation: errors of Q depend on x alone, and ω̃ averages to zero at every x. If h matters,
+J + shift is the doubly robust value in which it is part of the state. ω is the dual of LSTD-Q in features
+φ(x) and η(x, h), the latter centred given x by a ridge regression. That the centring and Q may both be a
+little wrong costs only the product of their errors.
 (Shah & Peters 2020, generalised covariance measure; Kallus & Uehara 2020)
 """
 
@@ -29,7 +30,7 @@ from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import EvaluationProblem, memories
 from koffline.ope.results import Interval
 
-_FEATURES = 200  # random features of x, and as many of (x, h)
+_FEATURES, _FEW_FEATURES = 200, 20  # random features of x and of (x, h); of x alone, to be times h
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6  # relative to the features' mean squares
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
@@ -39,8 +40,8 @@ _MATTERS = 1e-3  # p-value
 
 
 @dataclass(frozen=True)
-class MemoryShift:
-    """Change of J where the row before is part of the state, in units of the return, and its standard error.
+class Shift:
+    """Change of J where something else is part of the state, in units of the return, and its standard error.
 
     ``units``: episodes that the standard error is taken over.
     """
@@ -62,33 +63,55 @@ class MemoryShift:
         """Whether it is significant and moves the value by more than half of the interval's half width."""
         return self.p_value < _MATTERS and abs(self.value) > 0.25 * interval.width
 
-    def doubts(self, value: float, interval: Interval, rows: int) -> list[str]:
-        """Reason for care if ``rows`` rows before matter."""
-        if not self.matters(interval):
-            return []
-        before = "the row before" if rows == 1 else f"{rows} rows before"
-        told = f"state: what happened earlier matters beyond the logged state; with {before} as part of it"
-        return [f"{told} the value would be about {value + self.value:.4g}: try --set history={rows}"]
+
+def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
+    """Estimate what the row before changes; None without episodes of several rows, or with few of them.
+
+    values: at the rows, by networks that did not see their episode, in units of the return. Of more than
+    10,000 rows every second, third, … episode is looked at.
+    """
+    if len(problem.episode_starts) == problem.n_rows:
+        return None
+    reward = problem.rewards - problem.rewards.mean()
+    reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)[:, None]
+    before, after = memories(problem.kernel_inputs, reward, problem.episode_starts, count=1)
+    return _shift(problem, values, seed, before, after, np.zeros_like(before[0]), of_both=True)
+
+
+def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
+    """Estimate what a change of the world along the log makes of J where the log ends; None of few episodes.
+
+    The change is taken to be linear in the episode's number. values: as in `memory_shift`.
+    """
+    lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
+    place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(lengths))  # of variance one
+    rows = np.repeat(place, lengths)[:, None]
+    return _shift(problem, values, seed, rows, rows, place[-1:], of_both=False)
 
 
 @dataclass(frozen=True, eq=False)
 class _Features:
-    """φ(x) and η(x, h) side by side, the first ``of_rows`` of x alone."""
+    """φ(x) and η(x, h) side by side: random features of x, x itself and a one; random features of (x, h).
+
+    Without ``map_of_both`` η is h φ(x), for a single number h.
+    """
 
     row_map: FourierFeatures
-    map_of_both: FourierFeatures
+    map_of_both: FourierFeatures | None
 
     @property
     def of_rows(self) -> int:
-        """Number of features φ: random ones, x itself and a constant."""
-        return _FEATURES + len(self.row_map.frequencies) + 1
+        """Number of features φ."""
+        columns, frequencies = self.row_map.frequencies.shape
+        return 2 * frequencies + columns + 1
 
     def __call__(self, rows: Any, memory: Any) -> Float[Tensor, "*m feature"]:
         """Features of rows (…, x) and memories (…, h)."""
         x, h = torch.as_tensor(rows), torch.as_tensor(memory)
-        size = math.sqrt(0.5 * _FEATURES)  # so that each has a mean square of one half
-        both = size * self.map_of_both(torch.cat((x, h), dim=-1))
-        return torch.cat((size * self.row_map(x), x, torch.ones_like(x[..., :1]), both), dim=-1)
+        alone = torch.cat((_scaled(self.row_map, x), x, torch.ones_like(x[..., :1])), dim=-1)
+        if self.map_of_both is None:
+            return torch.cat((alone, h * alone), dim=-1)
+        return torch.cat((alone, _scaled(self.map_of_both, torch.cat((x, h), dim=-1))), dim=-1)
 
     def expected(
         self, rows: Float[Tensor, "m draw x"], shares: Float[Tensor, "m draw"], memory: np.ndarray
@@ -98,30 +121,41 @@ class _Features:
         return (self(rows, every) * shares.unsqueeze(-1)).sum(dim=1)
 
 
-def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> MemoryShift | None:
-    """Estimate what the row before changes; None without episodes of several rows, or with few of them.
+def _scaled(features: FourierFeatures, rows: Tensor) -> Tensor:
+    """Random features whose mean squares are one half, as those of x are one."""
+    return math.sqrt(features.frequencies.shape[1]) * features(rows)
 
-    values: at the rows, by networks that did not see their episode, in units of the return. Of more than
-    10,000 rows every second, third, … episode is looked at.
-    """
+
+def _shift(
+    problem: EvaluationProblem,
+    values: RowValues,
+    seed: int,
+    before: Float[np.ndarray, "row h"],
+    after: Float[np.ndarray, "row h"],
+    first: Float[np.ndarray, " h"],
+    of_both: bool,
+) -> Shift | None:
+    """Shift by h: ``before`` of rows, ``after`` of those that follow them, ``first`` of start states."""
     starts, n_rows = problem.episode_starts, problem.n_rows
     unit = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n_rows)))
     stride = math.ceil(n_rows / _MOST_ROWS)
     rows = np.flatnonzero(unit % stride == 0)
     units = len(np.unique(unit[rows]))
-    if units < _LEAST_UNITS or units == len(rows):
+    if units < _LEAST_UNITS:
         return None
     generator = torch.Generator().manual_seed(seed)
-    reward = problem.rewards - problem.rewards.mean()
-    reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)[:, None]
-    before, after = memories(problem.kernel_inputs, reward, starts, count=1)
-    features = _draw_features(problem.kernel_inputs[rows], before[rows], generator)
-    omega = _weights(problem, features, rows, before, after, generator)
+    alone = problem.kernel_inputs[rows]
+    both = np.concatenate([alone, before[rows]], axis=1)
+    features = _Features(
+        _draw_features(alone, _FEATURES if of_both else _FEW_FEATURES, generator),
+        _draw_features(both, _FEATURES, generator) if of_both else None,
+    )
+    omega = _weights(problem, features, rows, before, after, first, generator)
     residual = problem.rewards * problem.reward_scale + problem.discounts * values.later - values.now
     weights = problem.row_weights[rows]
     by_unit = np.bincount(unit[rows] // stride, weights=weights * omega * residual[rows])
     error = math.sqrt(units) * float(by_unit.std(ddof=1)) / float(weights.sum())
-    return MemoryShift(float(by_unit.sum() / weights.sum()), error, units)
+    return Shift(float(by_unit.sum() / weights.sum()), error, units)
 
 
 def _weights(
@@ -130,6 +164,7 @@ def _weights(
     rows: Int[np.ndarray, " some"],
     before: Float[np.ndarray, "row memory"],
     after: Float[np.ndarray, "row memory"],
+    first: Float[np.ndarray, " memory"],
     generator: torch.Generator,
 ) -> Float[np.ndarray, " some"]:
     """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h)."""
@@ -141,10 +176,9 @@ def _weights(
         second = second + weighted @ now
         system = system + weighted @ (now - torch.as_tensor(problem.discounts[block])[:, None] * later)
     for block in _blocks(np.arange(len(problem.start_weights))):
-        first = features.expected(
-            *_acted(problem, "start", block, generator), np.zeros((len(block), before.shape[1]))
-        )
-        start = start + torch.as_tensor(problem.start_weights[block]) @ first
+        known = np.broadcast_to(first, (len(block), len(first))).copy()
+        mean = features.expected(*_acted(problem, "start", block, generator), known)
+        start = start + torch.as_tensor(problem.start_weights[block]) @ mean
     total, count = problem.row_weights[rows].sum(), features.of_rows
     second, system, start = second / total, system / total, start / problem.start_weights.sum()
 
@@ -163,14 +197,11 @@ def _weights(
 
 
 def _draw_features(
-    rows: Float[np.ndarray, "some x"], memory: Float[np.ndarray, "some h"], generator: torch.Generator
-) -> _Features:
-    """Random features, their widths √2 times the median distances."""
-    maps = []
-    for part in (torch.as_tensor(rows), torch.as_tensor(np.concatenate([rows, memory], axis=1))):
-        kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(part, generator=generator))
-        maps.append(random_fourier_features(kernel, part.shape[1], _FEATURES, generator))
-    return _Features(*maps)
+    rows: Float[np.ndarray, "some column"], count: int, generator: torch.Generator
+) -> FourierFeatures:
+    """Random features, their width √2 times the median distance."""
+    kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), generator=generator))
+    return random_fourier_features(kernel, rows.shape[1], count, generator)
 
 
 def _blocks(rows: Int[np.ndarray, " some"]) -> Iterator[Int[np.ndarray, " block"]]:

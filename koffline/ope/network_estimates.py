@@ -145,7 +145,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
     """Diagnostics of the trained networks as plain numbers."""
     fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head()
     residuals = workspace.held_pass.residuals(workspace.problem.reward_scale)
-    shift = workspace.memory_shift
+    memory, drift = workspace.memory_shift, workspace.drift_shift
     agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
     diagnostics = {
         "held_out_kernel_loss": residuals.held_out_kernel_loss,
@@ -157,8 +157,10 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "residual_rms": residuals.rms,
         "residual_mean": residuals.mean,
         "training_steps": fitted.record.steps,
-        "memory_shift": None if shift is None else shift.value,
-        "memory_p_value": None if shift is None else shift.p_value,
+        "memory_shift": None if memory is None else memory.value,
+        "memory_p_value": None if memory is None else memory.p_value,
+        "drift_shift": None if drift is None else drift.value,
+        "drift_p_value": None if drift is None else drift.p_value,
     }
     return {name: plain(value) for name, value in diagnostics.items()}
 

@@ -21,7 +21,7 @@ from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
-from koffline.ope.markov import MemoryShift, memory_shift
+from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
 from koffline.ope.working_log import S, WorkingLog, in_problem
@@ -126,9 +126,14 @@ class Workspace:
         return RowReader.of(self.fitted, "kloss")(self.problem, self.log.held.units).values
 
     @cached_property
-    def memory_shift(self) -> MemoryShift | None:
+    def memory_shift(self) -> Shift | None:
         """What the row before changes beyond the state, by the rows in memory."""
         return memory_shift(self.problem, self.held_values, self.settings.seed)
+
+    @cached_property
+    def drift_shift(self) -> Shift | None:
+        """What the place in the log changes, by the rows in memory."""
+        return drift_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property
     def behavior_values(self) -> np.ndarray | None:

@@ -1,4 +1,4 @@
-"""The test of the Markov property on a ring of four states with exact values, and histories as its remedy."""
+"""Tests of the Markov property and of drift on a ring with exact values; histories as the remedy."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.fitted import fit_value_function
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.markov import MemoryShift, memory_shift
+from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.problem import EvaluationProblem, memories, prepare_problem
 from koffline.ope.working_log import LogPart, in_problem
 from koffline.policies import DiscretePolicy
@@ -22,18 +22,21 @@ POLICY = DiscretePolicy(2, lambda observations: np.tile(TARGET, (len(observation
 QUICK = {"steps": 200, "full_replicas": 1, "resampled_replicas": 4, "hidden_units": (16, 16)}
 
 
-def ring(bonus: float, seed: int, episodes: int = 300) -> Transitions:
-    """Left or right on a ring; a step to the right pays 0.1 · state, action 0 pays ``bonus`` a step later."""
+def ring(bonus: float, seed: int, episodes: int = 300, drift: float = 0.0) -> Transitions:
+    """Left or right on a ring; a step to the right pays 0.1 · state, action 0 pays ``bonus`` a step later.
+
+    All rewards rise by ``drift`` along the log.
+    """
     generator = np.random.default_rng(seed)
     columns: dict[str, list[float]] = {
         name: [] for name in ("state", "action", "reward", "next", "end", "step")
     }
-    for _ in range(episodes):
+    for rise in np.linspace(-0.5, 0.5, episodes) * drift:
         state, before = int(generator.integers(STATES)), None
         for step in range(15):
             action = int(generator.integers(2))
             following = (state + (1 if action else -1)) % STATES
-            reward = 0.1 * state * action + bonus * (before == 0) + 0.1 * generator.standard_normal()
+            reward = 0.1 * state * action + bonus * (before == 0) + rise + 0.1 * generator.standard_normal()
             ended = bool(generator.random() < END)
             for name, value in zip(columns, (state, action, reward, following, ended, step), strict=True):
                 columns[name].append(value)
@@ -89,7 +92,7 @@ def problem_of(log: Transitions, history: int = 0) -> EvaluationProblem:
     return prepare_problem(log, POLICY, GAMMA, 1, np.random.default_rng(0), history=history)
 
 
-def shift_of(log: Transitions, values: RowValues) -> MemoryShift:
+def shift_of(log: Transitions, values: RowValues) -> Shift:
     found = memory_shift(problem_of(log), values, seed=0)
     assert found is not None
     return found
@@ -113,6 +116,22 @@ def test_in_a_markov_world_nothing_is_found(seed: int) -> None:
     assert abs(found - true_value(0.0)) < 0.1
     assert shift.p_value > 1e-3
     assert abs(shift.value) < 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_drifting_world_is_worth_what_it_is_at_the_end(seed: int) -> None:
+    log = ring(0.0, seed, drift=0.2)
+    values, found = counted_values(log)
+    shift = drift_shift(problem_of(log), values, 0)
+    assert shift is not None
+    assert shift.p_value < 1e-6
+    truth = true_value(0.0) + 0.5 * 0.2 / (1.0 - GAMMA * (1.0 - END))
+    assert abs(found - true_value(0.0)) < 0.1
+    assert abs(found + shift.value - truth) < 0.25 * abs(found - truth)
+    still = ring(0.0, seed)
+    calm = drift_shift(problem_of(still), counted_values(still)[0], 0)
+    assert calm is not None
+    assert calm.p_value > 1e-3
 
 
 def test_errors_of_the_values_that_depend_on_the_state_alone_cancel() -> None:
