@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Longer messages quote the content of a file and are cut.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
@@ -107,9 +107,9 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
             meant.update({word: meant.get(word, other) for word in row})
     close = [meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)]
     close = close or [spelt[word] for word in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)]
-    more = f", … ({len(names)} in all)" if len(names) > _MOST_NAMES else ""
-    return (
-        f"did you mean '{close[0]}'?"
-        if close
-        else f"known are {', '.join(names[:_MOST_NAMES]) or 'none'}{more}"
-    )
+    return f"did you mean '{close[0]}'?" if close else f"known are {listed(names, _MOST_NAMES) or 'none'}"
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Text that lists names, only the first ones of many."""
+    return ", ".join(map(str, names[:most])) + f", … ({len(names)} in all)" * (len(names) > most)

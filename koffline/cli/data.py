@@ -51,12 +51,12 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
       koffline data inspect log.csv --out mapping.yaml
       koffline evaluate log.csv --mapping mapping.yaml --policy policy.pt --gamma 0.99
     """
-    from koffline.data.table.inspection import inspect_source
+    from koffline.data.table.inspection import inspect_table
     from koffline.store.files import atomic_file, check_target
 
     if out is not None:
         claim(out, "--out", partial(check_target, force=force))
-    found = inspect_source(source, rows)
+    found = inspect_table(source, rows)
     if out is not None:
         with atomic_file(Path(out), force) as temporary:
             temporary.write_text(found.to_yaml(), encoding="utf-8")

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from koffline.data.table.problems import listed
-from koffline.errors import PolicyError
+from koffline.errors import PolicyError, listed
 
 if TYPE_CHECKING:
     import polars as pl

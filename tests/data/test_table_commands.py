@@ -25,7 +25,7 @@ NAMES = ("x_10", "x_2", "r", "a", "x_1", "obs[0]", "obs[1]", "t", "next_x_1", "n
 
 def roles(names=NAMES, **changes):
     problems = Problems("log.csv")
-    found = resolved(TableMapping(**{**LEAST, **changes}), names, problems)
+    found, _ = resolved(TableMapping(**{**LEAST, **changes}), names, problems)
     problems.refuse()
     return found
 
@@ -59,7 +59,10 @@ def test_a_pattern_takes_no_column_with_another_role():
     [
         ({"reward": None}, "lacks reward"),
         ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
-        ({"impute": "median"}, "give zero, mean, forward, cut or a number"),
+        (
+            {"impute": "median"},
+            "should be 'zero', 'mean', 'forward' or 'cut', or input should be a valid number",
+        ),
         ({"action_names": ["a", "a"]}, "each once"),
         ({"rewards": "r"}, "unknown key 'rewards'; did you mean 'reward'?"),
         ({"observations": "y_*"}, r"no column fits observations 'y_\*'"),

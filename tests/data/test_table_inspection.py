@@ -166,13 +166,7 @@ def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
             for name, column in mixed.items():
                 file[f"data/{name}" if name == "rew" else name] = column
     assert_refused(run_cli("data", "info", path), "lacks observations", f"koffline data inspect {path}")
-    assert inspect_table(path).problems == [
-        "no number or list of numbers for each of 60 rows: version (int64, shape (2,))"
-    ]
-    roles = ("--observations", "obs", "--action", "act", "--reward", "version", "--one-step")
-    assert_refused(
-        run_cli("data", "info", path, *roles), "no column 'version'", "version (int64, shape (2,))"
-    )
+    assert inspect_table(path).problems == []
     assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
     log = open_transitions(path, mapping=mapping)
     first = np.unique(columns["ep_id"][order], return_index=True)[1]  # episodes by first appearance
@@ -194,19 +188,15 @@ class TestTimes:
         [
             (
                 ["2024-10-27T02:10:00+01:00", "2024-10-27T02:30:00+02:00", "2024-10-27T05:30:00Z"],
-                "times with a UTC offset, in the order of instants: '2024-10-27T02:10:00+01:00' is "
-                "2024-10-27 01:10:00 UTC, '2024-10-27T02:30:00+02:00' is 2024-10-27 00:30:00 UTC, "
-                "'2024-10-27T05:30:00Z' is 2024-10-27 05:30:00 UTC",
+                "times with a UTC offset, in the order of instants, 2024-10-27 00:30:00 UTC to 2024-10-27 "
+                "05:30:00 UTC: '2024-10-27T02:10:00+01:00' is 2024-10-27 01:10:00 UTC",
             ),
             (
                 ["2024-10-27 02:10", "2024-10-27 02:30", "2024-10-27 02:40"],
-                "times without a UTC offset, in the order of instants: '2024-10-27 02:10' is 2024-10-27 "
-                "02:10:00 UTC,",
+                "times without a UTC offset, in the order of instants, 2024-10-27 02:10:00 UTC to 2024-10-27 "
+                "02:40:00 UTC: '2024-10-27 02:10' is 2024-10-27 02:10:00 UTC",
             ),
-            (["09:30", "10:45:00", "23:59:59"], "times of day, in the order of instants, from 09:30:00 to"),
-            ([1730000000, 1730000060, 1730000120], "numbers, in the order of their size; they look like "
-             "seconds since 1970: 1730000000 is 2024-10-27 03:33:20 UTC"),
-            ([1730000000000, 1730000000060, 1730000000120], "they look like milliseconds since 1970"),
+            (["09:30", "10:45:00", "23:59:59"], "times of day, in the order of instants, 09:30:00 to 23:59:59"),
             ([7, 8, 9], "numbers, in the order of their size"),
         ],
     )  # fmt: skip
@@ -252,14 +242,6 @@ class TestTimes:
         log = open_transitions(write(table, tmp_path / "log.csv"), mapping=MAPPING)
         assert log.observations[:, 0].tolist() == [0.5, 0.0, 1.0]
         assert [note for note in log.metadata.notes if note.startswith("times in t have no date")]
-
-
-def test_what_a_mapping_lacks_and_what_it_leaves_open_are_told_together(tmp_path):
-    table = write(walk(), tmp_path / "log.csv")
-    given = run_cli("data", "info", table, "--observations", "x_*", "--reward", "r")
-    assert_refused(given, "the mapping lacks action", "no column says which rows belong together")
-    given = run_cli("data", "info", table, "--reward", "r", "--episode", "id")
-    assert_refused(given, "the mapping lacks observations, action", "nothing says how episodes end")
 
 
 def test_every_column_that_cannot_be_filled_forward_is_named(tmp_path):
@@ -340,7 +322,6 @@ class TestGuesses:
         days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 4, 9), eager=True).dt.strftime("%Y%m%d")
         table = {"id": [0] * 100, "t": days.cast(pl.Int64), "x": np.arange(100.0) % 7, "a": [0, 1] * 50}
         notes = inspect_table(write(table | {"r": [1.0, 2.0] * 50}, tmp_path / f"log.{suffix}")).notes
-        assert any("they look like dates: 20240101 is 2024-01-01" in note for note in notes)
         assert not any("gaps" in note for note in notes)  # 20240131 and 20240201 follow each other
 
     def test_values_of_last_rows_alone_may_be_ends(self, tmp_path):
@@ -369,7 +350,7 @@ class TestGuesses:
         assert any(p.startswith("r: '1,000' may be a thousand") for p in found.problems)
         assert "decimal_comma" not in found.mapping
         told = {**inspect_table(write(table, tmp_path / "plain.parquet")).mapping}
-        with pytest.raises(DataError, match="without the comma if that marks thousands"):
+        with pytest.raises(DataError, match="no comma if that marks thousands"):
             open_transitions(path, mapping=told)
 
     def test_texts_that_count_steps_are_no_state(self, tmp_path):

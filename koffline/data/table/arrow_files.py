@@ -7,10 +7,9 @@ declared there), decodes a row group at a time, and tells no sizes before it rea
 from __future__ import annotations
 
 import contextlib
-import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,19 @@ import polars as pl
 from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import describe_log
-from koffline.data.table.files import HDF5, NO_TABLE, NPZ, PARQUET, STREAM, faults, open_bytes, width_of
-from koffline.data.table.problems import listed
+from koffline.data.table.files import (
+    CSV,
+    HDF5,
+    NO_TABLE,
+    NPZ,
+    PARQUET,
+    STREAM,
+    Reader,
+    csv_reader,
+    faults,
+    open_bytes,
+    width_of,
+)
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
@@ -32,24 +42,24 @@ from koffline.untrusted.limits import Refused
 
 
 @contextlib.contextmanager
-def table_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader | ArraysReader]:
-    """The schema and rows of a Parquet file, Arrow file or stream, or of arrays in HDF5 or NPZ."""
+def table_reader(name: str, kind: str) -> Iterator[Reader]:
+    """Open a file of a table. Raises DataError, also for arrays that are no columns."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    if kind in (HDF5, NPZ):
-        with faults(name, kind), remote.local_file(name) as path:
-            if kind == NPZ:
-                reader = arrays_reader(_headers(Path(path)), name)
-                yield replace(reader, arrays=read_arrays(Path(path), list(reader.arrays)))
-                return
-            with open_hdf5(Path(path)) as file:
-                reader = arrays_reader({each: file.raw[each] for each in file.datasets}, name)
-                file.slices(list(reader.arrays))
-                yield reader
-        return
-    with faults(name, kind), open_bytes(name) as source:
-        if kind == PARQUET:
+    with faults(name, kind), contextlib.ExitStack() as stack:
+        if kind == CSV:
+            yield csv_reader(name)
+        elif kind == NPZ:
+            path = stack.enter_context(remote.local_file(name))
+            columns = _columns(_headers(path), name)
+            yield _arrays_reader(read_arrays(path, list(columns)))
+        elif kind == HDF5:
+            file = stack.enter_context(open_hdf5(stack.enter_context(remote.local_file(name))))
+            columns = _columns({each: file.raw[each] for each in file.datasets}, name)
+            yield _arrays_reader(file.slices(list(columns)))
+        elif kind == PARQUET:
+            source = stack.enter_context(open_bytes(name))
             opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
             schema = opened.schema_arrow  # not cached: made at every access
             texts = [each.name for each in schema if polars_type(each.type) in (pl.String, pl.Binary)]
@@ -57,16 +67,18 @@ def table_reader(name: str, kind: str) -> Iterator[ParquetReader | ArrowReader |
                 options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
                 source.seek(0)
                 opened = pyarrow.parquet.ParquetFile(source, **options)
-            yield ParquetReader(opened, schema)
-            return
-        start = source.read(4)
-        source.seek(0)
-        if start == STREAM:
-            with pa.ipc.open_stream(source) as found:
-                yield ArrowReader(source, True, found.schema)
+            yield ParquetReader(*_fields(schema), opened)
         else:
-            with pa.ipc.open_file(source) as found:
-                yield ArrowReader(source, False, found.schema)
+            source = stack.enter_context(open_bytes(name))
+            opening = pa.ipc.open_stream if source.read(4) == STREAM else pa.ipc.open_file
+            source.seek(0)
+            schema = stack.enter_context(opening(source)).schema
+            yield ArrowReader(*_fields(schema), source, opening, schema)
+
+
+def _fields(schema: Any) -> tuple[list[tuple[str, Any]], dict[bytes, bytes]]:
+    """The fields of a `Reader`, from Arrow's schema."""
+    return [(each.name, polars_type(each.type)) for each in schema], schema.metadata or {}
 
 
 @cache
@@ -85,7 +97,7 @@ def polars_type(kind: Any) -> Any:
         return pl.Unknown()
 
 
-def frame_of(batch: Any) -> pl.DataFrame:
+def _frame(batch: Any) -> pl.DataFrame:
     """Convert a record batch, dictionaries decoded, to a frame. Raises ArrowInvalid if it is damaged."""
     import pyarrow as pa
 
@@ -94,20 +106,19 @@ def frame_of(batch: Any) -> pl.DataFrame:
 
 
 @dataclass(frozen=True)
-class ParquetReader:
-    """An open Parquet file; ``schema`` is as the file has it."""
+class ParquetReader(Reader):
+    """An open Parquet file."""
 
     opened: Any
-    schema: Any
 
-    def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
-        """The columns in record batches of at most ``rows`` rows."""
-        yield from self.opened.iter_batches(rows, columns=columns, use_threads=False)
+    def frames(self, columns: Mapping[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+        """The columns in frames of at most ``rows`` rows."""
+        yield from map(_frame, self.opened.iter_batches(rows, columns=list(columns), use_threads=False))
 
-    def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
+    def declared(self, columns: Mapping[str, Any], itemsize: int) -> tuple[int, int]:
         """Bytes of the columns in memory, and of the largest lists that a row group may have in one row."""
-        metadata = self.opened.metadata
-        kinds = {name: polars_type(self.schema.field(name).type) for name in columns}
+        metadata, found = self.opened.metadata, dict(self.fields)
+        kinds = {name: found[name] for name in columns}
         paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
         leaves = {i: path for i, path in enumerate(paths) if path in kinds}
         lists = {f"{name}.": name for name, kind in kinds.items() if kind.is_nested()}
@@ -123,115 +134,88 @@ class ParquetReader:
                 if kind.is_nested():
                     nested += size
                 elif chunk.num_values != group.num_rows:
-                    found = f"column {name} has {chunk.num_values} values in {group.num_rows} rows"
-                    raise Refused(f"{found}; it is damaged: export it again")
+                    found_rows = f"column {name} has {chunk.num_values} values in {group.num_rows} rows"
+                    raise Refused(f"{found_rows}; it is damaged: export it again")
                 total += max(size, chunk.total_uncompressed_size if kind in (pl.String, pl.Binary) else 0)
             at_once = max(at_once, nested)
         return total, at_once
 
 
 @dataclass(frozen=True)
-class ArrowReader:
-    """An open stream, or a file whose end says where its batches are."""
+class ArrowReader(Reader):
+    """An open stream, or a file whose end says where its batches are; neither declares sizes."""
 
     source: Any
-    is_stream: bool
+    opening: Callable[..., Any]
     schema: Any
 
-    def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
-        """Zero: the format declares no sizes, so rows are counted when they are read."""
-        return 0, 0
-
-    def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
-        """The columns in record batches of at most ``rows`` rows."""
+    def frames(self, columns: Mapping[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+        """The columns in frames of at most ``rows`` rows."""
         import pyarrow as pa
 
         self.source.seek(0)
         indices = sorted(self.schema.get_field_index(name) for name in columns)
         options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
-        opening = pa.ipc.open_stream if self.is_stream else pa.ipc.open_file
-        with opening(self.source, options=options) as opened:
-            count = 0 if self.is_stream else opened.num_record_batches
-            for whole in opened if self.is_stream else map(opened.get_batch, range(count)):
+        with self.opening(self.source, options=options) as opened:
+            count = getattr(opened, "num_record_batches", None)
+            for whole in opened if count is None else map(opened.get_batch, range(count)):
                 for start in range(0, whole.num_rows, rows):
-                    yield whole.select(columns).slice(start, rows)
+                    yield _frame(whole.select(list(columns)).slice(start, rows))
 
 
 @dataclass(frozen=True)
-class ArraysReader:
-    """Arrays as columns: of one number (or text) a row, or of a list of numbers."""
+class ArraysReader(Reader):
+    """Arrays of one number (or text) a row, or of a list of numbers, in memory or read by slices."""
 
-    arrays: dict[str, Any]
-    schema: Any
+    arrays: Mapping[str, Any]
 
-    def declared(self, columns: Iterable[str], itemsize: int) -> tuple[int, int]:
+    def declared(self, columns: Mapping[str, Any], itemsize: int) -> tuple[int, int]:
         """Bytes of the columns in memory; they are read by slices."""
         arrays = [self.arrays[name] for name in columns]
         return sum(array.size * max(itemsize, array.dtype.itemsize) for array in arrays), 0
 
-    def batches(self, columns: list[str], rows: int) -> Iterator[Any]:
-        """The columns in record batches of at most ``rows`` rows."""
-        import pyarrow as pa
+    def frames(self, columns: Mapping[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+        """The columns in frames of at most ``rows`` rows."""
+        for start in range(0, len(self.arrays[next(iter(columns))]), rows):
+            yield pl.DataFrame([_series(name, self.arrays[name][start : start + rows]) for name in columns])
 
-        for start in range(0, len(self.arrays[columns[0]]), rows):
-            found = []
-            for name in columns:
-                block = self.arrays[name][start : start + rows]
-                flat = block.astype(block.dtype.newbyteorder("="), copy=False).reshape(-1)
-                column = pa.array(flat.tolist() if flat.dtype.kind == "U" else flat)
-                is_list = pa.types.is_fixed_size_list(self.schema.field(name).type)
-                found.append(pa.FixedSizeListArray.from_arrays(column, block.shape[1]) if is_list else column)
-            yield pa.record_batch(found, columns)
+
+def _series(name: str, array: np.ndarray) -> pl.Series:
+    return pl.Series(name, array.reshape(-1) if array.shape[1:] == (1,) else array)
+
+
+def _arrays_reader(arrays: Mapping[str, Any]) -> ArraysReader:
+    kinds = [(name, _series(name, array[:0]).dtype) for name, array in arrays.items()]
+    return ArraysReader(kinds, {}, arrays)
 
 
 def _headers(path: Path) -> dict[str, Any]:
-    """Shapes and dtypes of an archive's arrays; None for what is none that is read."""
+    """Shapes and dtypes of the arrays of an archive that can be read."""
     found: dict[str, Any] = {}
     for name in array_names(path):
-        found[name] = None
         with contextlib.suppress(Refused):
             found |= array_headers(path, [name])
     return found
 
 
-def arrays_reader(found: Mapping[str, Any], name: str) -> ArraysReader:
-    """Reader of the arrays with one row per transition; that is the most frequent number of rows.
+def _columns(found: Mapping[str, Any], name: str) -> list[str]:
+    """Arrays with one row per transition; that is the most frequent number of rows.
 
     Raises DataError where there are none, or episodes are groups of their own.
     """
-    import pyarrow as pa
-
     is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
     kept = {
-        each: array
+        each: array.shape[0]
         for each, array in found.items()
-        if array is not None and len(array.shape) in (1, 2) and 0 not in array.shape
+        if len(array.shape or ()) in (1, 2) and 0 not in array.shape
         if array.dtype.kind in "biuf" or (array.dtype.kind == "U" and len(array.shape) == 1)
     }
-    rows, count = Counter(array.shape[0] for array in kept.values()).most_common(1)[0] if kept else (0, 0)
+    rows, count = Counter(kept.values()).most_common(1)[0] if kept else (0, 0)
     if count < 3 or is_other:
         raise DataError(f"{name} {NO_TABLE}")
-    kept = {each: array for each, array in kept.items() if array.shape[0] == rows}
-    fields = {}
-    for each, array in kept.items():
-        is_text, width = array.dtype.kind == "U", math.prod(array.shape[1:])
-        kind = pa.string() if is_text else pa.from_numpy_dtype(array.dtype.newbyteorder("="))
-        fields[each] = kind if width == 1 else pa.list_(kind, width)
-    out = [f"{each} ({_about(array)})" for each, array in found.items() if each not in kept]
-    said = f"no number or list of numbers for each of {rows} rows: {listed(out)}" if out else ""
-    return ArraysReader(kept, pa.schema(fields, {LEFT_OUT: said}))
+    return [each for each, its_rows in kept.items() if its_rows == rows]
 
 
-def _about(array: Any) -> str:
-    """Shape and dtype of an array that is no column."""
-    if array is None:
-        return "no plain array"
-    text = "texts of any length" if array.dtype.kind == "O" else str(array.dtype)
-    return f"{text}, shape {tuple(array.shape or ())}"
-
-
-# Beside the schema of arrays: which of them are no columns, and why.
-LEFT_OUT = "koffline left out"
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.
 SHAPE_KEY = "koffline_observation_shape"
 # Longer vectors and images are stored as lists instead of one column per number.

@@ -11,10 +11,13 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
+from koffline.data.features import Encoding
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.table.mapping import TableMapping
+from koffline.data.table.computed import Formula
+from koffline.data.table.counts import TableCounts
+from koffline.data.table.mapping import HOW_EPISODES_END, WHICH_ROWS, TableMapping
 from koffline.data.table.problems import Problems, column_fault
-from koffline.data.table.rows import TableRows
+from koffline.data.table.rows import TableRows, TextKind
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 
@@ -28,9 +31,10 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n",
 class Table:
     """Rows, the columns' roles, what a first pass finds, and the actions with what was assumed about them.
 
-    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``flagged``: whether a
-    row is terminal or truncated. ``seen``: the least and the greatest of whole-number actions. ``runs``: rows
-    of one id that lie together. ``encoded``: columns of categories by the features that they became.
+    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``flagged``: flags that
+    a row has. ``seen``: the least and the greatest of whole-number actions. ``values`` of a category, and the
+    ``categories`` in their order. ``runs``: rows of one id that lie together. ``origin``: columns of
+    categories by the features that they became. ``counts``: what is done to the rows afterwards.
     """
 
     source: str
@@ -41,25 +45,24 @@ class Table:
     observation_shape: tuple[int, ...] | None
     problems: Problems
     is_own: bool  # the mapping came from koffline's own column names
-    encoded: Mapping[str, str] = field(default_factory=dict)
+    formulas: tuple[Formula, ...]
+    texts: Mapping[str, TextKind]
+    encodings: Mapping[str, Encoding]
+    origin: Mapping[str, str]
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
     metadata: Metadata = field(default_factory=Metadata)
+    counts: TableCounts = field(default_factory=TableCounts)
     n_rows: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     infinite: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)  # sums until the pass ends
-    flagged: bool = False
+    flagged: set[str] = field(default_factory=set)
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
+    values: set[Any] = field(default_factory=set)
     categories: tuple[Any, ...] = ()
     seen: np.ndarray | None = None
     runs: pl.DataFrame | None = None
-
-    @property
-    def knows_order(self) -> bool:
-        """Whether the requested columns for episode and time exist, so that rows can be put in order."""
-        kept = (self.roles.episode, self.roles.time) == (self.asked.episode, self.asked.time)
-        return kept and not self.is_open
 
 
 def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
@@ -84,50 +87,33 @@ def hashed(ids: pl.Series) -> pl.Series:
     return ids.hash(0).alias("id")
 
 
-def look_through(table: Table, is_category: bool, census: bool) -> set[Any]:
-    """Pass over all rows, fill in the table's statistics, and return the distinct values of a category."""
-    roles, problems = table.roles, table.problems
-    values: set[Any] = set()
-    runs = []
-    flags = {name for name in (roles.terminal, roles.truncated) if name}
-    formulas = () if table.rows.computed is None else table.rows.computed.formulas
-    unmet = {each.text for each in formulas if each.texts} & flags
+def look_through(table: Table, is_category: bool, census: bool) -> None:
+    """Pass over all rows and fill in the table's statistics. Raises DataError."""
+    roles, runs = table.roles, []
+    flags = [name for name in (roles.terminal, roles.truncated) if name]
     for frame in table.rows.frames():
         table.n_rows += frame.height
         if census and roles.episode is not None:
             runs.append(_joined(pl.DataFrame([hashed(frame[roles.episode])]).with_columns(rows=1)))
         for column in frame:
             _look_at(table, column)
-        for name in tuple(flags):
-            with problems.noted():
-                if read_flags(frame, name, table.source).any():
-                    table.flagged = True
-                    unmet.discard(name)
-                continue
-            flags.remove(name)
-        if len(roles.action) != 1:
-            continue
+        table.flagged |= {name for name in flags if read_flags(frame, name, table.source).any()}
         actions = frame[roles.action[0]].drop_nulls()
         if is_category:
             longest: Any = actions.str.len_bytes().max() if actions.dtype == pl.String else 0
-            values |= set(actions.unique()) if (longest or 0) <= _LONGEST_NAME else set()
-            if len(values) > _MOST_CATEGORIES or (longest or 0) > _LONGEST_NAME:
+            table.values |= set(actions.unique()) if (longest or 0) <= _LONGEST_NAME else set()
+            if len(table.values) > _MOST_CATEGORIES or (longest or 0) > _LONGEST_NAME:
                 most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
-                problems.add(f"column {actions.name} holds more than {most}; name another")
-                is_category, values = False, set()
-                roles = roles.without([actions.name])
-        elif actions.dtype.is_integer() and len(actions):
+                raise column_fault(table.source, actions.name, f"holds more than {most}; name another")
+        elif len(roles.action) == 1 and actions.dtype.is_integer() and len(actions):
             found = actions.to_numpy()
             ends = found if table.seen is None else np.append(table.seen, [found.min(), found.max()])
             table.seen = np.array([ends.min(), ends.max()])
     if not table.n_rows:
         raise DataError(f"{table.source} has no rows; give a table with at least one transition")
-    for name in sorted(unmet & flags):
-        problems.add(f"no row fulfils {name}; check how the column writes it, or leave the formula out")
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
     table.runs = _joined(pl.concat(runs)) if runs else None
-    return values
 
 
 def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
@@ -145,20 +131,18 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         yes, no = number == 1, number == 0
     wrong = ~(yes | no) & column.is_not_null()
     if wrong.any():
-        count = counted(int(wrong.sum()), "row", "is", "are")
-        said = f"holds {column[int(wrong.arg_max() or 0)]!r} ({count} neither yes nor no)"
         compare = f", or compare: \"{name} == '…'\"" if column.dtype == pl.String else ""
+        said = f"holds {column[int(wrong.arg_max() or 0)]!r}, neither yes nor no"
         raise column_fault(source, name, f"{said}; give true and false, or 1 and 0{compare}")
     return yes.fill_null(False)
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
     """Count the missing and infinite numbers of a column; lists of different lengths are a problem."""
-    name = column.name
+    name, missing = column.name, column.null_count()
     if table.roles.impute.get(name) == "mean":
         total = float(column.cast(pl.Float64).fill_nan(None).sum())
         table.means[name] = table.means.get(name, 0.0) + total
-    missing = column.null_count()
     if column.dtype.is_nested():
         column = column.drop_nulls()
         lengths = column.list.len() if column.dtype == pl.List else column.arr.len()
@@ -178,3 +162,38 @@ def _joined(runs: pl.DataFrame) -> pl.DataFrame:
     """Merge neighbouring runs of the same id and sum their rows."""
     by_run = runs.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
     return by_run.agg(pl.col("id").first(), pl.col("rows").sum()).drop("run")
+
+
+def check_counts(table: Table) -> None:
+    """Add problems: missing and infinite values, and questions that only the user can answer."""
+    roles, problems = table.roles, table.problems
+    spelled = {**table.origin, **{f.text: "reward" for f in table.formulas if f.text == roles.reward}}
+    missing = {
+        spelled.get(name, name): count
+        for name, count in table.missing.items()
+        if count and name not in roles.impute and (name != roles.by or name in roles.needed)
+    }
+    infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
+    cut = "end episodes before such rows (COLUMN=cut), or mend them: a row dropped inside joins two steps"
+    cut = "leave such rows out (COLUMN=cut), or mend them" if roles.stands_alone else cut
+    for what, found, remedy in (
+        ("values are missing", missing, f"replace them (--impute COLUMN=mean), {cut}"),
+        ("numbers are infinite", infinite, "mend them where the table is made, or leave the column out"),
+    ):
+        if found:
+            shown = ", ".join(f"{name}: {count}" for name, count in found.items())
+            problems.add(f"{what} ({shown}, of {counted(table.n_rows, 'row')}); {remedy}")
+    for name in table.means:
+        if table.missing[name] == table.n_rows:
+            problems.add(f"column {name} has no value to take the mean of; leave it out")
+    if table.is_own:
+        return
+    if roles.episode is None and roles.one_step is None and not (roles.stands_alone or table.flagged):
+        problems.add(WHICH_ROWS)
+        table.is_open = True
+    if roles.episode is not None and roles.terminal is None and roles.last_row is None:
+        problems.add(HOW_EPISODES_END)
+    for each in table.formulas if not problems.found else ():
+        if each.texts and each.text in (roles.terminal, roles.truncated) and each.text not in table.flagged:
+            said = "check how the column writes it, or leave the formula out"
+            problems.add(f"no row fulfils {each.text}; {said}")

@@ -1,4 +1,4 @@
-"""Columns that are computed from those of a table: rewards and flags by a formula, categories as numbers."""
+"""Formulas: rewards and flags that are computed from columns of a table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import polars as pl
 
-from koffline.data.features import ONE_HOT, Encoding
 from koffline.errors import DataError
 
 _LONGEST = 500
@@ -30,21 +28,20 @@ _CALLED: dict[str, Callable[..., pl.Expr]] = {"min": pl.min_horizontal, "max": p
 
 @dataclass(frozen=True)
 class Formula:
-    """Arithmetic over columns, which polars computes; nothing of the text is executed."""
+    """Arithmetic over columns, which polars computes; nothing of the text is executed.
+
+    ``value`` is a column named by the text: null where a value that it needs is missing.
+    """
 
     text: str
     numbers: tuple[str, ...]  # columns that are read as numbers, each once
     texts: tuple[str, ...]  # columns that are compared with texts
     value: pl.Expr = field(repr=False, compare=False)
 
-    def values(self, frame: pl.DataFrame) -> pl.Series:
-        """A column named by the text: null where a value that it needs is missing."""
-        numbers = (pl.col(name).cast(pl.Float64).fill_nan(None) for name in self.numbers)
-        texts = (pl.col(name).cast(pl.String).str.strip_chars() for name in self.texts)
-        read = frame.with_columns(*numbers, *texts)
-        used = (*self.numbers, *self.texts)
-        missing = pl.any_horizontal(pl.lit(False), *(pl.col(name).is_null() for name in used))
-        return read.with_columns(pl.when(~missing).then(self.value).alias(self.text))[self.text]
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """All columns that are read."""
+        return (*self.numbers, *self.texts)
 
 
 def parse_formula(text: str) -> Formula | None:
@@ -52,12 +49,12 @@ def parse_formula(text: str) -> Formula | None:
     quoted: list[str] = re.findall(r"`([^`]+)`", text)
     places = iter(range(len(quoted)))
     names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
+    columns: dict[str, bool] = {}
     try:
         if len(text) > _LONGEST:
             raise ValueError
         plain = re.sub(r"`[^`]+`", lambda _: f"_quoted_{next(places)}", text)
         tree = ast.parse(plain.strip(), mode="eval").body
-        columns: dict[str, bool] = {}
         value = _expression(tree, names, columns)
     except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
         raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
@@ -65,7 +62,14 @@ def parse_formula(text: str) -> Formula | None:
         return None
     numbers = tuple(name for name, is_text in columns.items() if not is_text)
     texts = tuple(name for name, is_text in columns.items() if is_text)
-    return Formula(text, numbers, texts, value)
+    is_missing = pl.any_horizontal(pl.lit(False), *(_read(*each).is_null() for each in columns.items()))
+    return Formula(text, numbers, texts, pl.when(~is_missing).then(value).alias(text))
+
+
+def _read(name: str, is_text: bool) -> pl.Expr:
+    """A column as texts or as numbers."""
+    column = pl.col(name)
+    return column.cast(pl.String).str.strip_chars() if is_text else column.cast(pl.Float64).fill_nan(None)
 
 
 def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, bool]) -> pl.Expr:
@@ -81,7 +85,7 @@ def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, boo
         name = names.get(word, word)
         if columns.setdefault(name, is_text) != is_text:
             raise ValueError
-        return pl.col(name)
+        return _read(name, is_text)
 
     match node:
         case ast.Name(id=word):
@@ -106,34 +110,3 @@ def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, boo
         case ast.Call(func=ast.Name(id="min" | "max" as word), keywords=[]) if node.args:
             return _CALLED[word](*map(of, node.args))
     raise ValueError
-
-
-@dataclass(frozen=True)
-class Computed:
-    """Columns that are ``kept`` as they are read, those of formulas, and encoded columns."""
-
-    kept: tuple[str, ...]
-    formulas: tuple[Formula, ...]
-    encodings: Mapping[str, Encoding]
-
-    def schema(self, types: Mapping[str, Any]) -> dict[str, Any]:
-        """Types of the columns of ``frame``, from those that are read."""
-        found = {name: types[name] for name in self.kept}
-        found |= {formula.text: pl.Float64() for formula in self.formulas}
-        for column, encoding in self.encodings.items():
-            kind: Any = pl.Int8() if encoding.kind == ONE_HOT else pl.Int16()
-            found.update(dict.fromkeys(encoding.names(column), kind))
-        return found
-
-    def frame(self, read: pl.DataFrame) -> pl.DataFrame:
-        """Compute the columns of a frame; missing values stay missing."""
-        columns = [read[name] for name in self.kept] + [formula.values(read) for formula in self.formulas]
-        for column, encoding in self.encodings.items():
-            texts, known = read[column].cast(pl.String), pl.Series(encoding.categories, dtype=pl.String)
-            codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
-            there, kind = codes.is_not_null(), pl.Int8 if encoding.kind == ONE_HOT else pl.Int16
-            numbers = encoding.numbers(codes.fill_null(-1).to_numpy())
-            for i, name in enumerate(encoding.names(column)):
-                made = pl.Series(name, np.ascontiguousarray(numbers[:, i])).cast(kind)
-                columns.append(made if there.all() else made.zip_with(there, pl.Series([None], dtype=kind)))
-        return pl.DataFrame(columns)

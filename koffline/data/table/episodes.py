@@ -9,30 +9,24 @@ import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, shaped_actions
-from koffline.data.spaces import Discrete
 from koffline.data.table.census import Table, action_dtype, number_dtype, read_flags
-from koffline.data.table.counts import TableCounts
 from koffline.data.table.mapping import CUT
-from koffline.data.table.problems import column_fault
 from koffline.errors import DataError
 
-_ROUNDING = 1e-4  # probabilities may exceed 1 by this rounding
 
-
-def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog | None:
+def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     """Aligned columns of a piece that holds whole episodes; None where no row is left.
 
-    Episodes are in order of first appearance, rows in time order. Raises DataError with all that is wrong.
+    Episodes are in order of first appearance, rows in time order. ``table.counts`` gets what was done. Raises
+    DataError with all that is wrong.
     """
-    roles = table.roles
-    if not table.knows_order:
+    roles, counts = table.roles, table.counts
+    if table.is_open:
         table.problems.refuse()
-    frame = frame if roles.stands_alone else _ordered(frame, table, counts)
+    frame = frame if roles.stands_alone else _ordered(frame, table)
     log, episodes = _flags(frame, table)
-    with table.problems.noted():
-        _check_probabilities(frame, table)
     table.problems.refuse()
-    frame, episodes = _cut(frame, episodes, log, table, counts)
+    frame, episodes = _cut(frame, episodes, log, table)
     if not frame.height:
         return None
     last = np.append(episodes[1:] != episodes[:-1], True)
@@ -41,7 +35,7 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
             log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
     if roles.by is not None:
         log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
-    observed = _Columns(frame, episodes, table, counts)
+    observed = _Columns(frame, episodes, table)
     log["observations"] = observed.vectors(roles.observations)
     log["actions"] = _actions(frame, table)
     log["rewards"] = observed.single(roles.reward or "")
@@ -49,7 +43,8 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
         log["weights"] = observed.single(roles.weight)
     if roles.behavior is not None:
         found = observed.single(roles.behavior)
-        log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
+        with np.errstate(divide="ignore", invalid="ignore"):  # what is none is refused with the log's columns
+            log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
     if not roles.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes
         kind = frame.schema.get(roles.episode or "", pl.String())
@@ -59,7 +54,7 @@ def assemble(frame: pl.DataFrame, table: Table, counts: TableCounts) -> RawLog |
     if roles.one_step:
         log["next_observations"] = log["observations"]
     elif not roles.next_observations:
-        log = _with_next(log, last, roles.truncated is not None, counts)
+        log = _with_next(log, last, table)
     else:
         log["next_observations"] = observed.vectors(roles.next_observations)
         if roles.truncated is None and not roles.stands_alone:
@@ -76,10 +71,9 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
     """Flags of the rows, and the number of each row's episode. Flags inside episodes are a problem."""
     roles = table.roles
     named = {"terminated": roles.terminal, "truncated": roles.truncated}
-    log = {flag: np.full(frame.height, bool(roles.one_step) and flag == "terminated") for flag in named}
-    for flag, name in named.items():
-        with table.problems.noted():
-            log[flag] = read_flags(frame, name, table.source).to_numpy() if name else log[flag]
+    log = {flag: read_flags(frame, name, table.source).to_numpy() for flag, name in named.items()}
+    if roles.one_step:
+        log["terminated"] = np.ones(frame.height, dtype=bool)
     if roles.stands_alone:
         return log, np.arange(frame.height)
     if roles.episode is None:
@@ -96,7 +90,7 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
 
 
 def _cut(
-    frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table, counts: TableCounts
+    frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table
 ) -> tuple[pl.DataFrame, np.ndarray]:
     """The rows before the first missing value of each episode, where that is to end it.
 
@@ -107,45 +101,35 @@ def _cut(
     named = [name for name in frame.columns if roles.impute.get(name) == CUT and table.missing[name]]
     if not named:
         return frame, episodes
-
-    def lacks(names: list[str]) -> np.ndarray:
-        missing = np.zeros(frame.height, dtype=bool)
-        for column in (frame[name] for name in names):
-            gone = column.is_null() | column.is_nan() if column.dtype.is_float() else column.is_null()
-            missing |= gone.to_numpy()
-        return missing
-
-    missing = lacks(named)
+    seen = [name for name in named if name in roles.observations]
+    frame = frame.with_columns(frame[name].fill_nan(None) for name in named if frame[name].dtype.is_float())
+    missing, unseen = (
+        frame.select(pl.any_horizontal(pl.lit(False), pl.col(names).is_null())).to_series().to_numpy()
+        for names in (named, seen)
+    )
     begins = np.append(True, episodes[1:] != episodes[:-1])
     before = np.cumsum(missing) - missing  # number of rows above, in all episodes, that lack a value
     inside = before - before[begins][np.cumsum(begins) - 1]
-    gone, kept = missing | (inside > 0), np.zeros(frame.height, dtype=bool)
-    counts.ended += int(gone.sum())
-    if not roles.stands_alone:
-        first = missing & (inside == 0)
-        if not roles.next_observations:
-            kept = first & ~lacks([name for name in named if name in roles.observations])
-        log["terminated"] = log["terminated"] & ~gone
-        shortened = kept | np.append(first[1:] & ~begins[1:] & ~kept[1:], False)
-        log["truncated"] = (log["truncated"] & ~gone) | shortened
+    gone, first = missing | (inside > 0), missing & (inside == 0)
+    table.counts.ended += int(gone.sum())
+    kept = first & ~unseen & (not roles.next_observations and not roles.stands_alone)
+    shortened = kept | np.append(first[1:] & ~begins[1:] & ~kept[1:], False)
     if gone.all():
         return frame.clear(), episodes[:0]
     rows = ~gone | kept
+    log["terminated"], log["truncated"] = log["terminated"] & ~gone, (log["truncated"] & ~gone) | shortened
     log.update({flag: column[rows] for flag, column in log.items()})
-    frame = frame.filter(pl.Series(rows))
     # What stands in for missing values goes away with its row.
-    columns = [frame[name].fill_nan(None) if frame[name].dtype.is_float() else frame[name] for name in named]
-    filled = [column.fill_null(strategy="forward").fill_null(strategy="backward") for column in columns]
-    return frame.with_columns(filled), pl.Series(episodes[rows]).rle_id().cast(pl.Int64).to_numpy()
+    frame = frame.filter(pl.Series(rows)).with_columns(pl.col(named).forward_fill().backward_fill())
+    return frame, pl.Series(episodes[rows]).rle_id().cast(pl.Int64).to_numpy()
 
 
-def _with_next(
-    log: dict[str, np.ndarray], last: np.ndarray, has_truncated: bool, counts: TableCounts
-) -> dict[str, np.ndarray]:
+def _with_next(log: dict[str, np.ndarray], last: np.ndarray, table: Table) -> dict[str, np.ndarray]:
     """Next observations from the rows below; last rows of open episodes are left out.
 
     After a termination the next observation has no influence: the row's own stands in for it.
     """
+    counts, has_truncated = table.counts, table.roles.truncated is not None
     lost = last & ~log["terminated"]
     cut = lost & log["truncated"] if has_truncated else lost
     moved = np.append(cut[1:] & ~last[:-1], False)
@@ -157,9 +141,9 @@ def _with_next(
     return {**{name: column[kept] for name, column in log.items()}, "next_observations": following}
 
 
-def _ordered(frame: pl.DataFrame, table: Table, counts: TableCounts) -> pl.DataFrame:
+def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """Rows by episode, in order of first appearance, and time. Two at one time are a problem."""
-    roles = table.roles
+    roles, counts = table.roles, table.counts
     row = pl.int_range(frame.height, dtype=pl.Int64, eager=True)
     keys = pl.DataFrame({"first": row, "time": row if roles.time is None else frame[roles.time]})
     if roles.episode is None:
@@ -203,7 +187,6 @@ class _Columns:
     frame: pl.DataFrame
     episodes: np.ndarray
     table: Table
-    counts: TableCounts
 
     def vectors(self, columns: tuple[str, ...]) -> np.ndarray:
         """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
@@ -244,10 +227,10 @@ class _Columns:
         else:
             value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
             said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
-        origin = table.encoded.get(name, name)
-        features = [feature for feature, of in table.encoded.items() if of == origin]
+        origin = table.origin.get(name, name)
+        features = [feature for feature, of in table.origin.items() if of == origin]
         if count and features[:1] in ([], [name]):  # features of one category are missing together
-            self.counts.imputed[origin, said] += count
+            table.counts.imputed[origin, said] += count
         return column.to_numpy()
 
 
@@ -266,19 +249,3 @@ def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
         found = column.to_numpy().reshape((frame.height, -1) if is_list else -1)
     found = found if table.categories else found.astype(action_dtype(table), copy=False)
     return shaped_actions(found, table.action_space)
-
-
-def _check_probabilities(frame: pl.DataFrame, table: Table) -> None:
-    """Raise DataError for probabilities that no action that was taken can have."""
-    name, is_log = table.roles.behavior, table.roles.behavior_probability is None
-    if name is None or table.problems.found:
-        return
-    found, is_discrete = frame[name].cast(pl.Float64), isinstance(table.action_space, Discrete)
-    wrong = found > (0 if is_log else 1) + _ROUNDING if is_discrete else found.is_nan() & False
-    wrong = (wrong if is_log else wrong | (found <= 0)).fill_null(False) & found.is_not_nan()
-    if wrong.any():
-        rows = counted(int(wrong.sum()), "row", "holds", "hold")
-        what = f"{'logarithm of a ' * is_log}probability of an action that was taken"
-        remedy = "give --behavior-probability, or natural logarithms with --behavior-log-probability"
-        said = f"holds {found.filter(wrong)[0]:g} ({rows} no {what}); {remedy}"
-        raise column_fault(table.source, name, said)

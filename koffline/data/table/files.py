@@ -6,7 +6,7 @@ import contextlib
 import csv
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ _SUFFIXES = {
 # Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
 STREAM = b"\xff\xff\xff\xff"
 _CONTENTS = {b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW}
-_OTHERS = (b"\x89HDF", b"PK", b"\x80")  # HDF5, NPZ and pickles, recognised by content
+_ARRAYS = {b"\x89HDF": HDF5, b"PK": NPZ}
+_PICKLE = b"\x80"
 
 
 def is_table_source(name: str) -> bool:
@@ -43,16 +44,12 @@ def is_table_source(name: str) -> bool:
     from koffline.data.disk.opening import is_shard_folder
     from koffline.data.minari import data_folder
 
-    if name.startswith(MINARI):
+    if name.startswith(MINARI) or is_shard_folder(name):
         return False
-    if not remote.exists(name):
-        return _is_pattern(name) and any(map(is_table_source, remote.listed(name)[:1]))
-    if not remote.is_folder(name):
-        head = remote.read_bytes(name, 16)
-        return not head.startswith(_OTHERS) and bool(_kind_in(head) or _kind_said(name))
-    if is_shard_folder(name) or (not remote.is_url(name) and data_folder(Path(name)) is not None):
+    if not remote.is_url(name) and data_folder(Path(name)) is not None:
         return False
-    return bool(_files_below(name))
+    heads = [(remote.read_bytes(each, 16), each) for each in _candidates(name)[:1]]
+    return any(_begins(head, _CONTENTS) or (_kind_said(each) and not _is_other(head)) for head, each in heads)
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
@@ -61,46 +58,40 @@ def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
     Raises DataError where there is none, for one that is damaged, or for files of different kinds.
     """
-    is_folder = remote.is_folder(name)
-    if _is_pattern(name) and not remote.exists(name):
-        names = remote.listed(name)
-    else:
-        names = _files_below(name) if is_folder else [name]
-    kinds = {each: kind for each in names if (kind := _kind_of(each))}
+    kinds = {each: kind for each in _candidates(name) if (kind := _kind_of(each, is_table))}
     if len(set(kinds.values())) > 1:
         shown = " and ".join(sorted(set(kinds.values())))
         raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
-    if kinds:
-        return next(iter(kinds.values())), tuple(kinds)
-    if not is_table:
-        raise DataError(f"{name} {NO_TABLE}")
-    if not remote.exists(name):
-        raise DataError(f"{name} does not exist; check the path")
-    head = b"" if is_folder else remote.read_bytes(name, 16)
-    for mark, kind in zip(_OTHERS, (HDF5, NPZ), strict=False):
-        if head.startswith(mark):
-            return kind, (name,)
-    if not head or head.startswith(_OTHERS):
-        raise DataError(f"{name} {NO_TABLE}")
-    return CSV, (name,)
+    if not kinds:
+        raise DataError(f"{name} {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
+    return next(iter(kinds.values())), tuple(kinds)
 
 
-def _is_pattern(name: str) -> bool:
-    return "*" in name or "?" in name
+def _candidates(name: str) -> list[str]:
+    """The file at a path, those below a folder, or those that fit a pattern."""
+    if remote.is_folder(name):
+        return _files_below(name)
+    is_pattern = ("*" in name or "?" in name) and not remote.exists(name)
+    return remote.listed(name) if is_pattern else [name] * remote.exists(name)
 
 
-def _kind_of(name: str) -> str | None:
+def _kind_of(name: str, is_table: bool) -> str | None:
     """Kind of a file by its first bytes and its name; None if it is no table. Raises DataError if damaged."""
     head, said = remote.read_bytes(name, 16), _kind_said(name)
-    kind = _kind_in(head) or (CSV if said == CSV else None)
+    kind = _begins(head, _CONTENTS) or (CSV if said == CSV else None)
     if kind is None and said is not None:
         state = f"a truncated or corrupt {said} table (damaged header)" if head else "empty (0 bytes)"
         raise DataError(f"{name} is {state}; copy or export it again")
-    return kind
+    is_text = bool(head) and not _is_other(head)
+    return kind or ((_begins(head, _ARRAYS) or (CSV if is_text else None)) if is_table else None)
 
 
-def _kind_in(head: bytes) -> str | None:
-    return next((kind for mark, kind in _CONTENTS.items() if head.startswith(mark)), None)
+def _begins(head: bytes, marks: Mapping[bytes, str]) -> str | None:
+    return next((kind for mark, kind in marks.items() if head.startswith(mark)), None)
+
+
+def _is_other(head: bytes) -> bool:
+    return head.startswith((*_ARRAYS, _PICKLE))
 
 
 def _kind_said(name: str) -> str | None:
@@ -217,55 +208,75 @@ def width_of(kind: Any) -> int:
     return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
 
 
+@dataclass(frozen=True)
+class Reader:
+    """An open file of a table: names and types of its columns, and what is written beside them."""
+
+    fields: list[tuple[str, Any]]
+    described: Mapping[bytes, bytes]
+
+    def frames(self, columns: Mapping[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+        """The columns, of these types where that is possible, in frames of at most ``rows`` rows."""
+        raise NotImplementedError
+
+    def declared(self, columns: Mapping[str, Any], itemsize: int) -> tuple[int, int]:
+        """Bytes of the columns in memory, and of what is decoded at once; 0 where a format tells no sizes."""
+        return 0, 0
+
+
 _DELIMITERS = ",;\t|"
 _MOST_HEADER, _MOST_SHOWN = 2**22, 60
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
 
-def csv_frames(name: str, columns: dict[str, Any], rows: int) -> Iterator[pl.DataFrame]:
-    """The columns in frames of at most ``rows`` rows: numbers where all are, as asked for, else texts.
+@dataclass(frozen=True)
+class CsvReader(Reader):
+    """A CSV file: its separator, and the end of a line."""
 
-    With numbers all columns are read, so that rows of more fields than the header has are found.
-    """
-    names, delimiter, end = csv_header(name)
-    done = 0
-    with remote.local_file(name) as path:
-        for types in (columns, {}):
-            scan = pl.scan_csv(
-                path, glob=False, separator=delimiter, eol_char=end, infer_schema=False,
-                schema_overrides=types, null_values=_MISSING, raise_if_empty=False,
-                with_column_names=lambda _: names,
-            )  # fmt: skip
-            texts = pl.col(pl.String).str.strip_chars()
-            scan = scan.with_columns(pl.when(texts != "").then(texts))
-            if pl.Float64 not in columns.values():
-                scan = scan.select(list(columns))
-            try:
-                for whole in scan.slice(done).collect_batches(chunk_size=rows, engine="streaming"):
-                    done += whole.height
-                    if whole.to_series(0).null_count():  # polars takes empty lines for rows
-                        whole = whole.filter(~pl.all_horizontal(pl.all().is_null()))
-                    yield from whole.select(list(columns)).iter_slices(rows)
-                return
-            except pl.exceptions.ComputeError as error:
-                if "more fields" in str(error):
-                    header = ", ".join(names)
-                    header = header if len(header) <= _MOST_SHOWN else f"{header[:_MOST_SHOWN]}…"
-                    found = f"{name} has a row of more fields than its header, the first line, has ({header})"
-                    raise DataError(f"{found}; check its separators and quotes") from None
-                if "could not parse" not in str(error):
-                    raise
-                if not types:  # as texts, anything can be read but this
-                    found = f"{name} has a quote mark that is not closed, or a blank before one"
-                    raise DataError(f"{found}; mend that row") from None
+    name: str
+    delimiter: str
+    end: str
+
+    def frames(self, columns: Mapping[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+        """The columns in frames of at most ``rows`` rows: numbers where all are, as asked for, else texts.
+
+        With numbers all columns are read, so that rows of more fields than the header has are found.
+        """
+        names, done = [name for name, _ in self.fields], 0
+        with remote.local_file(self.name) as path:
+            for types in (columns, {}):
+                scan = pl.scan_csv(
+                    path, glob=False, separator=self.delimiter, eol_char=self.end, infer_schema=False,
+                    schema_overrides=types, null_values=_MISSING, raise_if_empty=False,
+                    with_column_names=lambda _: names,
+                )  # fmt: skip
+                texts = pl.col(pl.String).str.strip_chars()
+                scan = scan.with_columns(pl.when(texts != "").then(texts))
+                if pl.Float64 not in columns.values():
+                    scan = scan.select(list(columns))
+                try:
+                    for whole in scan.slice(done).collect_batches(chunk_size=rows, engine="streaming"):
+                        done += whole.height
+                        if whole.to_series(0).null_count():  # polars takes empty lines for rows
+                            whole = whole.filter(~pl.all_horizontal(pl.all().is_null()))
+                        yield from whole.select(list(columns)).iter_slices(rows)
+                    return
+                except pl.exceptions.ComputeError as error:
+                    if "more fields" in str(error):
+                        header = ", ".join(names)
+                        header = header if len(header) <= _MOST_SHOWN else f"{header[:_MOST_SHOWN]}…"
+                        found = f"has a row of more fields than its header, the first line, has ({header})"
+                        raise DataError(f"{self.name} {found}; check its separators and quotes") from None
+                    if "could not parse" not in str(error):
+                        raise
+                    if not types:  # as texts, anything can be read but this
+                        found = "has a quote mark that is not closed, or a blank before one"
+                        raise DataError(f"{self.name} {found}; mend that row") from None
 
 
-def csv_header(name: str) -> tuple[list[str], str, str]:
-    """Column names, without blanks around them, the separator and the end of a line.
-
-    Raises DataError for what is no UTF-8 text.
-    """
+def csv_reader(name: str) -> CsvReader:
+    """The file as its first line tells: names without blanks around them. Raises DataError."""
     import pyarrow as pa
 
     with open_bytes(name) as file:
@@ -273,17 +284,15 @@ def csv_header(name: str) -> tuple[list[str], str, str]:
         file.seek(0)
         codec = next((codec for start, codec in _CODECS.items() if mark.startswith(start)), None)
         head = (pa.CompressedInputStream(file, codec) if codec else file).read(_MOST_HEADER)
+    line = head.partition(b"\n")[0].partition(b"\r")[0]
     if not head.strip():
         raise DataError(f"{name} is empty; copy or export it again")
-    line = head.partition(b"\n")[0].partition(b"\r")[0]
     if len(line) == _MOST_HEADER:
         raise DataError(f"{name} has no line ends in its first {_MOST_HEADER} bytes; check that it is CSV")
-    if b"\0" in line:
-        raise DataError(f"{name} holds zero bytes, as UTF-16 text does; save it as UTF-8 (or as Parquet)")
     text = line.decode("utf-8-sig")
     if text.count('"') % 2:
         raise DataError(f"{name} has a line break or a single quote mark in a column name; rename it")
     delimiter = max(_DELIMITERS, key=text.count)
     end = "\r" if b"\r" in head and b"\n" not in head else "\n"
-    fields = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
-    return [field.strip() for field in fields], delimiter, end
+    names = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    return CsvReader([(each.strip(), pl.String()) for each in names], {}, name, delimiter, end)

@@ -18,14 +18,13 @@ from koffline.data.disk.opening import is_shard_folder
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
 from koffline.data.table import profiles
-from koffline.data.table.arrow_files import LEFT_OUT
-from koffline.data.table.counts import ORDER, TableCounts, only_last
+from koffline.data.table.counts import ORDER, only_last
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import Problems, is_pattern
 from koffline.data.table.profiles import IGNORED, Profile
-from koffline.data.table.rows import CLOCK, TableRows, open_rows, stored_columns
+from koffline.data.table.rows import CLOCK, TableRows, described, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.errors import DataError, printable
 from koffline.store.files import MINARI
@@ -33,10 +32,6 @@ from koffline.store.files import MINARI
 ROWS = 100_000
 _KEYS = {"observation": "observations", "next observation": "next_observations"}
 _SEVERAL = ("observations", "next_observations", "action")
-_LINES = ("observations", "encode", "next_observations", "action", "action_names", "reward", "episode",
-          "time", "terminal", "truncated", "last_row", "behavior_probability", "behavior_log_probability",
-          "weight", "impute",
-          "drop_duplicates", "decimal_comma")  # fmt: skip
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
 # one_step: true     # every row is an episode of one step that ends (a bandit: one user, one decision)
@@ -76,10 +71,10 @@ class Inspection:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        gamma = "" if self.mapping.get("one_step") or self.is_open else " --gamma 0.99"
+        gamma = "" if self.is_open else " --gamma 0.99"
         yield f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:"
         yield f"#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY{gamma}"
-        for key in _LINES:
+        for key in TableMapping.model_fields:
             value = self.mapping.get(key)
             if value is None and key in ("action", "reward"):
                 yield f"{key}:  # which column? No name says so"
@@ -105,54 +100,39 @@ class Inspection:
 
 
 def _text(value: Any) -> str:
-    """A text as YAML in one line, whatever it holds."""
-    if value is True:
-        return "true"
-    plain = re.fullmatch(r"[\w.-]+", value) is not None
-    found = yaml.safe_dump(
-        value, allow_unicode=value.isprintable(), width=10**9, default_style=None if plain else '"'
-    )
+    """A text or a yes as YAML in one line, whatever it holds."""
+    style = None if re.fullmatch(r"[\w.-]+", str(value)) else '"'
+    found = yaml.safe_dump(value, allow_unicode=str(value).isprintable(), width=10**9, default_style=style)
     return str(found).removesuffix("...\n").strip()
 
 
-def inspect_source(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
+def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
     """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
     is_log = name.startswith(MINARI) or (
         remote.is_folder(name) and (is_shard_folder(name) or data_folder(Path(name)) is not None)
     )
-    if not is_log:
-        kind, files = find_tables(name, is_table=True)
-        stored = stored_columns(files[0], kind)[0]
-        is_log = own_mapping(stored) is not None
-        is_log = is_log or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys())
-    if is_log:
+    kind, files = ("", ("",)) if is_log else find_tables(name, is_table=True)
+    stored = {} if is_log else dict(described(files[0], kind).fields)
+    is_log = is_log or own_mapping(stored) is not None
+    if is_log or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()):
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
-    return inspect_table(name, rows)
-
-
-def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
-    """Look at the first rows of a table and guess a mapping. Raises DataError for what cannot be read."""
-    name = os.fspath(source)
-    kind, files = find_tables(name, is_table=True)
-    stored, _, beside = stored_columns(files[0], kind)
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
     with faults(name, kind):
         held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
     if held is None or not held.height:
         raise DataError(f"{name} has no rows; give a table with at least one transition")
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
-    columns = [profiles.profile(held[each] if each in readable else empty, kind != CSV) for each in stored]
-    for each, column in zip(columns, stored, strict=True):
-        each.name = column
+    columns = [
+        profiles.profile(held[each] if each in readable else empty.alias(each), kind != CSV)
+        for each in stored
+    ]
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
         first = ", ".join(list(stored)[:3])
         found.problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
-    if left_out := beside.get(LEFT_OUT.encode()):
-        found.problems.append(left_out.decode())
     for each in columns:
         if each.role == profiles.UNFIT:
             each.role = IGNORED
@@ -160,10 +140,9 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
         if each.kind == profiles.DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
         if each.kind == profiles.TWO_WAYS:
-            found.problems.append(
-                f"{each.name}: {each.example!r} may be a thousand or a number with decimals; write it "
-                "without the comma, or say decimal_comma: true"
-            )
+            said = f"{each.example!r} may be a thousand or a number with decimals"
+            remedy = "write it without the comma, or say decimal_comma: true"
+            found.problems.append(f"{each.name}: {said}; {remedy}")
     _check_ends(found)
     for each in columns:
         if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):
@@ -172,11 +151,10 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
             found.notes.append(f"times in {each.name}: {rule}")
     _propose(found, held)
     _check_states(found)
+    found.is_open = "episode" not in found.mapping
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
     found.problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
-    if missing:
-        found.is_open = "episode" not in found.mapping
-    else:
+    if not missing:
         _survey(found, rows)
     keys = profiles.likely_keys(columns) if "episode" not in found.mapping else []
     found.notes += [f"{each.name} may tell episodes apart: {each.distinct} values" for each in keys]
@@ -284,17 +262,14 @@ def _pair_next(found: Inspection) -> None:
 
 def _survey(found: Inspection, rows: int) -> None:
     """Collect the problems and notes of reading the log with this mapping."""
-    counts, problems = TableCounts(), Problems(found.source)
+    problems, said = Problems(found.source), list[str]()
     with problems.noted():
         table = prepare_table(found.source, TableMapping(**found.mapping), None, in_memory=True, first=rows)
-        problems = table.problems
         assert table.rows.held is not None, "asked for"
-        refused = Problems(found.source)
-        with refused.noted():
-            assemble(table.rows.held, table, counts)
-        problems.found = problems.found or refused.found
-        said = [*table.metadata.notes, *counts.sentences()]
-        found.notes += [note for note in said if not note.startswith(ORDER)]
-        problems.found += [note for note in said if note.startswith(ORDER)]
         found.is_open = table.is_open
-    found.problems += problems.found
+        with problems.noted():
+            assemble(table.rows.held, table)
+        problems.found = table.problems.found or problems.found
+        said += [*table.metadata.notes, *table.counts.sentences()]
+    found.notes += [note for note in said if not note.startswith(ORDER)]
+    found.problems += problems.found + [note for note in said if note.startswith(ORDER)]

@@ -11,8 +11,7 @@ import pydantic
 
 from koffline.data.features import ONE_HOT, ORDINAL, Encoding
 from koffline.data.flat import KEYS
-from koffline.data.table.problems import listed
-from koffline.errors import DataError, nearest_name
+from koffline.errors import DataError, listed, nearest_name
 from koffline.untrusted.yaml_files import read_yaml_file
 
 # Names of the columns that koffline writes.
@@ -37,7 +36,7 @@ _OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_r
 
 def _different(names: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(set(map(str, names))) != len(names):
-        raise ValueError("a value twice")
+        raise ValueError("holds a value twice; list each once")
     return names
 
 
@@ -50,9 +49,9 @@ def _encoding(given: Any) -> Any:
         given = {kind: [name.strip() for name in names.split(",")] if colon else []}
     ((kind, names),) = given.items() if isinstance(given, Mapping) and len(given) == 1 else (("", []),)
     if kind not in (ONE_HOT, ORDINAL) or not isinstance(names, (list, tuple)):
-        raise ValueError("no encoding")
+        raise ValueError("give one-hot or ordinal by column, or {ordinal: [small, large]}")
     if any(isinstance(name, (bool, dict, list)) or name is None for name in names):
-        raise ValueError("a category that is no text")
+        raise ValueError("a category is no text; put yes and no in quotes")
     return Encoding(kind, _different(tuple(map(str, names))))
 
 
@@ -72,75 +71,76 @@ _Imputed = Annotated[
     dict[str, Literal["zero", "mean", "forward", "cut"] | _Number],
     pydantic.BeforeValidator(lambda given: {"": given} if isinstance(given, (str, int, float)) else given),
 ]
-_MANY: Any = pydantic.Field((), description="a column name or a list of them")
-_ONE: Any = pydantic.Field(None, description="one column name")
 
 
 class TableMapping(pydantic.BaseModel):
     """Columns of a table by their part in a transition; the keys of a YAML mapping file are the same.
 
-    ``observations``, ``action`` and ``next_observations`` take one name or several, with ``*`` and ``?`` for
-    any text and any letter; matches are taken in natural order (x_2 before x_10). ``episode`` may hold ids of
-    any type, ``time`` numbers or times. ``action_names`` lists the values of a discrete action in
-    the order of their numbers; without it texts are sorted. ``reward`` may be a formula (``spend - 0.1 *
-    cost``), so may ``terminal`` and ``truncated`` (``status == 'died'``). ``encode`` says which observations
-    are categories. ``impute`` replaces missing values: a method (zero, mean, forward, a number, or cut, which
-    ends the episode before the row) for the observations, or a mapping from column to method. ``one_step``:
-    every row is an episode that ends, or (False) all rows are one record. ``last_row``: what the last row of
-    an episode is that has no flag. ``drop_duplicates``: rows of one episode and time, those that are equal,
-    or all but the first or last. ``decimal_comma``: texts of numbers have one. ``gamma`` is the log's
-    discount hint, ``by`` tells groups of episodes apart by what it holds in their first row. Raises DataError
-    where the record contradicts itself.
+    Raises DataError where the record contradicts itself.
+
+    observations, action, next_observations: one column or several, with ``*`` and ``?`` for any text and any
+    letter; matches are taken in natural order (x_2 before x_10).
+    reward, terminal, truncated: a column, or a formula (``spend - 0.1 * cost``, ``status == 'died'``).
+    episode: a column of ids of any type.
+    time: a column of numbers or times.
+    behavior_probability, behavior_log_probability: the column of the logged action's probability.
+    weight: a column of numbers of at least 0.
+    action_names: the values of a discrete action in the order of their numbers; else texts are sorted.
+    impute: what replaces missing values (zero, mean, forward, a number, or cut, which ends the episode before
+    the row), for the observations or by column.
+    encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
+    one_step: true if every row is an episode that ends, false if all rows are one record.
+    last_row: terminal or cut, what the last row of an episode is that has no flag.
+    decimal_comma: true where 1,5 is one and a half.
+    drop_duplicates: of rows of one episode and time, drop those that are equal (exact), or keep one (first,
+    last).
+    gamma: the log's discount hint, inside (0, 1).
+    by: a column that tells groups of episodes apart by what it holds in their first row.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
 
-    observations: _Names = _MANY
-    action: _Names = _MANY
-    reward: _Name | None = _ONE
-    episode: _Name | None = _ONE
-    time: _Name | None = _ONE
-    terminal: _Name | None = _ONE
-    truncated: _Name | None = _ONE
-    behavior_probability: _Name | None = _ONE
-    behavior_log_probability: _Name | None = _ONE
-    weight: _Name | None = _ONE
-    next_observations: _Names = _MANY
+    observations: _Names = ()
+    encode: dict[_Name, Annotated[Any, pydantic.AfterValidator(_encoding)]] = {}
+    next_observations: _Names = ()
+    action: _Names = ()
     action_names: Annotated[
         tuple[pydantic.StrictStr | pydantic.StrictBool | pydantic.StrictInt, ...],
         pydantic.AfterValidator(_different),
-    ] = pydantic.Field((), description="a list of the column's values, each once")
-    impute: _Imputed = pydantic.Field(
-        {}, description="zero, mean, forward, cut or a number, for all observations or by column"
-    )
-    encode: dict[_Name, Annotated[Any, pydantic.AfterValidator(_encoding)]] = pydantic.Field(
-        {}, description="one-hot or ordinal by column, or {ordinal: [small, large]} (quote yes and no)"
-    )
-    one_step: bool | None = pydantic.Field(
-        None, description="true (every row is an episode) or false (all are one record)"
-    )
-    last_row: Literal["terminal", "cut"] | None = pydantic.Field(None, description="terminal or cut")
-    decimal_comma: bool | None = pydantic.Field(None, description="true where 1,5 is one and a half")
+    ] = ()
+    reward: _Name | None = None
+    episode: _Name | None = None
+    time: _Name | None = None
+    terminal: _Name | None = None
+    truncated: _Name | None = None
+    last_row: Literal["terminal", "cut"] | None = None
+    one_step: bool | None = None
+    behavior_probability: _Name | None = None
+    behavior_log_probability: _Name | None = None
+    weight: _Name | None = None
+    impute: _Imputed = {}
     drop_duplicates: Annotated[
         Literal["exact", "first", "last"] | None,
         pydantic.BeforeValidator(lambda it: {True: "exact", False: None}[it] if isinstance(it, bool) else it),
-    ] = pydantic.Field(None, description="exact, first or last")
-    gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0, description="a discount inside (0, 1)")
-    by: _Name | None = _ONE
+    ] = None
+    decimal_comma: bool | None = None
+    gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0)
+    by: _Name | None = None
 
-    def __init__(self, *values: Any, **given: Any) -> None:
-        given |= dict(zip(type(self).model_fields, values, strict=False))
-        wrong: list[str] = []
+    def __init__(self, **given: Any) -> None:
+        wrong, known = _contradictions(given), type(self).model_fields
         try:
             super().__init__(**given)
         except pydantic.ValidationError as error:
-            known = type(self).model_fields
-            for name in dict.fromkeys(str(each["loc"][0]) for each in error.errors()):
-                if name not in known:
-                    wrong.append(f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}")
+            said: dict[str, list[str]] = {}
+            for each in error.errors():
+                what = each["msg"].removeprefix("Value error, ")
+                said.setdefault(str(each["loc"][0]), []).append(f"{what[0].lower()}{what[1:]}")
+            for name, remedies in said.items():
+                if name in known:
+                    wrong.append(f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}")
                 else:
-                    wrong.append(f"the mapping's {name} is {given[name]!r}; give {known[name].description}")
-        wrong += _contradictions(given)
+                    wrong.append(f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}")
         if wrong:
             raise DataError("; ".join(wrong))
 
@@ -178,39 +178,20 @@ class TableMapping(pydantic.BaseModel):
         linked = self.episode is not None or self.time is not None or self.one_step is not None
         return bool(self.one_step) or (bool(self.next_observations) and not linked)
 
-    def without(self, columns: Iterable[str]) -> TableMapping:
-        """Copy of the mapping without these columns, so that the others can be checked."""
-        gone = set(columns)
-        changes: dict[str, Any] = {}
-        for role, value in self:
-            if isinstance(value, str) and value in gone:
-                changes[role] = None
-            elif isinstance(value, tuple) and role != "action_names":
-                changes[role] = tuple(name for name in value if name not in gone)
-            elif isinstance(value, dict):
-                changes[role] = {name: how for name, how in value.items() if name not in gone}
-        return self.model_copy(update=changes)
-
 
 def _contradictions(given: Mapping[str, Any]) -> list[str]:
     """Errors of a mapping: missing or contradictory fields."""
     wrong = []
-    missing = [name for name in ("observations", "action", "reward") if not given.get(name)]
-    if missing:
+    if missing := [name for name in ("observations", "action", "reward") if not given.get(name)]:
         wrong.append(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}, or {_INSPECT}")
-        if not any(given.get(name) is not None for name in ("one_step", *_OF_EPISODES)):
-            wrong.append(WHICH_ROWS)
-        if given.get("episode") and not (given.get("terminal") or given.get("last_row")):
-            wrong.append(HOW_EPISODES_END)
     if given.get("behavior_probability") and given.get("behavior_log_probability"):
         wrong.append("the mapping names behavior_probability and its logarithm; keep one of them")
     if given.get("one_step") is True and (named := [name for name in _OF_EPISODES if given.get(name)]):
         said = f"one_step says that every row is an episode that ends, beside {', '.join(named)}"
         wrong.append(f"{said}; keep one or the other")
     elif given.get("drop_duplicates") and not given.get("time"):
-        wrong.append(
-            "drop_duplicates needs a time column: equal rows may be different steps; name it (--time)"
-        )
+        said = "drop_duplicates needs a time column: equal rows may be different steps"
+        wrong.append(f"{said}; name it (--time)")
     return wrong
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +26,10 @@ class Problems:
             sentence = sentence.removeprefix(start)
         if sentence not in self.found:
             self.found.append(sentence)
+
+    def unknown(self, name: str, role: str, names: Sequence[str]) -> None:
+        """Add that a column is not there, with the nearest name."""
+        self.add(f"has no column '{name}' ({role}); {nearest_name(name, names)}")
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -56,15 +59,6 @@ def natural_key(name: str) -> list[Any]:
     ]
 
 
-def check_unique(names: Sequence[str], source: str) -> None:
-    """Raise DataError for a table without columns, or with two of one name."""
-    if not names:
-        raise DataError(f"{source} has no columns; export the table again with a header")
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{source} has more than one column named {listed(twice)}; rename them")
-
-
 def column_fault(source: str, column: str | None, words: str) -> DataError:
     """The error for a column of a table."""
     return DataError(f"{source}: column {column} {words}")
@@ -73,14 +67,3 @@ def column_fault(source: str, column: str | None, words: str) -> DataError:
 def is_pattern(name: str) -> bool:
     """Whether polars takes the name of a column for a pattern of names; such columns have no role."""
     return name == "*" or (name.startswith("^") and name.endswith("$"))
-
-
-def unknown_column(name: str, role: str, names: Sequence[str], source: str) -> DataError:
-    """The error for a column that is not there, with the nearest name."""
-    return DataError(f"{source} has no column '{name}' ({role}); {nearest_name(name, names)}")
-
-
-def listed(names: Sequence[str]) -> str:
-    """Text that lists names, only the first ones of many."""
-    shown = ", ".join(str(name) for name in names[:_MOST_LISTED])
-    return shown + (f", … ({len(names)} in all)" if len(names) > _MOST_LISTED else "")

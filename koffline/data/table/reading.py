@@ -42,13 +42,13 @@ def read_table(
     ``metadata.notes`` say what was derived, left out or replaced; ``metadata.extra["action_names"]`` are the
     values of a categorical action in the order of their numbers.
     """
-    table, counts = prepare_table(source, mapping, action_space, in_memory=True), TableCounts()
+    table = prepare_table(source, mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
-        found = assemble(table.rows.held, table, counts)
+        found = assemble(table.rows.held, table)
     if found is None:
         raise DataError(_NO_ROWS.format(table.source))
-    return replace(found, metadata=found.metadata.with_notes(*counts.sentences()))
+    return replace(found, metadata=found.metadata.with_notes(*table.counts.sentences()))
 
 
 class TableStream:
@@ -73,7 +73,6 @@ class TableStream:
         self._table = prepare_table(source, mapping, action_space, in_memory=False)
         self._table.problems.refuse()
         self._piece_rows = piece_rows or self._table.rows.batch_rows
-        self._counts = TableCounts()
 
     @property
     def contiguous(self) -> bool:
@@ -84,12 +83,12 @@ class TableStream:
     @property
     def metadata(self) -> Metadata:
         """Metadata as from ``read_table``, with the counts so far."""
-        return self._table.metadata.with_notes(*self._counts.sentences())
+        return self._table.metadata.with_notes(*self._table.counts.sentences())
 
     def __iter__(self) -> Iterator[Transitions]:
         """Pieces in order. Raises DataError."""
         table = self._table
-        self._counts = TableCounts(reordered=not self.contiguous, is_timed=table.roles.time is not None)
+        table.counts = TableCounts(reordered=not self.contiguous, is_timed=table.roles.time is not None)
         if self.contiguous:
             frames = _contiguous_pieces(table, self._piece_rows)
         else:
@@ -97,7 +96,7 @@ class TableStream:
         any_row = False
         with faults(table.source, table.rows.kind):
             for frame in frames:
-                found = assemble(frame, table, self._counts)
+                found = assemble(frame, table)
                 if found is not None:
                     any_row = True
                     yield found.transitions()

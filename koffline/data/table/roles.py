@@ -1,4 +1,4 @@
-"""A mapping applied to the columns of a table: patterns, formulas and what is said of columns by name."""
+"""A mapping applied to the columns of a table: patterns, formulas, encodings, and what they need to be."""
 
 from __future__ import annotations
 
@@ -9,54 +9,46 @@ from typing import Any
 import polars as pl
 
 from koffline.data.features import ONE_HOT, Encoding
-from koffline.data.table.computed import Computed, Formula, parse_formula
+from koffline.data.table.computed import Formula, parse_formula
 from koffline.data.table.mapping import CUT, TableMapping
-from koffline.data.table.problems import (
-    Problems,
-    check_unique,
-    is_pattern,
-    listed,
-    natural_key,
-    unknown_column,
-)
+from koffline.data.table.problems import Problems, is_pattern, natural_key
 from koffline.data.table.rows import TableRows
+from koffline.errors import listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST = 1000, 10_000, 1000
-_BEHAVIOR = ("behavior_probability", "behavior_log_probability")
-_SINGLE = ("episode", "time", "weight", *_BEHAVIOR)
+_SINGLE = ("episode", "time", "weight", "behavior_probability", "behavior_log_probability")
 _COMPUTED = ("reward", "terminal", "truncated")  # roles that a formula may have
 _SIGNS = set("+-*/<>=!(`")
 
 
-def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) -> TableMapping:
-    """The mapping with columns for its patterns, methods by imputed column and encodings by column.
+def resolved(
+    mapping: TableMapping, names: Sequence[str], problems: Problems
+) -> tuple[TableMapping, tuple[Formula, ...]]:
+    """The mapping with columns for its patterns, by column where it imputes and encodes; and its formulas.
 
-    A column that is not there is a problem, and has no role.
+    A column that is not there is a problem.
     """
-    source = problems.source
-    check_unique(names, source)
     names = [name for name in names if not is_pattern(name)]
-    present = set(names)
-    found: dict[str, Any] = {}
-    for role in (*_SINGLE, "by"):
-        if (name := getattr(mapping, role)) is not None and name not in present:
-            problems.add(str(unknown_column(name, role, names, source)))
-            found[role] = None
-    single = {getattr(mapping, role) for role in (*_SINGLE, *_COMPUTED)}
-    taken = set(single)
-    for role in _COMPUTED:
-        found[role] = None
+    found: dict[str, Any] = {"encode": {}}
+    formulas: dict[str, Formula] = {}
+    for role in (*_SINGLE, *_COMPUTED, "by"):
+        if (name := getattr(mapping, role)) is None or name in names:
+            continue
         with problems.noted():
-            formula = _formula(mapping, role, names, source)
-            found[role] = getattr(mapping, role)
-            taken |= set() if formula is None else {*formula.numbers, *formula.texts}
+            formula = parse_formula(name) if role in _COMPUTED and _SIGNS & set(name) else None
+            formulas |= {name: formula} if formula else {}
+            for part in formula.columns if formula else [name]:
+                if part not in names:
+                    problems.unknown(part, f"{role} '{name}'" if formula else role, names)
+    single = {getattr(mapping, role) for role in (*_SINGLE, *_COMPUTED)}
+    taken = single.union(*(each.columns for each in formulas.values()))
     for role in ("action", "next_observations", "observations"):
         found[role] = _fitting(names, getattr(mapping, role), role, taken, problems)
         taken |= set(found[role])
-    observations, following = found["observations"], found["next_observations"]
+    action, observations, following = found["action"], found["observations"], found["next_observations"]
     for name in observations:
-        if name in (found["reward"], *found["action"]):
+        if name in (mapping.reward, *action):
             problems.add(f"observations name {name}, the reward or the action, not known before it")
     if mapping.by in observations:  # the observations hold this column
         found["by"] = None
@@ -64,63 +56,35 @@ def resolved(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
         problems.add(f"{both}; name the same columns in the same order")
     states = (*observations, *following)
-    found["encode"], taken_else = {}, {*single, *found["action"]}
     for pattern, encoding in mapping.encode.items():
         for name in _fitting(states if "*" in pattern else names, [pattern], "encode", set(), problems):
-            if name in states and name not in taken_else:
+            if name in states and name not in (*single, *action):
                 found["encode"][name] = encoding
             else:
-                what = "has another role too" if name in states else "is no observation"
+                what = "is no observation, or has another role too"
                 problems.add(f"encode names {name}, which {what}; only observations are encoded")
     partners = zip(following, observations, strict=False)
     found["encode"] |= {n: found["encode"][o] for n, o in partners if o in found["encode"]}
     applied = mapping.model_copy(update=found)
-    return applied.model_copy(update={"impute": _methods(applied, states, names, problems)})
+    return applied.model_copy(update={"impute": _methods(applied, names, problems)}), tuple(formulas.values())
 
 
-def _methods(
-    mapping: TableMapping, states: tuple[str, ...], names: Sequence[str], problems: Problems
-) -> dict[str, Any]:
+def _methods(mapping: TableMapping, names: Sequence[str], problems: Problems) -> dict[str, Any]:
     """Method that replaces missing values, by column."""
     methods: dict[str, Any] = {}
-    filled, reward = {*states, mapping.reward, mapping.weight}, mapping.reward or ""
-    cut = {*filled, *mapping.action, mapping.behavior}
+    states, reward = (*mapping.observations, *mapping.next_observations), mapping.reward or ""
+    filled = {*states, reward, mapping.weight}
     for pattern, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
-        allowed = cut if method == CUT else filled
+        allowed = {*filled, *mapping.action, mapping.behavior} if method == CUT else filled
         if pattern in (_REWARD, reward) and _REWARD not in names:
             chosen: Sequence[str] = [reward]
         else:
             chosen = _fitting(names, [pattern], "impute", set(), problems) if pattern else states
         if pattern in names and pattern not in allowed:
-            remedy = (
-                f"end the episode before such a row ({pattern}=cut)"
-                if pattern in cut
-                else "take it out of impute"
-            )
-            said = f"impute names {pattern}, but only observations, reward and weight can be imputed"
-            problems.add(f"{said}; {remedy}")
+            said = "but only observations, reward and weight can be imputed"
+            problems.add(f"impute names {pattern}, {said} (cut: also actions and probabilities)")
         methods.update({name: method for name in chosen if name in allowed})
     return methods
-
-
-def formulas_of(mapping: TableMapping, names: Sequence[str], source: str) -> tuple[Formula, ...]:
-    """The formulas among the roles, each once. Raises DataError for an unknown column."""
-    found = (_formula(mapping, role, names, source) for role in _COMPUTED)
-    return tuple({formula.text: formula for formula in found if formula is not None}.values())
-
-
-def _formula(mapping: TableMapping, role: str, names: Sequence[str], source: str) -> Formula | None:
-    """The formula of a role, None where a column has it. Raises DataError for an unknown column."""
-    text = getattr(mapping, role) or ""
-    if text in names or not text:
-        return None
-    formula = parse_formula(text) if _SIGNS & set(text) else None
-    if formula is None:
-        raise unknown_column(text, role, names, source)
-    for name in (*formula.numbers, *formula.texts):
-        if name not in names:
-            raise unknown_column(name, f"{role} '{text}'", names, source)
-    return formula
 
 
 def _fitting(
@@ -130,31 +94,46 @@ def _fitting(
     found: dict[str, None] = {}
     present = set(names)
     for pattern in patterns:
-        parts = [pattern] if pattern in present else filter(None, map(str.strip, pattern.split(",")))
-        for part in parts:
-            fitting = [part]
-            if part not in present:
-                if "*" not in part and "?" not in part:
-                    problems.add(str(unknown_column(part, role, names, problems.source)))
-                    continue
+        for part in [pattern] if pattern in present else filter(None, map(str.strip, pattern.split(","))):
+            if part in present:
+                found[part] = None
+            elif "*" not in part and "?" not in part:
+                problems.unknown(part, role, names)
+            else:
                 expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.S)
-                fitting = sorted(
-                    (n for n in names if n and n not in taken and expression.fullmatch(n)), key=natural_key
-                )
-            if not fitting:
-                problems.add(f"no column fits {role} '{part}'; the table has {listed(names)}")
-            found |= dict.fromkeys(fitting)
+                fitting = [
+                    name for name in names if name and name not in taken and expression.fullmatch(name)
+                ]
+                found |= dict.fromkeys(sorted(fitting, key=natural_key))
+                if not fitting:
+                    problems.add(f"no column fits {role} '{part}'; the table has {listed(names)}")
     return tuple(found)
+
+
+def column_types(
+    stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula]
+) -> dict[str, Any]:
+    """Types of the columns that are used; decimals, and texts of what is to be numbers, are float64."""
+    terms = [name for formula in formulas for name in formula.numbers]
+    texts = [name for formula in formulas for name in formula.texts]
+    numbers, types = {*roles.numbers, *terms} - set(roles.encode), {}
+    for name in dict.fromkeys((*roles.columns, *terms, *texts)):
+        if name in stored:  # else it is a formula
+            kind = stored[name]
+            as_float = kind == pl.String and name in numbers
+            as_float = as_float or (kind.is_decimal() and name in roles.measured)
+            types[name] = pl.Float64() if as_float else kind
+    return types
 
 
 def _is_number(kind: Any) -> bool:
     return bool(kind.is_numeric() or kind == pl.Boolean)
 
 
-def fitting_types(
+def check_types(
     types: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula], problems: Problems
-) -> tuple[TableMapping, dict[str, Any]]:
-    """Roles and types without columns of a wrong type, or lists beside others: those are problems."""
+) -> None:
+    """Add the problems: columns of a wrong type, or lists beside others."""
     states = (*roles.observations, *roles.next_observations)
     numbers = "needed are numbers; name other columns, or export it as numbers"
     coded = [name for name in states if name in roles.encode]
@@ -174,38 +153,31 @@ def fitting_types(
         ((roles.time,), lambda kind: kind.is_numeric() or kind.is_temporal() or kind == pl.String,
          "which gives no order in time; name another"),
     )  # fmt: skip
-    wrong: dict[str, str] = {}
     for names, fits, remedy in rules:
-        there = [name for name in names if name and name in types]
-        wrong |= {name: f"is {types[name]}, {remedy}" for name in there if not fits(types[name])}
-    for names in (roles.observations, roles.next_observations, roles.action):
-        lists = [name for name in names if name in types and types[name].is_nested() and name not in wrong]
-        if lists and len(names) > 1:
-            said = f"is {types[lists[0]]}, beside {len(names) - 1} other columns"
-            wrong[lists[0]] = f"{said}; name one list, or columns of single numbers"
+        for name in names:
+            if name in types and not fits(types[name]):
+                problems.add(f"column {name} is {types[name]}, {remedy}")
+    for several in (roles.observations, roles.next_observations, roles.action):
+        lists = [name for name in several if name in types and types[name].is_nested()]
+        if lists and len(several) > 1:
+            said = f"is {types[lists[0]]}, beside {len(several) - 1} other columns"
+            problems.add(f"column {lists[0]} {said}; name one list, or columns of single numbers")
         for name in roles.impute.keys() & lists:
-            wrong[name] = "holds lists, which cannot be imputed; drop those rows"
-    for name, words in wrong.items():
-        problems.add(f"column {name} {words}")
-    lost = [each.text for each in formulas if {*each.numbers, *each.texts} & wrong.keys()]
-    return roles.without({*wrong, *lost}), {name: kind for name, kind in types.items() if name not in wrong}
+            problems.add(f"column {name} holds lists, which cannot be imputed; drop those rows")
 
 
-def compute_columns(
-    rows: TableRows, roles: TableMapping, formulas: Sequence[Formula], problems: Problems
-) -> tuple[TableRows, TableMapping, dict[str, str]]:
-    """Rows with the columns of formulas and encoded observations, roles that name them, and what was encoded.
+def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[str, Encoding]:
+    """Encodings by column, categories that are not declared looked up, in natural order.
 
-    The last are columns by the features that they became. Categories that are not declared are looked up, in
-    natural order; a next observation has those of its observation.
+    A next observation has the categories of its observation.
     """
     partner = dict(zip(roles.next_observations, roles.observations, strict=False))
     found: dict[str, set[str]] = {partner.get(column, column): set() for column in roles.encode}
-    for frame in rows.frames(list(roles.encode)) if roles.encode else ():
+    for frame in rows.only(list(roles.encode)).frames() if roles.encode else ():
         for read in frame:
             values = found[partner.get(read.name, read.name)]
-            texts = read.cast(pl.String).drop_nulls().unique()
             if len(values) <= _MOST_CATEGORIES:
+                texts = read.cast(pl.String).drop_nulls().unique()
                 values |= {text[: _LONGEST + 1] for text in texts}
     encodings: dict[str, Encoding] = {}
     for column, encoding in roles.encode.items():
@@ -213,6 +185,7 @@ def compute_columns(
         known = encoding.categories or tuple(sorted(values, key=natural_key))
         unknown = sorted(values - set(known), key=natural_key)
         most = _MOST_ONE_HOT if encoding.kind == ONE_HOT else _MOST_CATEGORIES
+        encodings[column] = Encoding(encoding.kind, known)
         if len(known) > most or any(len(name) > _LONGEST for name in known):
             remedy = "group the rare ones, or leave the column out"
             problems.add(f"column {column} holds more than {most} categories, or long texts; {remedy}")
@@ -221,22 +194,30 @@ def compute_columns(
         elif unknown:
             said = f"holds {listed(list(map(repr, unknown)))}, which encode does not list"
             problems.add(f"column {column} {said}; list all its categories, or none to have them looked up")
-        else:
-            encodings[column] = Encoding(encoding.kind, known)
-    roles = roles.without(set(roles.encode) - set(encodings))
+        others = {*rows.types, *roles.columns} - {column}
+        for twice in others.intersection(encodings[column].names(column)):
+            problems.add(f"column {column} would become {twice}, another column; rename that one")
+    return encodings
+
+
+def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[TableMapping, dict[str, str]]:
+    """Roles that name features in place of categories, and the columns by the features that they became."""
     origin = {name: column for column, each in encodings.items() for name in each.names(column)}
-    changes: dict[str, Any] = {"impute": {}}
+    changes: dict[str, Any] = {}
     for role in ("observations", "next_observations"):
         names = [encodings[n].names(n) if n in encodings else (n,) for n in getattr(roles, role)]
         changes[role] = tuple(name for several in names for name in several)
-    for name in (*roles.columns, *origin):
-        if (method := roles.impute.get(origin.get(name, name))) is not None:
-            changes["impute"][name] = method
-    roles = roles.model_copy(update=changes)
-    outside = [name for name in roles.columns if name not in origin]
-    if twice := [name for name in origin if name in outside or name in set(rows.types) - {origin[name]}]:
-        problems.add(f"column {origin[twice[0]]} would become {twice[0]}, another column; rename that one")
-        return rows, roles.without(twice), {}
-    left = tuple(each for each in formulas if each.text in outside)
-    kept = tuple(name for name in outside if name not in {each.text for each in left})
-    return rows.with_computed(Computed(kept, left, encodings)), roles, origin
+    sources = {name: origin.get(name, name) for name in (*roles.columns, *origin)}
+    changes["impute"] = {n: roles.impute[each] for n, each in sources.items() if each in roles.impute}
+    return roles.model_copy(update=changes), origin
+
+
+def features(column: str, encoding: Encoding) -> list[pl.Expr]:
+    """The numbers that encode a column; missing values stay missing."""
+    texts = pl.col(column).cast(pl.String)
+    if encoding.kind != ONE_HOT:
+        known = pl.Series(encoding.categories, dtype=pl.String)
+        codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
+        return [codes.alias(column)]
+    pairs = zip(encoding.categories, encoding.names(column), strict=True)
+    return [(texts == category).cast(pl.Int8).alias(name) for category, name in pairs]

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from koffline.data.columns import counted
 from koffline.data.features import ACTIONS, Features
 from koffline.data.flat import ONE_STEP_NOTE
-from koffline.data.raw import read_description, settle_space
-from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
+from koffline.data.raw import FileDescription, read_description, settle_space
+from koffline.data.spaces import Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
-from koffline.data.table.arrow_files import LEFT_OUT, SHAPE_KEY
-from koffline.data.table.census import Table, action_dtype, look_through, number_dtype
+from koffline.data.table import roles as applied
+from koffline.data.table.arrow_files import SHAPE_KEY
+from koffline.data.table.census import Table, action_dtype, check_counts, look_through, number_dtype
 from koffline.data.table.files import CSV, faults, find_tables
 from koffline.data.table.problems import Problems, column_fault
-from koffline.data.table.roles import compute_columns, fitting_types, formulas_of, resolved
-from koffline.data.table.rows import TableRows, column_types, open_rows, stored_columns
+from koffline.data.table.rows import CLOCK, TEXT_WAYS, TableRows, TextKind, described, open_rows
 from koffline.data.transitions import Metadata
 
 
@@ -37,160 +35,105 @@ def prepare_table(
     """Find the files, apply the mapping, look through the rows once: what is wrong is in ``problems``.
 
     Without ``in_memory`` the rows are read from the files in every pass, and episodes are counted. first: no
-    more rows are read into memory. Raises DataError where there is nothing to look at.
+    more rows are read into memory. Raises DataError for all that is wrong with the mapping.
     """
     name, is_own = os.fspath(source), mapping is None
     kind, files = find_tables(name, is_table=not is_own)
-    stored, dictionaries, beside = stored_columns(files[0], kind)
+    file = described(files[0], kind)
+    stored = dict(file.fields)
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
         raise mappings.unmapped(list(stored), name, kind)
-    left_out = beside.get(LEFT_OUT.encode(), b"").decode()
-    described = read_description(beside.get(b"koffline")) if is_own else None
-    sides = beside.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",") if described else []
+    described_log = read_description(file.described.get(b"koffline")) if is_own else None
+    sides = file.described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",")
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
     problems = Problems(name)
-    roles = resolved(chosen, list(stored), problems)
-    formulas = formulas_of(roles, list(stored), name)
-    types = column_types(stored, roles, formulas)
-    roles, types = fitting_types(types, roles, formulas, problems)
-    if problems.found and left_out:
-        problems.add(left_out)
-    if not types:  # no rows can be read
-        problems.refuse()
-    # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay as
-    # they are. Times are such in files with types too: "10" comes after "9".
-    time = roles.time if roles.time in types else None
-    meant = [time, *([*roles.action, roles.episode if is_own else None] if kind == CSV else [])]
-    untyped = [each for each in types if each in meant and types[each] == pl.String]
+    roles, formulas = applied.resolved(chosen, list(stored), problems)
+    types = applied.column_types(stored, roles, formulas)
+    applied.check_types(types, roles, formulas, problems)
+    problems.refuse()
     states = (*roles.observations, *roles.next_observations)
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
     dtype = number_dtype(observed, bytes_stay=not roles.impute)  # a mean is no whole number
-    encoded: dict[str, str] = {}
     with faults(name, kind):
-        rows = open_rows(
-            TableRows(kind, files, types, dtype.itemsize, bool(roles.decimal_comma)), in_memory, first
-        )
-        rows = rows.with_texts(untyped, time, problems)
-        roles = roles if time not in untyped or time in rows.texts else roles.without([time])
-        if roles.encode or formulas:
-            rows, roles, encoded = compute_columns(rows, roles, formulas, problems)
-        table = Table(name, rows, roles, chosen, dtype, shape or None, problems, is_own, encoded)
-        is_category = bool(chosen.action_names) or _is_category(table, dictionaries)
-        values = look_through(table, is_category, census=not in_memory)
-    _check_counts(table)
-    extra = described.metadata.extra if described else {} if is_own else _features(table).to_extra()
-    settled: tuple[str, ...] = ()
-    with problems.noted():
-        if is_category and values:
-            table.categories = _in_order(values, table)
-            extra = {**extra, ACTIONS: list(table.categories)}
-        settled = _settle_space(table, action_space, described.action_space if described else None)
-    before = described.metadata if described else Metadata(gamma=chosen.gamma)
-    said = [sentence for is_so, sentence in _open_questions(table) if is_so]
-    table.metadata = replace(before, source=name, extra=extra, notes=(*before.notes, *settled, *said))
+        rows = TableRows(kind, files, types, dtype.itemsize, bool(roles.decimal_comma))
+        rows = open_rows(rows, in_memory, first)
+        # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay
+        # as they are. Times are such in files with types too: "10" comes after "9".
+        meant = [*roles.action, roles.episode if is_own else None] if kind == CSV else []
+        ways = {name: TEXT_WAYS[:2] for name in meant if name} | {roles.time: TEXT_WAYS}
+        texts = {
+            n: TextKind(n, n == roles.time, list(each))
+            for n, each in ways.items()
+            if n and types.get(n) == pl.String
+        }
+        for frame in rows.only(list(texts)).frames() if texts else ():
+            for column in frame:
+                texts[column.name].look(column, name)
+        encodings = applied.look_up(rows, roles, problems)
+        problems.refuse()
+        roles, origin = applied.encoded(roles, encodings)
+        if texts or formulas or encodings:
+            made = {*origin, *(each.text for each in formulas)}
+            kept = [n for n in roles.columns if n not in made]
+            computed = [texts[n].expression if n in texts else pl.col(n) for n in kept]
+            computed += [formula.value for formula in formulas]
+            computed += [each for n in encodings for each in applied.features(n, encodings[n])]
+            rows = rows.computing(computed)
+        table = Table(
+            name, rows, roles, chosen, dtype, (shape or None) if described_log else None, problems, is_own,
+            formulas, texts, encodings, origin,
+        )  # fmt: skip
+        is_category = bool(chosen.action_names) or _is_category(table)
+        look_through(table, is_category, census=not in_memory)
+    check_counts(table)
+    _describe(table, action_space, described_log)
     return table
 
 
-def _settle_space(table: Table, asked: SpaceRequest | None, declared: ActionSpace | None) -> tuple[str, ...]:
-    """The space of the actions; what there is to say of it. Raises DataError."""
-    names, some = table.roles.action, table.seen  # a few actions that determine the space like all of them
-    if table.categories:
-        declared, some = Discrete(len(table.categories)), np.asarray([0, len(table.categories) - 1])
-    elif some is None and names:
-        some = np.zeros((1, table.widths.get(names[0], len(names))), action_dtype(table))
-    if some is None:  # already reported
-        return ()
-    table.action_space, settled = settle_space(some, asked, declared, table.source)
-    return settled
+def _describe(table: Table, asked: SpaceRequest | None, described: FileDescription | None) -> None:
+    """Settle categories, action space and metadata; what is wrong with the actions is a problem."""
+    extra = described.metadata.extra if described else {} if table.is_own else _features(table).to_extra()
+    names, settled = table.roles.action, ()
+    declared = described.action_space if described else None
+    with table.problems.noted():
+        some = table.seen  # a few actions that determine the space like all of them
+        if table.values:
+            table.categories = _in_order(table)
+            extra = {**extra, ACTIONS: list(table.categories)}
+            declared, some = Discrete(len(table.categories)), np.asarray([0, len(table.categories) - 1])
+        elif some is None:
+            some = np.zeros((1, table.widths.get(names[0], len(names))), action_dtype(table))
+        table.action_space, settled = settle_space(some, asked, declared, table.source)
+    before = described.metadata if described else Metadata(gamma=table.asked.gamma)
+    said = [sentence for is_so, sentence in _open_questions(table) if is_so]
+    table.metadata = replace(before, source=table.source, extra=extra, notes=(*before.notes, *settled, *said))
 
 
 def _features(table: Table) -> Features:
     """Names of the numbers of an observation; numbers of a list are named by position."""
     names = table.roles.observations
-    if names and names[0] in table.widths:
+    if names[0] in table.widths:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
-    computed = table.rows.computed
-    encodings = {} if computed is None else computed.encodings
-    return Features(names, {n: each for n, each in encodings.items() if set(each.names(n)) <= set(names)})
+    return Features(
+        names, {n: each for n, each in table.encodings.items() if set(each.names(n)) <= set(names)}
+    )
 
 
-def _is_category(table: Table, dictionaries: frozenset[str]) -> bool:
-    """Whether the action is a category: texts, booleans or a dictionary. Several columns are a problem."""
+def _is_category(table: Table) -> bool:
+    """Whether the action is a category: texts or booleans. Raises DataError beside others."""
     types, names = table.rows.schema, table.roles.action
-    named = [name for name in names if types[name] in (pl.String, pl.Boolean) or name in dictionaries]
+    named = [name for name in names if types[name] in (pl.String, pl.Boolean)]
     if named and len(names) > 1:
         said = f"holds a category, beside {len(names) - 1} other columns of the action"
-        table.problems.add(f"column {named[0]} {said}; name one column, or columns of numbers")
-        return False
+        raise column_fault(table.source, named[0], f"{said}; name one column, or columns of numbers")
     return bool(named)
 
 
-def _check_counts(table: Table) -> None:
-    """Add problems: missing, infinite or non-numeric values, and questions that only the user can answer."""
-    roles, problems, unread = table.roles, table.problems, table.rows.unread
-    for name, (count, where, text) in unread.items():
-        more = f", as {count - 1} more" if count > 1 else ""
-        is_state = name in (*roles.observations, *roles.next_observations)
-        remedy = "write numbers alone, or leave it empty"
-        if is_state:
-            remedy = "mend it, leave it out, or encode categories (--encode COLUMN=one-hot)"
-        if re.fullmatch(r"[+-]?\d{1,3},\d{3}", text.strip()):
-            remedy = "write it without the comma if that marks thousands, else say --decimal-comma"
-        elif text.count(",") == 1 and text.replace(",", "").strip(" +-").isdecimal():
-            remedy = "say that commas are decimal (--decimal-comma), or write points"
-        elif "," in text and text.replace(",", "").replace(".", "").strip(" +-").isdecimal():
-            remedy = "write numbers without separators of thousands"
-        problems.add(f"column {name} in {where} is not all numbers ({text!r}{more}); {remedy}")
-    missing: dict[str, int] = {}
-    formulas = () if table.rows.computed is None else table.rows.computed.formulas
-    lost = {name: count for name, (count, *_) in unread.items()}
-    lost |= {each.text: sum(lost.get(name, 0) for name in each.numbers) for each in formulas}
-    for name, count in table.missing.items():
-        if name not in roles.impute and (name != roles.by or name in roles.needed):
-            missing[table.encoded.get(name, name)] = count - lost.get(name, 0)
-    missing = {name: count for name, count in missing.items() if count > 0}
-    infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
-    for what, found, remedy in (
-        ("values are missing", missing, _remedy(table, missing)),
-        ("numbers are infinite", infinite, "mend them where the table is made, or leave the column out"),
-    ):
-        if found:
-            shown = ", ".join(f"{name}: {count}" for name, count in found.items())
-            problems.add(f"{what} ({shown}, of {counted(table.n_rows, 'row')}); {remedy}")
-    for name in table.means:
-        if table.missing[name] == table.n_rows:
-            problems.add(f"column {name} has no value to take the mean of; leave it out")
-    if table.is_own:
-        return
-    is_asked = roles.one_step is None and not table.asked.stands_alone and not table.flagged
-    if is_asked and table.asked.episode is None and not (table.asked.terminal and roles.terminal is None):
-        problems.add(mappings.WHICH_ROWS)
-        table.is_open = True
-    if table.asked.episode is not None and table.asked.terminal is None and roles.last_row is None:
-        problems.add(mappings.HOW_EPISODES_END)
-
-
-def _remedy(table: Table, missing: Iterable[str]) -> str:
-    """Remedy for missing values of these columns."""
-    roles = table.roles
-    filled: set[str | None] = {*table.encoded.values()}
-    filled |= {*roles.observations, *roles.next_observations, roles.reward, roles.weight}
-    spelled = [(n, "reward" if n == roles.reward and n not in table.rows.types else n) for n in missing]
-    can = [f"replace them on request, as in --impute {name}=mean" for n, name in spelled if n in filled][:1]
-    held = {*filled, *roles.measured}
-    cut = [name for n, name in reversed(spelled) if n in held][:1]
-    if roles.stands_alone:
-        can += [f"leave such rows out (--impute {name}=cut)" for name in cut]
-        return ", or ".join(can) or "drop those rows"
-    can += [f"end episodes before such rows (--impute {name}=cut)" for name in cut]
-    joins = "a row dropped inside an episode joins two steps that did not follow each other"
-    return f"{', or '.join(can)}; {joins}" if can else f"mend those rows: {joins}"
-
-
-def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
+def _in_order(table: Table) -> tuple[Any, ...]:
     """Values of a category, sorted or in the order of ``action_names``. Raises DataError for unknown ones."""
-    names, column, kind = table.roles.action_names, table.roles.action[0], type(next(iter(values)))
+    values, names, column = table.values, table.roles.action_names, table.roles.action[0]
+    kind = type(next(iter(values)))
     if not issubclass(kind, (str, int)):
         said = f"is {table.rows.schema[column]}; give actions as texts or numbers"
         raise column_fault(table.source, column, said)
@@ -211,12 +154,12 @@ def _in_order(values: set[Any], table: Table) -> tuple[Any, ...]:
 
 def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
     """Yield notes on what the mapping leaves open: whether each applies, and how it was decided."""
-    roles, texts, time = table.roles, table.rows.texts, table.roles.time or ""
-    kind = table.rows.schema.get(time)
-    is_clock = kind == pl.Time or (time in texts and texts[time].is_clock)
+    roles, time = table.roles, table.roles.time or ""
+    kind, text = table.rows.schema.get(time), table.texts.get(time)
+    is_clock = kind == pl.Time or (text is not None and text.form == CLOCK)
     yield is_clock, f"times in {time} have no date: rows after midnight were put before those of the evening"
     is_naive = isinstance(kind, pl.Datetime) and kind.time_zone is None
-    is_naive = is_naive or (time in texts and texts[time].is_naive)
+    is_naive = is_naive or (text is not None and text.is_naive)
     where = "where a local clock was set back, rows of that hour may be out of order"
     yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
     if table.is_own or table.is_open:
