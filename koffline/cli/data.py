@@ -85,8 +85,7 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
     if found.is_open:
         click.echo("question: which rows belong together? Answer it in the mapping (one_step or episode).")
     if out is not None:
-        gamma = "" if found.mapping.get("one_step") or found.is_open else " --gamma 0.99"
-        use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY{gamma}"
+        use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma 0.99"
         click.echo(f"{out}: edit it, then {use}")
     elif found.mapping:
         click.echo(f"\n{found.to_yaml()}")

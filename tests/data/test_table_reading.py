@@ -147,11 +147,11 @@ class TestFlagsProbabilitiesAndWeights:
 class TestImputation:
     def test_on_request_and_said(self, tmp_path):
         table = walk(x_1=[1.0, None, 3.0, 4.0, None, 6.0, np.nan, 8.0], r=[None] + [1.0] * 7)
-        mean = read(table, tmp_path, impute={"x_*": "mean", "r": "zero"})
+        mean = read(table, tmp_path, impute={"x_1": "mean", "r": "zero"})
         np.testing.assert_allclose(mean.observations[:, 0], [1, 4.4, 3, 4.4, 6, 4.4])
         assert mean.rewards[0] == 0
         assert "3 missing values in x_1 were replaced (mean 4.4)" in mean.metadata.notes
-        assert read(table, tmp_path, impute={"x_*": -1, "r": 0}).observations[1, 0] == -1
+        assert read(table, tmp_path, impute={"x_1": -1, "r": 0}).observations[1, 0] == -1
         table["x_1"][4] = 5.0
         forward = read(table, tmp_path, impute={"x_1": "forward", "r": 0})
         np.testing.assert_array_equal(forward.observations[:, 0], [1, 1, 3, 5, 6, 6])

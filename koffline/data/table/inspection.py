@@ -71,9 +71,8 @@ class Inspection:
         return "\n".join(self._lines()) + "\n"
 
     def _lines(self) -> Iterator[str]:
-        gamma = "" if self.is_open else " --gamma 0.99"
         yield f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:"
-        yield f"#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY{gamma}"
+        yield f"#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99"
         for key in TableMapping.model_fields:
             value = self.mapping.get(key)
             if value is None and key in ("action", "reward"):
@@ -156,8 +155,6 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     found.problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
     if not missing:
         _survey(found, rows)
-    keys = profiles.likely_keys(columns) if "episode" not in found.mapping else []
-    found.notes += [f"{each.name} may tell episodes apart: {each.distinct} values" for each in keys]
     return found
 
 

@@ -152,31 +152,33 @@ class TableMapping(pydantic.BaseModel):
     @property
     def numbers(self) -> tuple[str, ...]:
         """Columns that must hold numbers."""
-        named = (*self.observations, *self.next_observations, self.reward, self.behavior, self.weight)
-        return tuple(dict.fromkeys(filter(None, named)))
+        return _each(*self.observations, *self.next_observations, self.reward, self.behavior, self.weight)
 
     @property
     def measured(self) -> tuple[str, ...]:
         """Columns of numbers, and of actions."""
-        return tuple(dict.fromkeys((*self.numbers, *self.action)))
+        return _each(*self.numbers, *self.action)
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that is read, each once."""
-        return tuple(dict.fromkeys(filter(None, (*self.needed, self.by))))
+        """Every column that is read."""
+        return _each(*self.needed, self.by)
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Every column that rows are made of, each once."""
+        """Every column that rows are made of."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
-        named = (*self.measured, self.episode, time, self.terminal, self.truncated)
-        return tuple(dict.fromkeys(filter(None, named)))
+        return _each(*self.measured, self.episode, time, self.terminal, self.truncated)
 
     @property
     def stands_alone(self) -> bool:
         """Whether every row is a transition by itself."""
         linked = self.episode is not None or self.time is not None or self.one_step is not None
         return bool(self.one_step) or (bool(self.next_observations) and not linked)
+
+
+def _each(*names: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, names)))
 
 
 def _contradictions(given: Mapping[str, Any]) -> list[str]:

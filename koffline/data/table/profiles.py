@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -244,9 +244,3 @@ def _as_observation(each: Profile) -> tuple[str, str]:
     if is_whole and rows > 20 and _is_named(each, "episode"):
         return IGNORED, "a different value in every row"
     return "observation", "numbers"
-
-
-def likely_keys(profiles: Iterable[Profile]) -> list[Profile]:
-    """Columns that may tell episodes apart though their names do not say so."""
-    fitting = [each for each in profiles if each.name and each.distinct and _fits(each, "episode")]
-    return [each for each in fitting if not each.values.dtype.is_float() and each.distinct > MOST_ONE_HOT]

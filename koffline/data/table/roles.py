@@ -56,13 +56,14 @@ def resolved(
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
         problems.add(f"{both}; name the same columns in the same order")
     states = (*observations, *following)
-    for pattern, encoding in mapping.encode.items():
-        for name in _fitting(states if "*" in pattern else names, [pattern], "encode", set(), problems):
-            if name in states and name not in (*single, *action):
-                found["encode"][name] = encoding
-            else:
-                what = "is no observation, or has another role too"
-                problems.add(f"encode names {name}, which {what}; only observations are encoded")
+    for name, encoding in mapping.encode.items():
+        if name not in names:
+            problems.unknown(name, "encode", names)
+        elif name in states and name not in (*single, *action):
+            found["encode"][name] = encoding
+        else:
+            what = "is no observation, or has another role too"
+            problems.add(f"encode names {name}, which {what}; only observations are encoded")
     partners = zip(following, observations, strict=False)
     found["encode"] |= {n: found["encode"][o] for n, o in partners if o in found["encode"]}
     applied = mapping.model_copy(update=found)
@@ -73,17 +74,16 @@ def _methods(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
     """Method that replaces missing values, by column."""
     methods: dict[str, Any] = {}
     states, reward = (*mapping.observations, *mapping.next_observations), mapping.reward or ""
-    filled = {*states, reward, mapping.weight}
-    for pattern, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
-        allowed = {*filled, *mapping.action, mapping.behavior} if method == CUT else filled
-        if pattern in (_REWARD, reward) and _REWARD not in names:
-            chosen: Sequence[str] = [reward]
-        else:
-            chosen = _fitting(names, [pattern], "impute", set(), problems) if pattern else states
-        if pattern in names and pattern not in allowed:
+    for name, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
+        allowed = {*states, reward, mapping.weight}
+        allowed |= {*mapping.action, mapping.behavior} if method == CUT else set()
+        one = reward if name == _REWARD and name not in names else name
+        if one not in (*names, reward, ""):
+            problems.unknown(name, "impute", names)
+        elif one not in allowed and name:
             said = "but only observations, reward and weight can be imputed"
-            problems.add(f"impute names {pattern}, {said} (cut: also actions and probabilities)")
-        methods.update({name: method for name in chosen if name in allowed})
+            problems.add(f"impute names {name}, {said} (cut: also actions and probabilities)")
+        methods |= dict.fromkeys([one] if name else states, method)
     return methods
 
 
