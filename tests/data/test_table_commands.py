@@ -61,7 +61,7 @@ def test_a_pattern_takes_no_column_with_another_role():
         ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
         (
             {"impute": "median"},
-            "should be 'zero', 'mean', 'forward' or 'cut', or input should be a valid number",
+            "input should be 'zero', 'mean', 'forward' or 'cut', or input",
         ),
         ({"action_names": ["a", "a"]}, "each once"),
         ({"rewards": "r"}, "unknown key 'rewards'; did you mean 'reward'?"),

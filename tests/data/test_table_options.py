@@ -286,8 +286,7 @@ class TestRowsThatAreEpisodes:
 
 def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp_path):
     body = "id,t,x_1,x_2,city,a,r,done\n" + "".join(
-        f"{i // 4},{i % 4},{'' if i == 2 else i},{i},{'ab'[i % 2]},{i % 2},{i},{i % 4 == 3}\n"
-        for i in range(8)
+        f"{i // 4},{i % 4},{'' if i == 2 else i},{i},b,{i % 2},{i},{i % 4 == 3}\n" for i in range(8)
     )
     path = write_text(body + "1,3,1,1,a,1,1,True\n", tmp_path / "log.csv")
     mapping = {**MAPPING, "observations": "x_*", "weight": "wight", "encode": {"town": "one-hot"}}

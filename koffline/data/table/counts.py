@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -27,20 +26,6 @@ def as_days(times: pl.Series) -> pl.Series | None:
         return None
     days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)
     return None if days.null_count() else days
-
-
-_BY_CHANCE = 5  # rows: fewer may be last ones by chance
-
-
-def only_last(values: pl.Series, episodes: pl.Series, times: pl.Series | None) -> list[Any]:
-    """Values that stand in last rows of episodes alone; none where episodes have fewer than two rows."""
-    rows = pl.DataFrame({"value": values, "episode": episodes}).with_row_index("time")
-    rows = rows if times is None else rows.with_columns(times.alias("time"))
-    rows = rows.unique(maintain_order=True).sort("episode", "time", maintain_order=True)
-    is_last = (pl.col("episode") != pl.col("episode").shift(-1)).fill_null(True)
-    seen = rows.with_columns(last=is_last).drop_nulls().group_by("value").agg(pl.len(), pl.col("last").all())
-    found = seen.filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))["value"].sort().to_list()
-    return found if 2 * rows["episode"].n_unique() <= rows.height else []
 
 
 @dataclass

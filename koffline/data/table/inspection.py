@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,39 +14,42 @@ import yaml
 from koffline.data import remote
 from koffline.data.columns import counted
 from koffline.data.disk.opening import is_shard_folder
-from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
 from koffline.data.table import profiles
-from koffline.data.table.counts import ORDER, only_last
+from koffline.data.table.counts import ORDER
 from koffline.data.table.episodes import assemble
-from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
+from koffline.data.table.files import CSV, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import Problems, is_pattern
-from koffline.data.table.profiles import IGNORED, Profile
+from koffline.data.table.profiles import IGNORED, NEXT, Profile
 from koffline.data.table.rows import CLOCK, TableRows, described, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.errors import DataError, printable
 from koffline.store.files import MINARI
 
-ROWS = 100_000
-_KEYS = {"observation": "observations", "next observation": "next_observations"}
-_SEVERAL = ("observations", "next_observations", "action")
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
 # one_step: true     # every row is an episode of one step that ends (a bandit: one user, one decision)
 # episode: COLUMN    # rows with one value in this column are one episode
 # one_step: false    # all rows are one record, in the order of time or of the table
 """
-_ALL_ACTIONS = "  # all that were seen, numbered in this order: add others that the policy may take"
+_CHOICES = {
+    "encode": "one-hot, or ordinal where the categories have an order",
+    "action_names": "all that were seen, numbered in this order: add others that the policy may take",
+    "last_row": "cut by the end of logging, or terminal if the world ended after the last row",
+    "impute": "mean, zero (none of the categories), forward, a number, or cut: ends episodes before them",
+    "drop_duplicates": "exact, or first or last of rows of one episode and time",
+}
+_SEVERAL = ("observations", "next_observations", "action")
 _FEW_VALUES = 20  # a column with more does not say how an episode ended
+_BY_CHANCE = 5  # rows: fewer may be last ones by chance
 
 
 @dataclass
 class Inspection:
     """Columns of the first ``rows`` rows of a log, what is wrong, and for a table the guessed mapping.
 
-    ``reasons``: why a line of the mapping is there, by its key, or by key and column. ``is_open``: only the
-    user knows which rows are an episode.
+    ``is_open``: only the user knows which rows are an episode.
     """
 
     source: str
@@ -56,7 +58,6 @@ class Inspection:
     mapping: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    reasons: dict[Any, str] = field(default_factory=dict)
     is_open: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -67,45 +68,27 @@ class Inspection:
         return {**{name: getattr(self, name) for name in shown}, "columns": columns}
 
     def to_yaml(self) -> str:
-        """The mapping with its reasons, to be edited and used."""
-        return "\n".join(self._lines()) + "\n"
-
-    def _lines(self) -> Iterator[str]:
-        yield f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:"
-        yield f"#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99"
+        """The mapping with its problems and what else may be chosen, to be edited and used."""
+        lines = [
+            f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:",
+            "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99",
+            *(f"# problem: {printable(each)}" for each in self.problems),
+        ]
         for key in TableMapping.model_fields:
-            value = self.mapping.get(key)
-            if value is None and key in ("action", "reward"):
-                yield f"{key}:  # which column? No name says so"
-            elif isinstance(value, dict):
-                yield f"{key}:"
-                yield from (
-                    f"  {_text(name)}: {_text(how)}{self._why(key, name)}" for name, how in value.items()
-                )
-            elif isinstance(value, list):
-                yield f"{key}:{_ALL_ACTIONS if key == 'action_names' else ''}"
-                yield from (f"  - {_text(name)}{self._why(key, name)}" for name in value)
-            elif value is not None:
-                yield f"{key}: {_text(value)}{self._why(key, value)}"
-        if self.is_open:
-            yield _QUESTION
-        ignored = [each for each in self.columns if each.role == IGNORED]
-        yield from ["# Ignored:"] * bool(ignored)
-        yield from (f"#   {_text(each.name)}: {printable(each.reason)}" for each in ignored)
-
-    def _why(self, key: str, name: Any) -> str:
-        reason = self.reasons.get((key, name))
-        return f"  # {printable(reason)}" if reason else ""
+            if key in self.mapping:
+                lines += [f"# {key}: {_CHOICES[key]}"] if key in _CHOICES else []
+                dumped = yaml.safe_dump({key: self.mapping[key]}, allow_unicode=True, sort_keys=False)
+                if not dumped.replace("\n", "").isprintable():
+                    dumped = yaml.safe_dump({key: self.mapping[key]}, sort_keys=False)
+                lines.append(dumped.rstrip("\n"))
+            elif key in ("action", "reward"):
+                lines.append(f"{key}:  # which column? No name says so")
+        ignored = [f"{each.name} ({each.reason})" for each in self.columns if each.role == IGNORED]
+        lines += [_QUESTION] * self.is_open + [f"# ignored: {printable(each)}" for each in ignored]
+        return "\n".join(lines) + "\n"
 
 
-def _text(value: Any) -> str:
-    """A text or a yes as YAML in one line, whatever it holds."""
-    style = None if re.fullmatch(r"[\w.-]+", str(value)) else '"'
-    found = yaml.safe_dump(value, allow_unicode=str(value).isprintable(), width=10**9, default_style=style)
-    return str(found).removesuffix("...\n").strip()
-
-
-def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspection:
+def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspection:
     """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
     is_log = name.startswith(MINARI) or (
@@ -113,8 +96,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = ROWS) -> Inspectio
     )
     kind, files = ("", ("",)) if is_log else find_tables(name, is_table=True)
     stored = {} if is_log else dict(described(files[0], kind).fields)
-    is_log = is_log or own_mapping(stored) is not None
-    if is_log or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()):
+    if is_log or own_mapping(stored) is not None:
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
@@ -167,93 +149,86 @@ def _check_ends(found: Inspection) -> None:
     roles = {each.role: each for each in found.columns}
     if "episode" not in roles or "terminal" in roles:
         return
-    episodes, times = roles["episode"].values, roles["time"].values if "time" in roles else None
     for each in found.columns:
-        is_asked = each.role == "observation" and 2 <= each.distinct <= _FEW_VALUES
-        ends = only_last(each.values, episodes, times) if is_asked else []
+        is_asked = each.role == "observations" and 2 <= each.distinct <= _FEW_VALUES
+        ends = _only_last(each, roles["episode"], roles.get("time")) if is_asked else []
         if 0 < len(ends) < each.distinct:
             name = each.name if each.name.isidentifier() else f"`{each.name}`"
             told = each.name if each.is_flag else f'"{name} == {ends[0]!r}"'
             each.role, each.reason = IGNORED, f"{ends[0]!r} stands in last rows of episodes alone"
             said = f"if the world ended there, say terminal: {told}"
-            found.reasons["last_row", CUT] = f"{each.name}: {each.reason}; {said}"
             found.problems.append(f"{each.name}: {each.reason}; {said}")
 
 
+def _only_last(column: Profile, episode: Profile, time: Profile | None) -> list[Any]:
+    """Values that stand in last rows of episodes alone; none where episodes have fewer than two rows."""
+    rows = pl.DataFrame({"value": column.values, "episode": episode.values}).with_row_index("time")
+    rows = rows if time is None else rows.with_columns(time.values.alias("time"))
+    rows = rows.unique(maintain_order=True).sort("episode", "time", maintain_order=True)
+    is_last = (pl.col("episode") != pl.col("episode").shift(-1)).fill_null(True)
+    seen = rows.with_columns(last=is_last).drop_nulls().group_by("value").agg(pl.len(), pl.col("last").all())
+    found = seen.filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))["value"].sort().to_list()
+    return found if 2 * rows["episode"].n_unique() <= rows.height else []
+
+
 def _check_states(found: Inspection) -> None:
-    """Note features whose every value occurs with one action only: they may be results of the action."""
-    actions = [each for each in found.columns if each.role == "action"]
-    if len(actions) != 1 or actions[0].distinct < 2:
-        return
-    name, action = actions[0].name, actions[0].values.cast(pl.String)
-    for each in found.columns:
-        if each.role != "observation" or not 2 <= each.distinct <= found.rows // 10:
-            continue
-        both = pl.DataFrame({"feature": each.values, "action": action}).drop_nulls()
-        if both.n_unique() == both["feature"].n_unique():
-            said = f"each value goes with one {name} only; leave it out if it is what the {name} led to"
-            found.problems.append(f"{each.name}: {said}")
-            found.reasons["observations", each.name] = f"{each.kind}; {said}"
+    """Report features whose every value occurs with one action only: they may be results of the action."""
+    actions = [each for each in found.columns if each.role == "action" and each.distinct > 1]
+    for each in found.columns if len(actions) == 1 else ():
+        if each.role == "observations" and 2 <= each.distinct <= found.rows // 10:
+            both = pl.DataFrame([each.values, actions[0].values.cast(pl.String)]).drop_nulls()
+            if both.n_unique() == both[each.name].n_unique():
+                name = actions[0].name
+                said = f"each value goes with one {name} only; leave it out if it is what the {name} led to"
+                found.problems.append(f"{each.name}: {said}")
 
 
 def _propose(found: Inspection, held: pl.DataFrame) -> None:
     """Write the mapping: roles, encodings, missing values, ends of episodes, repeated rows."""
-    mapping, why = found.mapping, found.reasons
-    for each in found.columns:
-        key = _KEYS.get(each.role, each.role)
-        if key in _SEVERAL:
-            mapping.setdefault(key, []).append(each.name)
-        elif key != IGNORED:
-            mapping[key] = each.name
-        why[key, each.name] = each.reason if key in ("action", *mapping.keys() - _SEVERAL) else each.kind
-        if each.role == "observation" and each.values.dtype == pl.String:
+    mapping = found.mapping
+    used = [each for each in found.columns if each.role != IGNORED]
+    for each in used:
+        if each.role in _SEVERAL:
+            mapping.setdefault(each.role, []).append(each.name)
+        else:
+            mapping[each.role] = each.name
+        if each.role == "observations" and each.values.dtype == pl.String:
             mapping.setdefault("encode", {})[each.name] = "one-hot"
-            why["encode", each.name] = f"{each.reason}; ordinal where they have an order"
         if each.role == "action" and each.values.dtype == pl.String:
             mapping["action_names"] = sorted(each.values.drop_nulls().unique())
     _pair_next(found)
-    episodes, encoded = "episode" in mapping, mapping.get("encode", {})
-    impute: dict[str, str] = {}
-    for each in found.columns:
-        if each.stray and each.role != IGNORED:
+    used = [each for each in used if each.role != IGNORED]
+    for each in used:
+        if each.stray:
             found.problems.append(f"{each.name}: {each.stray}; write a number there, or leave it empty")
-        if each.missing and each.role != IGNORED:
+        if each.missing:
             found.problems.append(f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing")
             if each.role in ("episode", "time", "terminal", "truncated") or each.values.dtype.is_nested():
                 continue
-            how, said = "mean", "or zero, forward, cut, a number"
-            if each.name in encoded:
-                how, said = "zero", "none of the categories; or forward, cut"
-            elif "observation" not in each.role:
-                how, said = CUT, "ends the episode before such a row" if episodes else "leaves such rows out"
-            impute[each.name], why["impute", each.name] = how, f"{each.missing} missing; {said}"
-    mapping |= {"impute": impute} if impute else {}
-    if episodes and "terminal" not in mapping:
+            how = "zero" if each.name in mapping.get("encode", {}) else "mean"
+            mapping.setdefault("impute", {})[each.name] = how if "observations" in each.role else CUT
+    if "episode" in mapping and "terminal" not in mapping:
         mapping["last_row"] = CUT
-        said = "no column says so; terminal, if the world ended after the last row"
-        why.setdefault(("last_row", CUT), said)
-    named = [each.name for each in found.columns if each.role != IGNORED]
-    repeated = held.height - int(pl.DataFrame([held[name] for name in named]).hash_rows(0).n_unique())
+    repeated = held.height - int(held.select(each.name for each in used).hash_rows(0).n_unique())
     said = f"{counted(repeated, 'row', 'repeats', 'repeat')} another in all columns that have a role"
-    if repeated and not (episodes and "time" in mapping):
-        found.notes += [said] * episodes  # one decision may well be like another
-    elif repeated:
+    if repeated and {"episode", "time"} <= mapping.keys():
         found.problems.append(said)
         mapping["drop_duplicates"] = "exact"
-        why["drop_duplicates", "exact"] = f"{repeated} of {held.height}"
+    elif repeated and "episode" in mapping:  # without one a decision may well be like another
+        found.notes.append(said)
 
 
 def _pair_next(found: Inspection) -> None:
     """Put next observations in the order of observations; drop them unless every observation has one."""
     following = found.mapping.get("next_observations", [])
-    bare = [re.sub(r"^(next|new)[_. -]?|[_. -]next$", "", name, flags=re.I) for name in following]
+    bare = [NEXT.sub(r"\1\2", name) for name in following]
     if following and set(bare) == set(found.mapping.get("observations", [])):
         order = {name: bare.index(name) for name in found.mapping["observations"]}
         found.mapping["next_observations"] = [following[i] for i in order.values()]
     elif following:
         del found.mapping["next_observations"]
         for each in found.columns:
-            if each.role == "next observation":
+            if each.role == "next_observations":
                 each.role, each.reason = IGNORED, "only some observations have a next one"
 
 

@@ -32,7 +32,7 @@ _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 _DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
 _THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
-_NEXT = re.compile(r"(?:next|new)[_. -]?(.+)|(.+)[_. -]next", re.I)
+NEXT = re.compile(r"^(?:next|new)[_. -]?(.+)$|^(.+)[_. -]next$", re.I)
 # Words in names, the likeliest first.
 _WORDS = {
     "behavior_log_probability": "logprob logp loglikelihood logpropensity",
@@ -148,9 +148,9 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
         elif not each.distinct:
             each.reason = "no value in it"
         elif each.values.dtype.is_nested():
-            each.role, each.reason = "observation", "a list of numbers"
-        elif (found := _NEXT.fullmatch(each.name)) and (found[1] or found[2]) in names:
-            each.role, each.reason = "next observation", f"{found[1] or found[2]} one step later, by its name"
+            each.role, each.reason = "observations", "a list of numbers"
+        elif (now := NEXT.sub(r"\1\2", each.name)) in names - {each.name}:
+            each.role, each.reason = "next_observations", f"{now} one step later, by its name"
     left = [each for each in profiles if not each.reason]
     for role, words in _ROLES.items():
         free = [each for each in left if each.role == IGNORED]
@@ -178,9 +178,9 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
     if {"time", "episode"} <= chosen.keys() and not chosen["time"].is_time:
         both = pl.DataFrame({role: chosen[role].values for role in ("episode", "time")})
         if int(both.is_duplicated().sum()) > _SHARED * both.height:
-            chosen["time"].role = "observation"
+            chosen["time"].role = "observations"
             chosen["time"].reason = "numbers; rows of an episode share them, so they are no time"
-    observed = [each for each in profiles if each.role == "observation"]
+    observed = [each for each in profiles if each.role == "observations"]
     vectors = [each for each in observed if each.values.dtype.is_nested()]
     for each in observed if vectors else ():
         if each is not vectors[0]:
@@ -237,10 +237,10 @@ def _as_observation(each: Profile) -> tuple[str, str]:
     if each.values.dtype == pl.String:
         if each.distinct > min(MOST_ONE_HOT, rows // 2):
             return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
-        return "observation", counted(each.distinct, "categor").replace("categors", "categories")
+        return "observations", counted(each.distinct, "categor").replace("categors", "categories")
     is_whole = each.values.dtype.is_integer() and each.distinct == rows
     if is_whole and rows > 2 and each.high - each.low == rows - 1:
         return IGNORED, "it counts the rows"
     if is_whole and rows > 20 and _is_named(each, "episode"):
         return IGNORED, "a different value in every row"
-    return "observation", "numbers"
+    return "observations", "numbers"
