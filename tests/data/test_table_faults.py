@@ -62,7 +62,7 @@ FILES = [
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "UTF-8"),
-    ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "corrupt HDF5"),
+    ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "no table that koffline knows"),
     ("a.csv", BODY.encode("utf-16"), "not UTF-8"),
     ("a.csv", LATIN, "not UTF-8"),
     ("a.csv", BODY + "e,2,3,0,1,1,9\n", "more fields than its header, the first line, has (id, t,"),
