@@ -1,9 +1,9 @@
-"""One pass over all rows of a table: missing and infinite values, flags, and the actions."""
+"""One pass over all rows of a table: missing values, flags, and the actions."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ class Table:
     rows: TableRows
     roles: TableMapping
     asked: TableMapping  # the mapping before it was applied
-    observation_dtype: np.dtype
+    observation_type: Any  # of a number
     observation_shape: tuple[int, ...] | None
     problems: Problems
     is_own: bool  # the mapping came from koffline's own column names
@@ -54,7 +54,6 @@ class Table:
     counts: TableCounts = field(default_factory=TableCounts)
     n_rows: int = 0
     missing: Counter[str] = field(default_factory=Counter)
-    infinite: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
     means: dict[str, float] = field(default_factory=dict)  # sums until the pass ends
     flagged: set[str] = field(default_factory=set)
@@ -65,21 +64,15 @@ class Table:
     runs: pl.DataFrame | None = None
 
 
-def number_dtype(kinds: Sequence[Any], bytes_stay: bool = False) -> np.dtype:
-    """Common dtype of columns of these types; it depends on the types alone, never on values.
+def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
+    """Common type of columns of these types as numbers; it depends on the types alone, never on values.
 
     uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
     """
     bases = [getattr(kind, "inner", kind) for kind in kinds]
     if bytes_stay and all(base == pl.UInt8 for base in bases):
-        return np.dtype(np.uint8)
-    return np.dtype(np.float32 if all(base in _NARROW for base in bases) else np.float64)
-
-
-def action_dtype(table: Table) -> np.dtype:
-    """Dtype of the actions: int64 for a single column of integers, else a float type."""
-    kinds = [table.rows.schema[name] for name in table.roles.action]
-    return np.dtype(np.int64) if len(kinds) == 1 and kinds[0].is_integer() else number_dtype(kinds)
+        return pl.UInt8()
+    return pl.Float32() if all(base in _NARROW for base in bases) else pl.Float64()
 
 
 def hashed(ids: pl.Series) -> pl.Series:
@@ -138,7 +131,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
-    """Count the missing and infinite numbers of a column; lists of different lengths are a problem."""
+    """Count the missing values of a column; lists of different lengths are a problem."""
     name, missing = column.name, column.null_count()
     if table.roles.impute.get(name) == "mean":
         total = float(column.cast(pl.Float64).fill_nan(None).sum())
@@ -154,7 +147,6 @@ def _look_at(table: Table, column: pl.Series) -> None:
         missing += column.null_count()
     if column.dtype.is_float():
         missing += int(column.is_nan().sum())
-        table.infinite[name] += int(column.is_infinite().sum())
     table.missing[name] += missing
 
 
@@ -165,7 +157,7 @@ def _joined(runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_counts(table: Table) -> None:
-    """Add problems: missing and infinite values, and questions that only the user can answer."""
+    """Add problems: missing values, and questions that only the user can answer."""
     roles, problems = table.roles, table.problems
     spelled = {**table.origin, **{f.text: "reward" for f in table.formulas if f.text == roles.reward}}
     missing = {
@@ -173,16 +165,12 @@ def check_counts(table: Table) -> None:
         for name, count in table.missing.items()
         if count and name not in roles.impute and (name != roles.by or name in roles.needed)
     }
-    infinite = {name: n for name, n in table.infinite.items() if n and name in roles.measured}
     cut = "end episodes before such rows (COLUMN=cut), or mend them: a row dropped inside joins two steps"
     cut = "leave such rows out (COLUMN=cut), or mend them" if roles.stands_alone else cut
-    for what, found, remedy in (
-        ("values are missing", missing, f"replace them (--impute COLUMN=mean), {cut}"),
-        ("numbers are infinite", infinite, "mend them where the table is made, or leave the column out"),
-    ):
-        if found:
-            shown = ", ".join(f"{name}: {count}" for name, count in found.items())
-            problems.add(f"{what} ({shown}, of {counted(table.n_rows, 'row')}); {remedy}")
+    if missing:
+        shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
+        shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
+        problems.add(f"{shown}; replace them (--impute COLUMN=mean), {cut}")
     for name in table.means:
         if table.missing[name] == table.n_rows:
             problems.add(f"column {name} has no value to take the mean of; leave it out")

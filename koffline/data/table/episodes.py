@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, shaped_actions
-from koffline.data.table.census import Table, action_dtype, number_dtype, read_flags
+from koffline.data.table.census import Table, number_type, read_flags
 from koffline.data.table.mapping import CUT
 from koffline.errors import DataError
 
@@ -35,14 +33,14 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
             log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
     if roles.by is not None:
         log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
-    observed = _Columns(frame, episodes, table)
-    log["observations"] = observed.vectors(roles.observations)
+    frame = _imputed(frame, episodes, table)
+    log["observations"] = _vectors(frame, roles.observations, table)
     log["actions"] = _actions(frame, table)
-    log["rewards"] = observed.single(roles.reward or "")
+    log["rewards"] = _numbers(frame[roles.reward or ""])
     if roles.weight is not None:
-        log["weights"] = observed.single(roles.weight)
+        log["weights"] = _numbers(frame[roles.weight])
     if roles.behavior is not None:
-        found = observed.single(roles.behavior)
+        found = _numbers(frame[roles.behavior])
         with np.errstate(divide="ignore", invalid="ignore"):  # what is none is refused with the log's columns
             log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
     if not roles.stands_alone or roles.one_step:
@@ -56,7 +54,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     elif not roles.next_observations:
         log = _with_next(log, last, table)
     else:
-        log["next_observations"] = observed.vectors(roles.next_observations)
+        log["next_observations"] = _vectors(frame, roles.next_observations, table)
         if roles.truncated is None and not roles.stands_alone:
             log["truncated"] = last & ~log["terminated"]
             counts.cut += int(log["truncated"].sum())
@@ -180,46 +178,18 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     return frame
 
 
-@dataclass(frozen=True, eq=False)
-class _Columns:
-    """Columns of a frame in order as numbers, missing ones replaced as asked for."""
-
-    frame: pl.DataFrame
-    episodes: np.ndarray
-    table: Table
-
-    def vectors(self, columns: tuple[str, ...]) -> np.ndarray:
-        """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
-        table, n_rows = self.table, self.frame.height
-        width, shape = table.widths.get(columns[0]), table.observation_shape
-        if width is None:
-            found = np.empty((n_rows, len(columns)), dtype=table.observation_dtype)
-            for i, name in enumerate(columns):
-                found[:, i] = self._imputed(self.frame[name])
-        else:
-            numbers = self._imputed(self.frame[columns[0]].explode(empty_as_null=False))
-            found = np.asarray(numbers, dtype=table.observation_dtype).reshape(n_rows, width)
-        if shape is not None and int(np.prod(shape)) != found.shape[1]:
-            raise DataError(f"{table.source}: the koffline description is damaged; write the file again")
-        return found if shape is None else found.reshape(n_rows, *shape)
-
-    def single(self, name: str) -> np.ndarray:
-        """Column as numbers (N,)."""
-        column = self.frame[name]
-        return np.asarray(self._imputed(column), dtype=number_dtype([column.dtype]))
-
-    def _imputed(self, column: pl.Series) -> np.ndarray:
-        name, table, how = column.name, self.table, self.table.roles.impute.get(column.name)
-        if column.dtype == pl.Boolean:
-            column = column.cast(pl.Float64)
-        if how in (None, CUT) or not table.missing[name]:
-            return column.to_numpy()
-        column = (column if column.dtype.is_float() else column.cast(pl.Float64)).fill_nan(None)
-        count = column.null_count()
+def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.DataFrame:
+    """Rows in order, missing values replaced as asked for; those that nothing can replace are a problem."""
+    columns = []
+    for name, how in table.roles.impute.items():
+        if how == CUT or not table.missing[name]:
+            continue
+        column = frame[name].cast(pl.Float64 if not frame.schema[name].is_float() else frame.schema[name])
+        column = column.fill_nan(None)
+        count, said = column.null_count(), "the last value before"
         if how == "forward":
-            said = "the last value before"
-            pairs = pl.DataFrame({"it": column, "episode": self.episodes})
-            column = pairs.select(pl.col("it").forward_fill().over("episode")).to_series()
+            pairs = pl.DataFrame({"it": column, "episode": episodes})
+            column = pairs.select(pl.col("it").forward_fill().over("episode").alias(name)).to_series()
             if column.null_count():
                 missing = counted(column.null_count(), "missing value")
                 remedy = f"impute a number or the mean ({name}=mean)"
@@ -227,25 +197,40 @@ class _Columns:
         else:
             value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
             said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
+        columns.append(column)
         origin = table.origin.get(name, name)
-        features = [feature for feature, of in table.origin.items() if of == origin]
-        if count and features[:1] in ([], [name]):  # features of one category are missing together
-            table.counts.imputed[origin, said] += count
-        return column.to_numpy()
+        if count and name == next((each for each, of in table.origin.items() if of == origin), name):
+            table.counts.imputed[origin, said] += count  # features of one category are missing together
+    return frame.with_columns(columns)
+
+
+def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
+    """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
+    width, shape, kind = table.widths.get(columns[0]), table.observation_shape, table.observation_type
+    if width is None:
+        found = frame.select(pl.col(columns).cast(kind)).to_numpy(order="c")
+    else:
+        found = frame[columns[0]].explode(empty_as_null=False).cast(kind).to_numpy().reshape(-1, width)
+    if shape is not None and int(np.prod(shape)) != found.shape[1]:
+        raise DataError(f"{table.source}: the koffline description is damaged; write the file again")
+    return found if shape is None else found.reshape(-1, *shape)
+
+
+def _numbers(column: pl.Series) -> np.ndarray:
+    return column.cast(number_type([column.dtype])).to_numpy()
 
 
 def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
-    names = table.roles.action
+    names, kinds = table.roles.action, [frame.schema[name] for name in table.roles.action]
     column = frame[names[0]]
     if table.categories:
         known = pl.Series(table.categories, dtype=column.dtype)
         column = column.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
-        found = column.to_numpy()
-    elif len(names) > 1:
-        found = pl.DataFrame([frame[name].cast(pl.Float64) for name in names]).to_numpy(order="c")
+        return shaped_actions(column.to_numpy(), table.action_space)
+    if len(names) > 1:
+        found = frame.select(pl.col(names).cast(number_type(kinds))).to_numpy(order="c")
+    elif names[0] in table.widths:
+        found = _numbers(column.explode(empty_as_null=False)).reshape(frame.height, -1)
     else:
-        is_list = names[0] in table.widths
-        column = column.explode(empty_as_null=False) if is_list else column
-        found = column.to_numpy().reshape((frame.height, -1) if is_list else -1)
-    found = found if table.categories else found.astype(action_dtype(table), copy=False)
+        found = column.cast(pl.Int64).to_numpy() if kinds[0].is_integer() else _numbers(column)
     return shaped_actions(found, table.action_space)

@@ -240,7 +240,8 @@ def _survey(found: Inspection, rows: int) -> None:
         assert table.rows.held is not None, "asked for"
         found.is_open = table.is_open
         with problems.noted():
-            assemble(table.rows.held, table)
+            if (read := assemble(table.rows.held, table)) is not None:
+                read.transitions()  # the log's own checks: infinities, probabilities above 1
         problems.found = table.problems.found or problems.found
         said += [*table.metadata.notes, *table.counts.sentences()]
     found.notes += [note for note in said if not note.startswith(ORDER)]

@@ -17,8 +17,8 @@ from koffline.data.spaces import Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table.arrow_files import SHAPE_KEY
-from koffline.data.table.census import Table, action_dtype, check_counts, look_through, number_dtype
-from koffline.data.table.files import CSV, faults, find_tables
+from koffline.data.table.census import Table, check_counts, look_through, number_type
+from koffline.data.table.files import CSV, faults, find_tables, width_of
 from koffline.data.table.problems import Problems, column_fault
 from koffline.data.table.rows import CLOCK, TEXT_WAYS, TableRows, TextKind, described, open_rows
 from koffline.data.transitions import Metadata
@@ -54,9 +54,9 @@ def prepare_table(
     problems.refuse()
     states = (*roles.observations, *roles.next_observations)
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
-    dtype = number_dtype(observed, bytes_stay=not roles.impute)  # a mean is no whole number
+    number = number_type(observed, bytes_stay=not roles.impute)  # a mean is no whole number
     with faults(name, kind):
-        rows = TableRows(kind, files, types, dtype.itemsize, bool(roles.decimal_comma))
+        rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
         rows = open_rows(rows, in_memory, first)
         # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay
         # as they are. Times are such in files with types too: "10" comes after "9".
@@ -81,7 +81,7 @@ def prepare_table(
             computed += [each for n in encodings for each in applied.features(n, encodings[n])]
             rows = rows.computing(computed)
         table = Table(
-            name, rows, roles, chosen, dtype, (shape or None) if described_log else None, problems, is_own,
+            name, rows, roles, chosen, number, (shape or None) if described_log else None, problems, is_own,
             formulas, texts, encodings, origin,
         )  # fmt: skip
         is_category = bool(chosen.action_names) or _is_category(table)
@@ -103,7 +103,7 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
             extra = {**extra, ACTIONS: list(table.categories)}
             declared, some = Discrete(len(table.categories)), np.asarray([0, len(table.categories) - 1])
         elif some is None:
-            some = np.zeros((1, table.widths.get(names[0], len(names))), action_dtype(table))
+            some = np.zeros((1, table.widths.get(names[0], len(names))))
         table.action_space, settled = settle_space(some, asked, declared, table.source)
     before = described.metadata if described else Metadata(gamma=table.asked.gamma)
     said = [sentence for is_so, sentence in _open_questions(table) if is_so]
