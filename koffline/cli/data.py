@@ -82,8 +82,6 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
         click.echo(f"problem {number}: {printable(problem)}")
     for note in found.notes:
         click.echo(f"note: {printable(note)}")
-    if found.is_open:
-        click.echo("question: which rows belong together? Answer it in the mapping (one_step or episode).")
     if out is not None:
         use = f"koffline evaluate {found.source} --mapping {out} --policy POLICY --gamma 0.99"
         click.echo(f"{out}: edit it, then {use}")

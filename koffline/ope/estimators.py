@@ -14,7 +14,7 @@ import torch
 from koffline.config import EvaluationSettings
 from koffline.data.columns import counted
 from koffline.data.features import ACTIONS
-from koffline.data.table.counts import GAPS, ORDER
+from koffline.data.table.problems import GAPS, ORDER
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.ope import names

@@ -65,7 +65,7 @@ FILES = [
     ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "no table that koffline knows"),
     ("a.csv", BODY.encode("utf-16"), "not UTF-8"),
     ("a.csv", LATIN, "not UTF-8"),
-    ("a.csv", BODY + "e,2,3,0,1,1,9\n", "more fields than its header, the first line, has (id, t,"),
+    ("a.csv", BODY + "e,2,3,0,1,1,9\n", "more fields than the first line, its header (id, t,"),
     ("a.csv", BODY.replace("\ne,1", '\n"e,1'), "quote mark that is not closed"),
     ("a.csv", BODY.replace("x_1", "r"), "more than one column named r"),
     ("bomb.csv.gz", gzip.compress(bytes(2**25)), "line ends"),

@@ -241,7 +241,7 @@ class TestRepeatedRows:
         table = walk((3, 3), (True, True))
         doubled = {name: [*column, column[1], column[4]] for name, column in table.items()}
         assert "--drop-duplicates exact" in refusal(doubled, tmp_path)
-        log = read(doubled, tmp_path, drop_duplicates=True)
+        log = read(doubled, tmp_path, drop_duplicates="exact")
         whole = read(table, tmp_path, "whole.parquet")
         np.testing.assert_array_equal(log.rewards, whole.rewards)
         assert "2 repeated rows were dropped" in log.metadata.notes

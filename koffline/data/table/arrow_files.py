@@ -176,14 +176,11 @@ def write_table(log: Transitions, path: Path, format: str, force: bool = False) 
         if format == "csv" and array.dtype.kind == "f":
             # a float32 is written to CSV as the shortest text of its own, which is another number as float64
             array = array.astype(np.float64)
-        if array.ndim == 1:
-            columns[key] = pa.array(array)
-        elif key != "actions" and as_lists:
-            flat = np.ascontiguousarray(array).reshape(-1)
-            columns[key] = pa.FixedSizeListArray.from_arrays(pa.array(flat), array[0].size)
+        if array.ndim == 1 or (as_lists and key != "actions"):
+            columns[key] = array if array.ndim == 1 else array.reshape(len(array), -1)
         else:
-            columns.update({f"{key}_{i}": pa.array(array[:, i]) for i in range(array.shape[1])})
-    table = pa.table(columns).replace_schema_metadata(metadata)
+            columns.update({f"{key}_{i}": column for i, column in enumerate(array.T)})
+    table = pl.DataFrame(columns).to_arrow().replace_schema_metadata(metadata)
     with atomic_file(path, force) as temporary:
         if format == "parquet":
             pyarrow.parquet.write_table(table, temporary, row_group_size=_GROUP_ROWS, compression="zstd")

@@ -1,17 +1,144 @@
-"""Formulas: rewards and flags that are computed from columns of a table."""
+"""How columns are read: texts as numbers or times, flags, numbers of categories, and formulas."""
 
 from __future__ import annotations
 
 import ast
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
+from koffline.data.features import ONE_HOT, Encoding
+from koffline.data.table.problems import column_fault
 from koffline.errors import DataError
+
+_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
+_TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
+# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
+_CLOCK = r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?"
+_TIME = r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})" + _CLOCK
+_OFFSET = r"(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+
+
+def _times(texts: pl.Series, ending: str) -> pl.Series:
+    """Instants to the nanosecond, null where a text is none; no offset is UTC."""
+    parts = texts.str.extract_groups(_TIME + ending).struct.unnest()
+    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
+    zone = pl.col("zone") if "zone" in parts.columns else pl.lit("Z")
+    told = pl.concat_str("date", pl.lit("T"), clock, second, zone)
+    form = "%Y-%m-%dT%H:%M:%S%.f%#z"
+    instants = told.str.to_datetime(form, time_unit="ns", strict=False)
+    return parts.select(instants.alias(texts.name)).to_series()
+
+
+# Ways to read texts, the narrowest first; the last three are for times.
+_LOCAL, CLOCK = "times without a UTC offset", "times of day"
+_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
+    "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
+    "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
+    "times with a UTC offset": lambda texts: _times(texts, _OFFSET),
+    _LOCAL: lambda texts: _times(texts, "$"),
+    CLOCK: lambda texts: _times("1970-01-01T" + texts, "$"),
+}
+TEXT_WAYS = tuple(_WAYS)
+_MOST_SHOWN = 60
+
+
+@dataclass
+class TextKind:
+    """Types that all texts of a column allow: the remaining ``ways`` to read them, and the rows checked."""
+
+    name: str
+    is_time: bool
+    ways: list[str]
+    rows: int = 0
+    has_clock: bool = False
+
+    def look(self, column: pl.Series, source: str) -> None:
+        """Check the next rows. Raises DataError if the times in a column are written in different ways."""
+        column = column.str.strip_chars()
+        unread = {way: _WAYS[way](column).is_null() & column.is_not_null() for way in self.ways}
+        self.ways = [way for way, rows in unread.items() if not rows.any()]
+        if self.is_time and not self.ways:
+            place = max(int(rows.arg_max() or 0) for rows in unread.values())
+            remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
+            like = " like those above" if self.rows + place else " that is read"
+            said = f"holds {column[place][:_MOST_SHOWN]!r} in row {self.rows + place + 1}, no number or time"
+            raise column_fault(source, self.name, f"{said}{like}; {remedy}")
+        self.has_clock = self.has_clock or bool(column.str.contains(":", literal=True).any())
+        self.rows += len(column)
+
+    @property
+    def form(self) -> str:
+        """The narrowest way to read all texts; empty where there is none."""
+        return self.ways[0] if self.ways else ""
+
+    @property
+    def is_naive(self) -> bool:
+        """Whether the texts are times without a time zone."""
+        return self.form == _LOCAL and self.has_clock
+
+    @property
+    def dtype(self) -> Any:
+        """Integers or floats if all texts are numbers, date-times if all are times, else texts."""
+        kinds = {"": pl.String(), "whole numbers": pl.Int64(), "numbers": pl.Float64()}
+        return kinds.get(self.form, pl.Datetime("ns", "UTC"))
+
+    @property
+    def expression(self) -> pl.Expr:
+        """The column as ``dtype``, of frames."""
+        return pl.col(self.name).map_batches(self.read, return_dtype=self.dtype)
+
+    def read(self, column: pl.Series) -> pl.Series:
+        """The column as ``dtype``."""
+        return _WAYS[self.form](column.str.strip_chars()).alias(self.name) if self.ways else column
+
+
+def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
+    """Common type of columns of these types as numbers; it depends on the types alone, never on values.
+
+    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
+    """
+    bases = [getattr(kind, "inner", kind) for kind in kinds]
+    if bytes_stay and all(base == pl.UInt8 for base in bases):
+        return pl.UInt8()
+    return pl.Float32() if all(base in _NARROW for base in bases) else pl.Float64()
+
+
+def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
+    """Yes/no, 0/1, or texts such as true and false, as booleans. Raises DataError for anything else."""
+    if name is None:
+        return pl.repeat(False, frame.height, eager=True)
+    column = frame[name]
+    if column.dtype == pl.Boolean:
+        return column.fill_null(False)  # missing values are refused elsewhere
+    if column.dtype == pl.String:
+        lower = column.str.strip_chars().str.to_lowercase()
+        yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
+    else:
+        number = column.cast(pl.Float64)
+        yes, no = number == 1, number == 0
+    wrong = ~(yes | no) & column.is_not_null()
+    if wrong.any():
+        compare = f", or compare: \"{name} == '…'\"" if column.dtype == pl.String else ""
+        said = f"holds {column[int(wrong.arg_max() or 0)]!r}, neither yes nor no"
+        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0{compare}")
+    return yes.fill_null(False)
+
+
+def features(column: str, encoding: Encoding) -> list[pl.Expr]:
+    """The numbers that encode a column; missing values stay missing."""
+    texts = pl.col(column).cast(pl.String)
+    if encoding.kind != ONE_HOT:
+        known = pl.Series(encoding.categories, dtype=pl.String)
+        codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
+        return [codes.alias(column)]
+    pairs = zip(encoding.categories, encoding.names(column), strict=True)
+    return [(texts == category).cast(pl.Int8).alias(name) for category, name in pairs]
+
 
 _LONGEST = 500
 _GRAMMAR = (

@@ -15,7 +15,7 @@ import polars as pl
 
 from koffline.data import remote
 from koffline.data.table.problems import natural_key
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 from koffline.store.files import MINARI, reading
 from koffline.untrusted.limits import Refused, memory_allowance, shown_bytes
 
@@ -165,16 +165,12 @@ class Room:
 
     def check(self, total: int, at_once: int = 0) -> None:
         """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
-        if at_once > self.allowed:
-            what = f"parts of it take {shown_bytes(at_once)} at once"
-            remedy = "write it in smaller row groups"
-        elif total * COPIES > self.allowed:
-            what = f"its rows need {shown_bytes(total * COPIES)} of memory to be read"
-            remedy = self.remedy or "write shorter rows"
-        else:
-            return
-        allowed = f"allowed are {shown_bytes(self.allowed)}"
-        raise Refused(f"{what}, {allowed}; {remedy}, or allow more bytes (KOFFLINE_MAX_BYTES)")
+        needed = max(total * COPIES, at_once)
+        if needed > self.allowed:
+            what = f"its rows need {shown_bytes(needed)} of memory to be read, allowed are"
+            remedy = self.remedy or "write shorter rows in smaller row groups"
+            more = "allow more bytes (KOFFLINE_MAX_BYTES)"
+            raise Refused(f"{what} {shown_bytes(self.allowed)}; {remedy}, or {more}")
 
     def take(self, frame: pl.DataFrame) -> None:
         """Count the bytes of a frame. Raises Refused if they do not fit."""
@@ -219,7 +215,7 @@ class Reader:
 
 
 _DELIMITERS = ",;\t|"
-_MOST_HEADER, _MOST_SHOWN = 2**22, 60
+_MOST_HEADER = 2**22
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
@@ -258,9 +254,9 @@ class CsvReader(Reader):
                     return
                 except pl.exceptions.ComputeError as error:
                     if "more fields" in str(error):
-                        header = ", ".join(names)
-                        header = header if len(header) <= _MOST_SHOWN else f"{header[:_MOST_SHOWN]}…"
-                        found = f"has a row of more fields than its header, the first line, has ({header})"
+                        found = (
+                            f"has a row of more fields than the first line, its header ({listed(names, 8)})"
+                        )
                         raise DataError(f"{self.name} {found}; check its separators and quotes") from None
                     if "could not parse" not in str(error):
                         raise

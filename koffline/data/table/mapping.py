@@ -119,10 +119,7 @@ class TableMapping(pydantic.BaseModel):
     behavior_log_probability: _Name | None = None
     weight: _Name | None = None
     impute: _Imputed = {}
-    drop_duplicates: Annotated[
-        Literal["exact", "first", "last"] | None,
-        pydantic.BeforeValidator(lambda it: {True: "exact", False: None}[it] if isinstance(it, bool) else it),
-    ] = None
+    drop_duplicates: Literal["exact", "first", "last"] | None = None
     decimal_comma: bool | None = None
     gamma: float | None = pydantic.Field(None, gt=0.0, lt=1.0)
     by: _Name | None = None

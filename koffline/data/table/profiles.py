@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 
 from koffline.data.columns import counted
+from koffline.data.table.computed import CLOCK, TEXT_WAYS, TextKind
 from koffline.data.table.problems import is_pattern
-from koffline.data.table.rows import CLOCK, TEXT_WAYS, TextKind
 from koffline.errors import printable
 
 IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored because the values do not fit the name
@@ -71,7 +71,8 @@ class Profile:
         is_plain = not there.dtype.is_nested() and there.dtype not in (pl.Binary, pl.Object, pl.Unknown)
         self.missing = (self.texts if self.stray and self.texts is not None else self.values).null_count()
         self.distinct = there.n_unique() if is_plain else len(there) * _is_vector(there)
-        self.low, self.high = (there.min(), there.max()) if is_plain and self.distinct else (None, None)
+        self.low: Any = there.min() if is_plain and self.distinct else None
+        self.high: Any = there.max() if is_plain and self.distinct else None
         shown = there if self.texts is None or not self.is_time else self.texts.drop_nulls()
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
         is_pair = 0 < self.distinct <= 2 and is_plain and not self.stray

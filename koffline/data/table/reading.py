@@ -15,12 +15,12 @@ import polars as pl
 
 from koffline.data.raw import RawLog
 from koffline.data.spaces import SpaceRequest
-from koffline.data.table.census import Table, hashed, read_flags
-from koffline.data.table.counts import TableCounts
+from koffline.data.table.computed import read_flags
 from koffline.data.table.episodes import assemble
 from koffline.data.table.files import Room, faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.survey import prepare_table
+from koffline.data.table.problems import TableCounts
+from koffline.data.table.survey import Table, hashed, prepare_table
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 

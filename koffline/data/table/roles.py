@@ -9,9 +9,10 @@ from typing import Any
 import polars as pl
 
 from koffline.data.features import ONE_HOT, Encoding
-from koffline.data.table.computed import Formula, parse_formula
+from koffline.data.table.computed import TEXT_WAYS, Formula, TextKind, parse_formula
+from koffline.data.table.files import CSV
 from koffline.data.table.mapping import CUT, TableMapping
-from koffline.data.table.problems import Problems, is_pattern, natural_key
+from koffline.data.table.problems import Problems, column_fault, is_pattern, natural_key
 from koffline.data.table.rows import TableRows
 from koffline.errors import listed
 
@@ -111,52 +112,47 @@ def _fitting(
 
 
 def column_types(
-    stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula]
+    stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula], problems: Problems
 ) -> dict[str, Any]:
-    """Types of the columns that are used; decimals, and texts of what is to be numbers, are float64."""
+    """Types of the columns that are used; decimals, and texts of what is to be numbers, are float64.
+
+    Columns of a wrong type, and lists beside others, are problems.
+    """
     terms = [name for formula in formulas for name in formula.numbers]
     texts = [name for formula in formulas for name in formula.texts]
-    numbers, types = {*roles.numbers, *terms} - set(roles.encode), {}
+    several = roles.action if len(roles.action) > 1 else ()
+    numbers, types = {*roles.numbers, *terms, *several} - set(roles.encode), {}
     for name in dict.fromkeys((*roles.columns, *terms, *texts)):
         if name in stored:  # else it is a formula
             kind = stored[name]
             as_float = kind == pl.String and name in numbers
             as_float = as_float or (kind.is_decimal() and name in roles.measured)
             types[name] = pl.Float64() if as_float else kind
-    return types
 
+    def is_number(kind: Any) -> bool:
+        return bool(kind.is_numeric() or kind == pl.Boolean)
 
-def _is_number(kind: Any) -> bool:
-    return bool(kind.is_numeric() or kind == pl.Boolean)
-
-
-def check_types(
-    types: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula], problems: Problems
-) -> None:
-    """Add the problems: columns of a wrong type, or lists beside others."""
     states = (*roles.observations, *roles.next_observations)
-    numbers = "needed are numbers; name other columns, or export it as numbers"
+    needed = "needed are numbers; name other columns, or export it as numbers"
     coded = [name for name in states if name in roles.encode]
     plain = [name for name in states if name not in roles.encode]
-    terms = [name for formula in formulas for name in formula.numbers]
-    texts = [name for formula in formulas for name in formula.texts]
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
-        (plain, lambda kind: _is_number(getattr(kind, "inner", kind)),
-         f"{numbers}, or encode categories (--encode COLUMN=one-hot)"),
+        (plain, lambda kind: is_number(getattr(kind, "inner", kind)),
+         f"{needed}, or encode categories (--encode COLUMN=one-hot)"),
         ((*coded, roles.episode, roles.by), lambda kind: not kind.is_nested() and kind != pl.Unknown,
          "give one value per row"),
-        (roles.action, lambda kind: kind == pl.String or _is_number(getattr(kind, "inner", kind)), numbers),
-        ((roles.reward, roles.behavior, roles.weight, *terms), _is_number, numbers),
+        (roles.action, lambda kind: kind == pl.String or is_number(getattr(kind, "inner", kind)), needed),
+        ((roles.reward, roles.behavior, roles.weight, *several, *terms), is_number, needed),
         (texts, lambda kind: not kind.is_numeric() and not kind.is_nested(), "compare it with a number"),
-        ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
+        ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or is_number(kind),
          "give true and false, or 1 and 0"),
         ((roles.time,), lambda kind: kind.is_numeric() or kind.is_temporal() or kind == pl.String,
          "which gives no order in time; name another"),
     )  # fmt: skip
     for names, fits, remedy in rules:
-        for name in names:
-            if name in types and not fits(types[name]):
-                problems.add(f"column {name} is {types[name]}, {remedy}")
+        for each in names:
+            if each in types and not fits(types[each]):
+                problems.add(f"column {each} is {types[each]}, {remedy}")
     for several in (roles.observations, roles.next_observations, roles.action):
         lists = [name for name in several if name in types and types[name].is_nested()]
         if lists and len(several) > 1:
@@ -164,6 +160,25 @@ def check_types(
             problems.add(f"column {lists[0]} {said}; name one list, or columns of single numbers")
         for name in roles.impute.keys() & lists:
             problems.add(f"column {name} holds lists, which cannot be imputed; drop those rows")
+    return types
+
+
+def text_kinds(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, TextKind]:
+    """What columns of text are, by column: times, and in CSV, where all are texts, actions and our own ids.
+
+    Ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
+    """
+    meant = [*roles.action, roles.episode if is_own else None] if rows.kind == CSV else []
+    ways = dict.fromkeys(meant, TEXT_WAYS[:2]) | {roles.time: TEXT_WAYS}
+    texts = {
+        name: TextKind(name, name == roles.time, list(each))
+        for name, each in ways.items()
+        if name and rows.types.get(name) == pl.String
+    }
+    for frame in rows.only(list(texts)).frames() if texts else ():
+        for column in frame:
+            texts[column.name].look(column, source)
+    return texts
 
 
 def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[str, Encoding]:
@@ -212,12 +227,21 @@ def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[Tab
     return roles.model_copy(update=changes), origin
 
 
-def features(column: str, encoding: Encoding) -> list[pl.Expr]:
-    """The numbers that encode a column; missing values stay missing."""
-    texts = pl.col(column).cast(pl.String)
-    if encoding.kind != ONE_HOT:
-        known = pl.Series(encoding.categories, dtype=pl.String)
-        codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
-        return [codes.alias(column)]
-    pairs = zip(encoding.categories, encoding.names(column), strict=True)
-    return [(texts == category).cast(pl.Int8).alias(name) for category, name in pairs]
+def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple[Any, ...]:
+    """Values of a category, sorted or in the order of ``action_names``. Raises DataError for unknown ones."""
+    names, column, kind = roles.action_names, roles.action[0], type(next(iter(values)))
+    if not issubclass(kind, (str, int)):
+        raise column_fault(source, column, f"holds {kind.__name__}s; give actions as texts or numbers")
+    if not names:
+        return tuple(sorted(values))
+    if kind is not str:  # names from a command line are texts: convert them to integers or booleans
+        spelled: dict[str, Any] = {"true": True, "false": False}
+        if kind is int:
+            spelled = {name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()}
+        names = tuple(spelled.get(str(name).lower(), name) for name in names)
+    unknown = sorted(values - set(names)) or [next(iter(values))]
+    if unknown[0] not in names or {type(name) for name in names} != {kind}:
+        said = f"holds {unknown[0]!r}, action_names are {names!r}"
+        remedy = "list all values as the column has them (in YAML put yes and no in quotes)"
+        raise column_fault(source, column, f"{said}; {remedy}")
+    return names

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ _MOST_COLUMNS = 2**17
 # Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
-_PROBED_ROWS = 256
+_PROBED_ROWS, _MOST_SHOWN = 256, 60
 
 
 def described(name: str, kind: str) -> Reader:
@@ -37,86 +37,6 @@ def described(name: str, kind: str) -> Reader:
         if twice := [each for each, count in counts.items() if count > 1]:
             raise DataError(f"{name} has more than one column named {listed(twice)}; rename them")
         return found
-
-
-# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
-_CLOCK = r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?"
-_TIME = r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})" + _CLOCK
-_OFFSET = r"(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
-
-
-def _times(texts: pl.Series, ending: str) -> pl.Series:
-    """Instants to the nanosecond, null where a text is none; no offset is UTC."""
-    parts = texts.str.extract_groups(_TIME + ending).struct.unnest()
-    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
-    zone = pl.col("zone") if "zone" in parts.columns else pl.lit("Z")
-    told = pl.concat_str("date", pl.lit("T"), clock, second, zone)
-    form = "%Y-%m-%dT%H:%M:%S%.f%#z"
-    instants = told.str.to_datetime(form, time_unit="ns", strict=False)
-    return parts.select(instants.alias(texts.name)).to_series()
-
-
-# Ways to read texts, the narrowest first; the last three are for times.
-_LOCAL, CLOCK = "times without a UTC offset", "times of day"
-_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
-    "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
-    "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
-    "times with a UTC offset": lambda texts: _times(texts, _OFFSET),
-    _LOCAL: lambda texts: _times(texts, "$"),
-    CLOCK: lambda texts: _times("1970-01-01T" + texts, "$"),
-}
-TEXT_WAYS = tuple(_WAYS)
-_MOST_SHOWN = 60
-
-
-@dataclass
-class TextKind:
-    """Types that all texts of a column allow: the remaining ``ways`` to read them, and the rows checked."""
-
-    name: str
-    is_time: bool
-    ways: list[str]
-    rows: int = 0
-    has_clock: bool = False
-
-    def look(self, column: pl.Series, source: str) -> None:
-        """Check the next rows. Raises DataError if the times in a column are written in different ways."""
-        column = column.str.strip_chars()
-        unread = {way: _WAYS[way](column).is_null() & column.is_not_null() for way in self.ways}
-        self.ways = [way for way, rows in unread.items() if not rows.any()]
-        if self.is_time and not self.ways:
-            place = max(int(rows.arg_max() or 0) for rows in unread.values())
-            remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
-            like = " like those above" if self.rows + place else " that is read"
-            said = f"holds {column[place][:_MOST_SHOWN]!r} in row {self.rows + place + 1}, no number or time"
-            raise column_fault(source, self.name, f"{said}{like}; {remedy}")
-        self.has_clock = self.has_clock or bool(column.str.contains(":", literal=True).any())
-        self.rows += len(column)
-
-    @property
-    def form(self) -> str:
-        """The narrowest way to read all texts; empty where there is none."""
-        return self.ways[0] if self.ways else ""
-
-    @property
-    def is_naive(self) -> bool:
-        """Whether the texts are times without a time zone."""
-        return self.form == _LOCAL and self.has_clock
-
-    @property
-    def dtype(self) -> Any:
-        """Integers or floats if all texts are numbers, date-times if all are times, else texts."""
-        kinds = {"": pl.String(), "whole numbers": pl.Int64(), "numbers": pl.Float64()}
-        return kinds.get(self.form, pl.Datetime("ns", "UTC"))
-
-    @property
-    def expression(self) -> pl.Expr:
-        """The column as ``dtype``, of frames."""
-        return pl.col(self.name).map_batches(self.read, return_dtype=self.dtype)
-
-    def read(self, column: pl.Series) -> pl.Series:
-        """The column as ``dtype``."""
-        return _WAYS[self.form](column.str.strip_chars()).alias(self.name) if self.ways else column
 
 
 @dataclass(frozen=True)

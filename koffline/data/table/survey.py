@@ -3,25 +3,68 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from koffline.data.features import ACTIONS, Features
+from koffline.data.columns import counted
+from koffline.data.features import ACTIONS, Encoding, Features
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.raw import FileDescription, read_description, settle_space
-from koffline.data.spaces import Discrete, SpaceRequest
+from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table.arrow_files import SHAPE_KEY
-from koffline.data.table.census import Table, check_counts, look_through, number_type
-from koffline.data.table.files import CSV, faults, find_tables, width_of
-from koffline.data.table.problems import Problems, column_fault
-from koffline.data.table.rows import CLOCK, TEXT_WAYS, TableRows, TextKind, described, open_rows
+from koffline.data.table.computed import CLOCK, Formula, TextKind, features, number_type, read_flags
+from koffline.data.table.files import faults, find_tables, width_of
+from koffline.data.table.mapping import TableMapping
+from koffline.data.table.problems import Problems, TableCounts, column_fault
+from koffline.data.table.rows import TableRows, described, open_rows
 from koffline.data.transitions import Metadata
+from koffline.errors import DataError
+
+_MOST_CATEGORIES = 10_000
+_LONGEST_NAME = 1000
+
+
+@dataclass(eq=False)
+class Table:
+    """Rows, the columns' roles, what a first pass finds, and the actions with what was assumed about them.
+
+    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``flagged``: flags that
+    a row has. ``seen``: whole-number actions, the least and the greatest of each frame. ``values`` of a
+    category, and the ``categories`` in their order. ``runs``: rows of one id that lie together. ``origin``:
+    columns of categories by the features that they became. ``counts``: what is done to the rows afterwards.
+    """
+
+    source: str
+    rows: TableRows
+    roles: TableMapping
+    observation_type: Any  # of a number
+    observation_shape: tuple[int, ...] | None
+    problems: Problems
+    is_own: bool  # the mapping came from koffline's own column names
+    formulas: tuple[Formula, ...]
+    texts: Mapping[str, TextKind]
+    encodings: Mapping[str, Encoding]
+    origin: Mapping[str, str]
+    action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
+    metadata: Metadata = field(default_factory=Metadata)
+    counts: TableCounts = field(default_factory=TableCounts)
+    n_rows: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+    widths: dict[str, int] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)  # sums until the pass ends
+    flagged: set[str] = field(default_factory=set)
+    is_open: bool = False  # whether the mapping leaves open which rows form an episode
+    values: set[Any] = field(default_factory=set)
+    categories: tuple[Any, ...] = ()
+    seen: list[Any] = field(default_factory=list)
+    runs: pl.DataFrame | None = None
 
 
 def prepare_table(
@@ -49,8 +92,7 @@ def prepare_table(
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
     problems = Problems(name)
     roles, formulas = applied.resolved(chosen, list(stored), problems)
-    types = applied.column_types(stored, roles, formulas)
-    applied.check_types(types, roles, formulas, problems)
+    types = applied.column_types(stored, roles, formulas, problems)
     problems.refuse()
     states = (*roles.observations, *roles.next_observations)
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
@@ -58,18 +100,7 @@ def prepare_table(
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
         rows = open_rows(rows, in_memory, first)
-        # Columns of text in CSV may be anything: what they are is found here. Ids given with a mapping stay
-        # as they are. Times are such in files with types too: "10" comes after "9".
-        meant = [*roles.action, roles.episode if is_own else None] if kind == CSV else []
-        ways = {name: TEXT_WAYS[:2] for name in meant if name} | {roles.time: TEXT_WAYS}
-        texts = {
-            n: TextKind(n, n == roles.time, list(each))
-            for n, each in ways.items()
-            if n and types.get(n) == pl.String
-        }
-        for frame in rows.only(list(texts)).frames() if texts else ():
-            for column in frame:
-                texts[column.name].look(column, name)
+        texts = applied.text_kinds(rows, roles, is_own, name)
         encodings = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
@@ -78,15 +109,15 @@ def prepare_table(
             kept = [n for n in roles.columns if n not in made]
             computed = [texts[n].expression if n in texts else pl.col(n) for n in kept]
             computed += [formula.value for formula in formulas]
-            computed += [each for n in encodings for each in applied.features(n, encodings[n])]
+            computed += [each for n in encodings for each in features(n, encodings[n])]
             rows = rows.computing(computed)
         table = Table(
-            name, rows, roles, chosen, number, (shape or None) if described_log else None, problems, is_own,
+            name, rows, roles, number, (shape or None) if described_log else None, problems, is_own,
             formulas, texts, encodings, origin,
         )  # fmt: skip
-        is_category = bool(chosen.action_names) or _is_category(table)
-        look_through(table, is_category, census=not in_memory)
-    check_counts(table)
+        is_category = bool(chosen.action_names) or rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
+        _look_through(table, is_category, census=not in_memory)
+    _check_counts(table)
     _describe(table, action_space, described_log)
     return table
 
@@ -94,20 +125,20 @@ def prepare_table(
 def _describe(table: Table, asked: SpaceRequest | None, described: FileDescription | None) -> None:
     """Settle categories, action space and metadata; what is wrong with the actions is a problem."""
     extra = described.metadata.extra if described else {} if table.is_own else _features(table).to_extra()
-    names, settled = table.roles.action, ()
+    names, settled = table.roles.action, tuple[str, ...]()
     declared = described.action_space if described else None
     with table.problems.noted():
-        some = table.seen  # a few actions that determine the space like all of them
         if table.values:
-            table.categories = _in_order(table)
+            table.categories = applied.ordered_actions(table.values, table.roles, table.source)
             extra = {**extra, ACTIONS: list(table.categories)}
-            declared, some = Discrete(len(table.categories)), np.asarray([0, len(table.categories) - 1])
-        elif some is None:
-            some = np.zeros((1, table.widths.get(names[0], len(names))))
+            declared = Discrete(len(table.categories))
+        # a few actions that determine the space like all of them
+        some = np.array(table.seen) if table.seen else np.zeros((1, table.widths.get(names[0], len(names))))
         table.action_space, settled = settle_space(some, asked, declared, table.source)
-    before = described.metadata if described else Metadata(gamma=table.asked.gamma)
-    said = [sentence for is_so, sentence in _open_questions(table) if is_so]
-    table.metadata = replace(before, source=table.source, extra=extra, notes=(*before.notes, *settled, *said))
+    before = described.metadata if described else Metadata(gamma=table.roles.gamma)
+    table.metadata = replace(
+        before, source=table.source, extra=extra, notes=(*before.notes, *settled, *_open_questions(table))
+    )
 
 
 def _features(table: Table) -> Features:
@@ -120,59 +151,119 @@ def _features(table: Table) -> Features:
     )
 
 
-def _is_category(table: Table) -> bool:
-    """Whether the action is a category: texts or booleans. Raises DataError beside others."""
-    types, names = table.rows.schema, table.roles.action
-    named = [name for name in names if types[name] in (pl.String, pl.Boolean)]
-    if named and len(names) > 1:
-        said = f"holds a category, beside {len(names) - 1} other columns of the action"
-        raise column_fault(table.source, named[0], f"{said}; name one column, or columns of numbers")
-    return bool(named)
-
-
-def _in_order(table: Table) -> tuple[Any, ...]:
-    """Values of a category, sorted or in the order of ``action_names``. Raises DataError for unknown ones."""
-    values, names, column = table.values, table.roles.action_names, table.roles.action[0]
-    kind = type(next(iter(values)))
-    if not issubclass(kind, (str, int)):
-        said = f"is {table.rows.schema[column]}; give actions as texts or numbers"
-        raise column_fault(table.source, column, said)
-    if not names:
-        return tuple(sorted(values))
-    if kind is not str:  # names from a command line are texts: convert them to integers or booleans
-        spelled: dict[str, Any] = {"true": True, "false": False}
-        if kind is int:
-            spelled = {name: int(name) for name in map(str, names) if name.lstrip("-").isdecimal()}
-        names = tuple(spelled.get(str(name).lower(), name) for name in names)
-    unknown = sorted(values - set(names)) or [next(iter(values))]
-    if unknown[0] not in names or {type(name) for name in names} != {kind}:
-        said = f"holds {unknown[0]!r}, action_names are {names!r}"
-        remedy = "list all values as the column has them (in YAML put yes and no in quotes)"
-        raise column_fault(table.source, column, f"{said}; {remedy}")
-    return names
-
-
-def _open_questions(table: Table) -> Iterator[tuple[bool, str]]:
-    """Yield notes on what the mapping leaves open: whether each applies, and how it was decided."""
+def _open_questions(table: Table) -> list[str]:
+    """Notes on what the mapping leaves open and how it was decided."""
     roles, time = table.roles, table.roles.time or ""
     kind, text = table.rows.schema.get(time), table.texts.get(time)
     is_clock = kind == pl.Time or (text is not None and text.form == CLOCK)
-    yield is_clock, f"times in {time} have no date: rows after midnight were put before those of the evening"
     is_naive = isinstance(kind, pl.Datetime) and kind.time_zone is None
-    is_naive = is_naive or (text is not None and text.is_naive)
     where = "where a local clock was set back, rows of that hour may be out of order"
-    yield is_naive, f"times in {time} have no UTC offset and were read as UTC; {where}"
-    if table.is_own or table.is_open:
-        return
-    yield bool(roles.one_step), ONE_STEP_NOTE
-    if roles.one_step:
-        return
-    alone, named = roles.stands_alone, "column is named:"
-    record = "the rows were taken as one record, cut where flags end it"
-    yield alone, "no episode and no time column is named: every row stands alone"
-    yield roles.episode is None and not alone, f"no episode {named} {record}"
-    yield roles.time is None and not alone, f"no time {named} rows were taken in the order of the table"
-    is_open = roles.terminal is None and roles.last_row != "terminal"
-    yield is_open, f"no terminal {named} no episode was taken to have ended by itself"
+    notes = {
+        f"times in {time} have no date: rows after midnight were put before those of the evening": is_clock,
+        f"times in {time} have no UTC offset and were read as UTC; {where}": is_naive
+        or (text is not None and text.is_naive),
+    }
+    alone, named, is_linked = roles.stands_alone, "column is named:", not roles.stands_alone
     ended = "to have ended by itself" if roles.last_row == "terminal" else "to be cut by the end of logging"
-    yield roles.last_row is not None, f"an episode whose last row has no flag was taken {ended} (last_row)"
+    if roles.one_step:
+        notes[ONE_STEP_NOTE] = True
+    elif not table.is_own and not table.is_open:
+        notes |= {
+            "no episode and no time column is named: every row stands alone": alone,
+            f"no episode {named} the rows were taken as one record, cut where flags end it": is_linked
+            and roles.episode is None,
+            f"no time {named} rows were taken in the order of the table": is_linked and roles.time is None,
+            f"no terminal {named} no episode was taken to have ended by itself": roles.terminal is None
+            and roles.last_row != "terminal",
+            f"an episode whose last row has no flag was taken {ended} (last_row)": roles.last_row is not None,
+        }
+    return [note for note, applies in notes.items() if applies]
+
+
+def hashed(ids: pl.Series) -> pl.Series:
+    """Hash ids to 64 bits. A collision is harmless: both ids go to the same temporary file."""
+    return ids.hash(0).alias("id")
+
+
+def _look_through(table: Table, is_category: bool, census: bool) -> None:
+    """Pass over all rows and fill in the table's statistics. Raises DataError."""
+    roles, runs = table.roles, []
+    flags = [name for name in (roles.terminal, roles.truncated) if name]
+    for frame in table.rows.frames():
+        table.n_rows += frame.height
+        if census and roles.episode is not None:
+            runs.append(_joined(pl.DataFrame([hashed(frame[roles.episode])]).with_columns(rows=1)))
+        for column in frame:
+            _look_at(table, column)
+        table.flagged |= {name for name in flags if read_flags(frame, name, table.source).any()}
+        actions = frame[roles.action[0]].drop_nulls()
+        if is_category:
+            longest: Any = actions.str.len_bytes().max() if actions.dtype == pl.String else 0
+            table.values |= set(actions.unique()) if (longest or 0) <= _LONGEST_NAME else set()
+            if len(table.values) > _MOST_CATEGORIES or (longest or 0) > _LONGEST_NAME:
+                most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
+                raise column_fault(table.source, actions.name, f"holds more than {most}; name another")
+        elif len(roles.action) == 1 and actions.dtype.is_integer() and len(actions):
+            table.seen += [actions.min(), actions.max()]
+    if not table.n_rows:
+        raise DataError(f"{table.source} has no rows; give a table with at least one transition")
+    for name, total in table.means.items():
+        table.means[name] = total / max(1, table.n_rows - table.missing[name])
+    table.runs = _joined(pl.concat(runs)) if runs else None
+
+
+def _look_at(table: Table, column: pl.Series) -> None:
+    """Count the missing values of a column; lists of different lengths are a problem."""
+    name, missing = column.name, column.null_count()
+    if table.roles.impute.get(name) == "mean":
+        total = float(column.cast(pl.Float64).fill_nan(None).sum())
+        table.means[name] = table.means.get(name, 0.0) + total
+    if column.dtype.is_nested():
+        column = column.drop_nulls()
+        lengths = column.list.len() if column.dtype == pl.List else column.arr.len()
+        for length in lengths.unique(maintain_order=True):
+            if table.widths.setdefault(name, length) != length:
+                said = f"holds lists of {table.widths[name]} and {length} numbers"
+                table.problems.add(f"column {name} {said}; give lists of one length")
+        column = column.explode(empty_as_null=False)
+        missing += column.null_count()
+    if column.dtype.is_float():
+        missing += int(column.is_nan().sum())
+    table.missing[name] += missing
+
+
+def _joined(runs: pl.DataFrame) -> pl.DataFrame:
+    """Merge neighbouring runs of the same id and sum their rows."""
+    by_run = runs.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
+    return by_run.agg(pl.col("id").first(), pl.col("rows").sum()).drop("run")
+
+
+def _check_counts(table: Table) -> None:
+    """Add problems: missing values, and questions that only the user can answer."""
+    roles, problems = table.roles, table.problems
+    spelled = {**table.origin, **{f.text: "reward" for f in table.formulas if f.text == roles.reward}}
+    missing = {
+        spelled.get(name, name): count
+        for name, count in table.missing.items()
+        if count and name not in roles.impute and (name != roles.by or name in roles.needed)
+    }
+    cut = "end episodes before such rows (COLUMN=cut), or mend them: a row dropped inside joins two steps"
+    cut = "leave such rows out (COLUMN=cut), or mend them" if roles.stands_alone else cut
+    if missing:
+        shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
+        shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
+        problems.add(f"{shown}; replace them (--impute COLUMN=mean), {cut}")
+    for name in table.means:
+        if table.missing[name] == table.n_rows:
+            problems.add(f"column {name} has no value to take the mean of; leave it out")
+    if table.is_own:
+        return
+    if roles.episode is None and roles.one_step is None and not (roles.stands_alone or table.flagged):
+        problems.add(mappings.WHICH_ROWS)
+        table.is_open = True
+    if roles.episode is not None and roles.terminal is None and roles.last_row is None:
+        problems.add(mappings.HOW_EPISODES_END)
+    for each in table.formulas if not problems.found else ():
+        if each.texts and each.text in (roles.terminal, roles.truncated) and each.text not in table.flagged:
+            said = "check how the column writes it, or leave the formula out"
+            problems.add(f"no row fulfils {each.text}; {said}")
