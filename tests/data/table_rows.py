@@ -10,7 +10,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
 import pyarrow.parquet
+import pytest
 from hypothesis import strategies as st
+
+from koffline.data.sources import open_transitions
+from koffline.data.table.reading import TableStream
+from koffline.errors import DataError
 
 MAPPING = {
     "observations": "x_*",
@@ -20,6 +25,7 @@ MAPPING = {
     "time": "t",
     "terminal": "done",
 }
+COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
 # Every format that is read; CSV knows no types but those of the mapping.
 FORMATS = ("parquet", "feather", "arrow", "arrows", "csv", "csv.gz", "tsv")
 
@@ -74,6 +80,39 @@ def write_text(text: str | bytes, path: Path) -> Path:
     """A CSV file as it stands."""
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
+
+
+def read(columns, folder, name="log.parquet", action_space=None, **changes):
+    """The log of these columns, by the mapping with changes."""
+    return open_transitions(write(columns, folder / name), action_space, mapping={**MAPPING, **changes})
+
+
+def refusal(source, folder=None, name="log.parquet", **changes):
+    """The message, in one line, on columns that are written to a folder, or on a file."""
+    path = source if folder is None else write(source, folder / name)
+    with pytest.raises(DataError) as caught:
+        open_transitions(path, mapping={**MAPPING, **changes})
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_same(log, other):
+    """The same rows in the same order."""
+    for name in COLUMNS:
+        np.testing.assert_array_equal(getattr(log, name), getattr(other, name))
+
+
+def assert_same_in_pieces(path, mapping, whole, piece_rows=2):
+    """The rows, notes and extra of a log read at once, as those read in pieces; the stream."""
+    stream = TableStream(path, mapping, piece_rows=piece_rows)
+    pieces = list(stream)
+    for name in (*COLUMNS, *(["episode_ids"] if whole.has_episodes else [])):
+        joined = np.concatenate([getattr(piece, name) for piece in pieces])
+        np.testing.assert_array_equal(joined, getattr(whole, name))
+    assert {piece.action_space for piece in pieces} == {whole.action_space}
+    assert stream.metadata.notes == whole.metadata.notes
+    assert stream.metadata.extra == whole.metadata.extra
+    return stream
 
 
 @st.composite

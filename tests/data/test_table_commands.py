@@ -5,18 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from click.testing import CliRunner
 
-import koffline
-from koffline.cli import cli
 from koffline.data.table.mapping import TableMapping
 from koffline.data.table.problems import Problems
 from koffline.data.table.roles import resolved
 from koffline.errors import DataError
-from tests.data.table_rows import MAPPING as TABLE_MAPPING
-from tests.data.table_rows import shuffled, walk, write, write_text
+from tests.data.table_rows import shuffled, walk, write
 from tests.refusals import assert_refused, run_cli
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
@@ -99,27 +94,6 @@ class TestCommands:
         assert_refused(run_cli("data", "validate", table), "--observations 'x_*' --action a --reward r")
         assert_refused(run_cli("data", "validate", table, *OPTIONS, "--weight", "rr"), "did you mean 'r'?")
 
-    def test_names_of_actions_survive_conversion(self, table, tmp_path, monkeypatch):
-        monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-        whole = koffline.open_transitions(table, mapping=TABLE_MAPPING)
-        names = [tmp_path / name for name in ("log.hdf5", "log.npz", "out.parquet")]
-        for target in (*names, "minari:table/walk-v0"):
-            assert run_cli("data", "convert", table, target, *OPTIONS).exit_code == 0
-            found = koffline.open_transitions(target)
-            assert found.metadata.extra["action_names"] == ["left", "right"]
-            np.testing.assert_array_equal(found.observations, whole.observations)
-            np.testing.assert_array_equal(found.actions, whole.actions)
-
-    def test_shards_of_any_table(self, table, tmp_path):
-        result = run_cli("data", "convert", table, tmp_path / "shards", "--shard-rows", 4, *OPTIONS)
-        assert result.exit_code == 0
-        assert "put together and in time order" in result.stdout
-        whole = koffline.open_transitions(table, mapping=TABLE_MAPPING)
-        shards = koffline.open_transitions(tmp_path / "shards", lazy=True)
-        assert len(shards.shards) == 2
-        assert shards.metadata.extra["action_names"] == ["left", "right"]
-        assert koffline.open_transitions(tmp_path / "shards").sha256 == whole.sha256
-
 
 class TestOptions:
     def test_the_line_wins_over_the_file(self, table, tmp_path):
@@ -154,13 +128,3 @@ class TestBundled:
         assert found["interval"]["high"] - found["interval"]["low"] < 0.2 * truth
         assert found["gamma"] == 0.98
         assert found["n_transitions"] == 4349
-
-
-def test_a_mapping_of_misspelt_columns_names_them(tmp_path):
-    table = write_text("user,x,act,gain\n1,0.5,0,1\n1,0.25,1,0\n", tmp_path / "log.csv")
-    words = ("--observations", "speed", "--action", "acts", "--reward", "gains", "--episode", "usr")
-    done = CliRunner().invoke(cli, ["data", "info", str(table), *words], prog_name="koffline")
-    assert done.exit_code == 2
-    assert "has no rows" not in done.output
-    for said in ("'speed' (observations)", "'acts' (action)", "'gains' (reward)", "'usr' (episode)"):
-        assert f"has no column {said}" in done.output

@@ -30,8 +30,10 @@ ORDERED = {
     "dates": ["2024-01-31", "2024-02-01", "2024-10-01"],
     "dates and times": ["2024-01-31", "2024-01-31 00:00:00.25", "2024-01-31T00:30"],
     "numbers": ["9", "10.5", "1e3"],
+    "spaces around": [" 2024-01-02T03:03", "2024-01-02T03:04 ", " 2024-01-02T03:05 "],
+    "times of day": ["08:10", "09:30:00.5", "23:59"],
 }  # fmt: skip
-WITHOUT_OFFSET = {"dates and times"}
+WITHOUT_OFFSET = {"dates and times", "spaces around"}
 
 
 def rewards(path, stream):
@@ -56,6 +58,7 @@ def test_texts_are_ordered_as_times(tmp_path, kind, order):
         found, notes = rewards(write(columns, tmp_path / f"log.{ending}"), stream)
         assert found == [10.0, 11.0, 12.0, 20.0, 21.0, 22.0]
         assert (NAIVE in notes) == (kind in WITHOUT_OFFSET)
+        assert any(note.startswith("times in t have no date") for note in notes) == (kind == "times of day")
 
 
 @pytest.mark.parametrize(

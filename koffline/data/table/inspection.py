@@ -22,7 +22,7 @@ from koffline.data.table.files import CSV, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import ORDER, Problems, is_pattern
 from koffline.data.table.profiles import IGNORED, NEXT, Profile
-from koffline.data.table.rows import TableRows, described, open_rows
+from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.errors import DataError, printable
 from koffline.store.files import MINARI
@@ -95,7 +95,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
         remote.is_folder(name) and (is_shard_folder(name) or data_folder(Path(name)) is not None)
     )
     kind, files = ("", ("",)) if is_log else find_tables(name, is_table=True)
-    stored = {} if is_log else dict(described(files[0], kind).fields)
+    stored = {} if is_log else dict(header_of(files[0], kind).fields)
     if is_log or own_mapping(stored) is not None:
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")

@@ -25,7 +25,7 @@ _BATCH_BYTES = 2**26
 _PROBED_ROWS, _MOST_SHOWN = 256, 60
 
 
-def described(name: str, kind: str) -> Reader:
+def header_of(name: str, kind: str) -> Reader:
     """The columns of a file, to be asked for no rows. Raises DataError for too many, or two of one name."""
     with table_reader(name, kind) as found:
         if len(found.fields) > _MOST_COLUMNS:

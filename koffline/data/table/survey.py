@@ -23,7 +23,7 @@ from koffline.data.table.computed import CLOCK, Formula, TextKind, features, num
 from koffline.data.table.files import faults, find_tables, width_of
 from koffline.data.table.mapping import TableMapping
 from koffline.data.table.problems import Problems, TableCounts, column_fault
-from koffline.data.table.rows import TableRows, described, open_rows
+from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError
 
@@ -82,12 +82,12 @@ def prepare_table(
     """
     name, is_own = os.fspath(source), mapping is None
     kind, files = find_tables(name, is_table=not is_own)
-    file = described(files[0], kind)
+    file = header_of(files[0], kind)
     stored = dict(file.fields)
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
         raise mappings.unmapped(list(stored), name, kind)
-    described_log = read_description(file.described.get(b"koffline")) if is_own else None
+    log = read_description(file.described.get(b"koffline")) if is_own else None
     sides = file.described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",")
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
     problems = Problems(name)
@@ -112,13 +112,13 @@ def prepare_table(
             computed += [each for n in encodings for each in features(n, encodings[n])]
             rows = rows.computing(computed)
         table = Table(
-            name, rows, roles, number, (shape or None) if described_log else None, problems, is_own,
+            name, rows, roles, number, (shape or None) if log else None, problems, is_own,
             formulas, texts, encodings, origin,
         )  # fmt: skip
-        is_category = bool(chosen.action_names) or rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
-        _look_through(table, is_category, census=not in_memory)
+        is_category = bool(roles.action_names) or rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
+        _look_through(table, is_category and len(roles.action) == 1, census=not in_memory)
     _check_counts(table)
-    _describe(table, action_space, described_log)
+    _describe(table, action_space, log)
     return table
 
 
