@@ -101,8 +101,9 @@ def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, on
     needed = REQUIRED[:-1] if one_step else REQUIRED  # one-step episodes need no terminal flag
     if missing := [KEYS[name][0] for name in needed if name not in keys]:
         listed = ", ".join(sorted(names)[:12]) or "none"
-        expected = "expected observations, actions, rewards, terminals, and others optionally; rename them"
-        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}")
+        expected = "expected observations, actions, rewards, terminals, and others optionally"
+        remedy = f"rename them, or say which is which: koffline data inspect {source} --out mapping.yaml"
+        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; {remedy}")
     sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
     rows = sizes.pop("observations")
     hint = " (one per step and a last one: store next_observations instead)"

@@ -1,4 +1,4 @@
-"""Parquet and Arrow files: rows as frames, what a file says of its columns; a log as a table.
+"""Parquet, Arrow, HDF5 and NPZ files: rows as frames, what a file says of its columns; a log as a table.
 
 pyarrow reads them: polars ends the process on a damaged page or message (it allocates the length that is
 declared there), decodes a row group at a time, and tells no sizes before it reads.
@@ -7,6 +7,7 @@ declared there), decodes a row group at a time, and tells no sizes before it rea
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +17,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import describe_log
 from koffline.data.table.files import (
     CSV,
+    HDF5,
+    NO_TABLE,
+    NPZ,
     PARQUET,
     STREAM,
     Reader,
@@ -31,18 +36,28 @@ from koffline.data.table.files import (
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
+from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
 
 @contextlib.contextmanager
 def table_reader(name: str, kind: str) -> Iterator[Reader]:
-    """Open a file of a table. Raises DataError."""
+    """Open a file of a table. Raises DataError, also for arrays that are no columns."""
     import pyarrow as pa
     import pyarrow.parquet
 
     with faults(name, kind), contextlib.ExitStack() as stack:
         if kind == CSV:
             yield csv_reader(name)
+        elif kind == NPZ:
+            path = stack.enter_context(remote.local_file(name))
+            columns = _columns(_headers(path), name)
+            yield _arrays_reader(read_arrays(path, list(columns)))
+        elif kind == HDF5:
+            file = stack.enter_context(open_hdf5(stack.enter_context(remote.local_file(name))))
+            columns = _columns({each: file.raw[each] for each in file.datasets}, name)
+            yield _arrays_reader(file.slices(list(columns)))
         elif kind == PARQUET:
             source = stack.enter_context(open_bytes(name))
             opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
@@ -146,6 +161,59 @@ class ArrowReader(Reader):
             for whole in opened if count is None else map(opened.get_batch, range(count)):
                 for start in range(0, whole.num_rows, rows):
                     yield _frame(whole.select(list(columns)).slice(start, rows))
+
+
+@dataclass(frozen=True)
+class ArraysReader(Reader):
+    """Arrays of one number (or text) a row, or of a list of numbers, in memory or read by slices."""
+
+    arrays: Mapping[str, Any]
+
+    def declared(self, columns: Mapping[str, Any], itemsize: int) -> tuple[int, int]:
+        """Bytes of the columns in memory; they are read by slices."""
+        arrays = [self.arrays[name] for name in columns]
+        return sum(array.size * max(itemsize, array.dtype.itemsize) for array in arrays), 0
+
+    def frames(self, columns: Mapping[str, Any], rows: int) -> Iterator[pl.DataFrame]:
+        """The columns in frames of at most ``rows`` rows."""
+        for start in range(0, len(self.arrays[next(iter(columns))]), rows):
+            yield pl.DataFrame([_series(name, self.arrays[name][start : start + rows]) for name in columns])
+
+
+def _series(name: str, array: np.ndarray) -> pl.Series:
+    return pl.Series(name, array.reshape(-1) if array.shape[1:] == (1,) else array)
+
+
+def _arrays_reader(arrays: Mapping[str, Any]) -> ArraysReader:
+    kinds = [(name, _series(name, array[:0]).dtype) for name, array in arrays.items()]
+    return ArraysReader(kinds, {}, arrays)
+
+
+def _headers(path: Path) -> dict[str, Any]:
+    """Shapes and dtypes of the arrays of an archive that can be read."""
+    found: dict[str, Any] = {}
+    for name in array_names(path):
+        with contextlib.suppress(Refused):
+            found |= array_headers(path, [name])
+    return found
+
+
+def _columns(found: Mapping[str, Any], name: str) -> list[str]:
+    """Arrays with one row per transition; that is the most frequent number of rows.
+
+    Raises DataError where there are none, or episodes are groups of their own.
+    """
+    is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
+    kept = {
+        each: array.shape[0]
+        for each, array in found.items()
+        if len(array.shape or ()) in (1, 2) and 0 not in array.shape
+        if array.dtype.kind in "biuf" or (array.dtype.kind == "U" and len(array.shape) == 1)
+    }
+    rows, count = Counter(kept.values()).most_common(1)[0] if kept else (0, 0)
+    if count < 3 or is_other:
+        raise DataError(f"{name} {NO_TABLE}")
+    return [each for each, its_rows in kept.items() if its_rows == rows]
 
 
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.

@@ -19,10 +19,10 @@ from koffline.errors import DataError, listed
 from koffline.store.files import MINARI, reading
 from koffline.untrusted.limits import Refused, memory_allowance, shown_bytes
 
-PARQUET, ARROW, CSV = "Parquet", "Arrow", "CSV"
-_NO_TABLE = (
-    "is no table that koffline knows (Parquet, Arrow, CSV); a mapping is for tables: other logs need no "
-    "mapping, `koffline data info` looks into them"
+PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
+NO_TABLE = (
+    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
+    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
 )
 _SUFFIXES = {
     **dict.fromkeys((".parquet", ".pq"), PARQUET),
@@ -32,7 +32,8 @@ _SUFFIXES = {
 # Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
 STREAM = b"\xff\xff\xff\xff"
 _CONTENTS = {b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW}
-_OTHERS = (b"\x89HDF", b"PK", b"\x80")  # HDF5, NPZ and pickles, recognised by content
+_ARRAYS = {b"\x89HDF": HDF5, b"PK": NPZ}
+_PICKLE = b"\x80"
 
 
 def is_table_source(name: str) -> bool:
@@ -48,21 +49,21 @@ def is_table_source(name: str) -> bool:
     if not remote.is_url(name) and data_folder(Path(name)) is not None:
         return False
     heads = [(remote.read_bytes(each, 16), each) for each in _candidates(name)[:1]]
-    return any(_kind_in(head) or (_kind_said(each) and not head.startswith(_OTHERS)) for head, each in heads)
+    return any(_begins(head, _CONTENTS) or (_kind_said(each) and not _is_other(head)) for head, each in heads)
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
 
-    With ``is_table`` a text file is CSV whatever its name. Raises DataError where there is none, for one that
-    is damaged, or for files of different kinds.
+    With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
+    Raises DataError where there is none, for one that is damaged, or for files of different kinds.
     """
     kinds = {each: kind for each in _candidates(name) if (kind := _kind_of(each, is_table))}
     if len(set(kinds.values())) > 1:
         shown = " and ".join(sorted(set(kinds.values())))
         raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
     if not kinds:
-        raise DataError(f"{name} {_NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
+        raise DataError(f"{name} {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
     return next(iter(kinds.values())), tuple(kinds)
 
 
@@ -77,15 +78,20 @@ def _candidates(name: str) -> list[str]:
 def _kind_of(name: str, is_table: bool) -> str | None:
     """Kind of a file by its first bytes and its name; None if it is no table. Raises DataError if damaged."""
     head, said = remote.read_bytes(name, 16), _kind_said(name)
-    kind = _kind_in(head) or (CSV if said == CSV else None)
+    kind = _begins(head, _CONTENTS) or (CSV if said == CSV else None)
     if kind is None and said is not None:
         state = f"a truncated or corrupt {said} table (damaged header)" if head else "empty (0 bytes)"
         raise DataError(f"{name} is {state}; copy or export it again")
-    return CSV if kind is None and is_table and head and not head.startswith(_OTHERS) else kind
+    is_text = bool(head) and not _is_other(head)
+    return kind or ((_begins(head, _ARRAYS) or (CSV if is_text else None)) if is_table else None)
 
 
-def _kind_in(head: bytes) -> str | None:
-    return next((kind for mark, kind in _CONTENTS.items() if head.startswith(mark)), None)
+def _begins(head: bytes, marks: Mapping[bytes, str]) -> str | None:
+    return next((kind for mark, kind in marks.items() if head.startswith(mark)), None)
+
+
+def _is_other(head: bytes) -> bool:
+    return head.startswith((*_ARRAYS, _PICKLE))
 
 
 def _kind_said(name: str) -> str | None:
