@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import h5py
 import numpy as np
 import polars as pl
 import pytest
@@ -142,6 +143,40 @@ def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
     assert shards.exit_code == 0
     assert open_transitions(tmp_path / "shards").n_episodes == 6
     assert_refused(run_cli("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")
+
+
+@pytest.mark.parametrize("suffix", ["npz", "h5"])
+def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
+    """Shuffled rows of whole episodes, one array of vectors; the log is that of a table of the same rows."""
+    generator = np.random.default_rng(0)
+    columns = {
+        "obs": generator.normal(size=(60, 3)).astype(np.float32), "act": np.arange(60) % 3,
+        "rew": generator.normal(size=(60, 1)).astype(">f8"), "ep_id": np.repeat(np.arange(12), 5),
+        "t": np.tile(np.arange(5), 12), "done": np.tile(np.arange(5) == 4, 12),
+    }  # fmt: skip
+    order = generator.permutation(60)
+    path, mapping = tmp_path / f"log.{suffix}", tmp_path / "m.yaml"
+    mixed = {name: column[order] for name, column in columns.items()} | {"version": np.arange(2)}
+    if suffix == "npz":
+        mixed["act"] = np.array(["go", "stay", "turn"])[mixed["act"]]
+        np.savez(path, **mixed)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, column in mixed.items():
+                file[f"data/{name}" if name == "rew" else name] = column
+    assert_refused(run_cli("data", "info", path), "lacks observations", f"koffline data inspect {path}")
+    assert inspect_table(path).problems == []
+    assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
+    log = open_transitions(path, mapping=mapping)
+    first = np.unique(columns["ep_id"][order], return_index=True)[1]  # episodes by first appearance
+    rows = np.concatenate([np.arange(5) + 5 * columns["ep_id"][order][i] for i in np.sort(first)])
+    np.testing.assert_array_equal(log.observations, columns["obs"][rows])
+    np.testing.assert_array_equal(log.actions, columns["act"][rows])
+    np.testing.assert_array_equal(log.rewards, columns["rew"][rows, 0])
+    assert (len(log), log.n_episodes, int(log.terminated.sum())) == (60, 12, 12)
+    shards = run_cli("data", "convert", path, tmp_path / "shards", "--mapping", mapping, "--shard-rows", 20)
+    assert shards.exit_code == 0
+    np.testing.assert_array_equal(open_transitions(tmp_path / "shards").rewards, log.rewards)
 
 
 class TestTimes:
@@ -374,7 +409,7 @@ class TestGuesses:
         log = open_transitions(write(walk(), tmp_path / "log.parquet"), mapping=MAPPING)
         write_npz(log, tmp_path / "log.npz")
         for more in ((), ("--out", tmp_path / "m.yaml")):
-            assert_refused(run_cli("data", "inspect", tmp_path / "log.npz", *more), "need no mapping")
+            assert_refused(run_cli("data", "inspect", tmp_path / "log.npz", *more), "no mapping")
 
     def test_the_file_is_not_replaced_unasked(self, tmp_path):
         table, out = write(walk(), tmp_path / "log.parquet"), tmp_path / "m.yaml"

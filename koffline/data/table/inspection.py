@@ -14,11 +14,12 @@ import yaml
 from koffline.data import remote
 from koffline.data.columns import counted
 from koffline.data.disk.opening import is_shard_folder
+from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
 from koffline.data.table import profiles
 from koffline.data.table.computed import CLOCK
 from koffline.data.table.episodes import assemble
-from koffline.data.table.files import CSV, faults, find_tables
+from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.problems import ORDER, Problems, is_pattern
 from koffline.data.table.profiles import IGNORED, NEXT, Profile
@@ -96,7 +97,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     )
     kind, files = ("", ("",)) if is_log else find_tables(name, is_table=True)
     stored = {} if is_log else dict(header_of(files[0], kind).fields)
-    if is_log or own_mapping(stored) is not None:
+    if is_log or own_mapping(stored) or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()):
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
