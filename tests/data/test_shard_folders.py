@@ -94,8 +94,8 @@ def flip(path):
 
 
 DAMAGES = {
-    "NaN": (spoil("rewards", 9, np.nan), "rewards holds nan in row 9; drop or mend that row"),
-    "action": (spoil("actions", 10, 7), r"action 7 in row 10 is outside 0 … 2"),
+    "NaN": (spoil("rewards", 9, np.nan), "rewards holds nan in row 9, no finite number; drop or mend"),
+    "action": (spoil("actions", 10, 7), "actions holds 7 in row 10, outside Discrete"),
     "flag inside": (spoil("terminals", 8, True), "row 8 is terminated but its episode goes on in row 9"),
     "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
     "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -"),
