@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -85,81 +84,45 @@ def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
 UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
 
 
-def leave_out_unfollowed(log: dict[str, np.ndarray], unfollowed: np.ndarray, source: str) -> list[str]:
-    """Treat the ``unfollowed`` rows (N,), last rows without a next observation, in place; return notes.
+def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
+    """Add next observations, those of the rows below inside episodes, in place; return notes.
 
-    A terminal one keeps its own observation. Any other is dropped; where it was truncated, the row above it
-    becomes the truncated one.
+    The last row of an episode has none. A terminal one keeps its own observation; any other is left out, and
+    where it was truncated, the row above it becomes the truncated one. Raises DataError if no row is left.
     """
-    ended = log["terminated"] == 1
-    lost, notes = unfollowed & ~ended, []
+    observations, last, ended = log["observations"], last_rows(log), log["terminated"] == 1
+    log["next_observations"] = np.append(observations[1:], observations[-1:], axis=0)
+    log["next_observations"][last] = observations[last]
+    lost, notes = last & ~ended, []
     if lost.all():
         raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
     if lost.any():
         moved = np.zeros(len(lost), dtype=np.bool_)
-        moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~last_rows(log)[:-1]
+        moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~last[:-1]
         log["truncated"] = moved | (log["truncated"] == 1)
         log.update({name: column[~lost] for name, column in log.items()})
-        notes.append(
-            f"{columns.counted(int(lost.sum()), 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
-        )
-    if (unfollowed & ended).any():
+        said = columns.counted(int(lost.sum()), "row", "was", "were")
+        notes.append(f"{said} left out: {UNFOLLOWED} in this file")
+    if (last & ended).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")
     return notes
 
 
-_PER_STEP = ("actions", "rewards", "terminated", "truncated")
+def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> dict[str, np.ndarray]:
+    """Rows of all episodes that have any, and their ``episode_ids``; each is given as columns (T, ...).
 
-
-@dataclass(frozen=True, eq=False)
-class EpisodeArrays:
-    """One episode of T steps; ``observations`` has T + 1 rows, or T where the last one was not recorded.
-
-    actions (T, ...), rewards (T,), terminated and truncated (T,), and optional columns (T,).
+    Raises DataError where no episode has rows, or the columns of one differ in length.
     """
-
-    observations: np.ndarray
-    actions: np.ndarray
-    rewards: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    extras: dict[str, np.ndarray]
-
-
-def join_episodes(episodes: Sequence[EpisodeArrays], source: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Join episodes into columns named as in ``Transitions``; return them with notes.
-
-    Where an episode lacks its last observation, a terminal step gets its own (it has no influence) and any
-    other last step is left out. Raises DataError for episodes that do not fit together.
-    """
-    episodes = [episode for episode in episodes if len(episode.rewards)]
-    if not episodes:
-        raise DataError(f"{source} has no steps; give a log with at least one transition")
+    kept = []
     for i, episode in enumerate(episodes):
-        _check_episode(f"{source}: episode {i}", episode, episodes[0])
-    lengths = np.array([len(episode.rewards) for episode in episodes])
-    parts = [
-        {
-            **{name: getattr(episode, name) for name in _PER_STEP},
-            "observations": episode.observations[:steps],
-            "next_observations": np.append(episode.observations[1:], episode.observations[-1:], 0)[:steps],
-            **episode.extras,
-        }
-        for episode, steps in zip(episodes, lengths, strict=True)
-    ]
-    log = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    log["episode_ids"] = np.repeat(np.arange(len(episodes)), lengths)
-    unfollowed = np.zeros(len(log["rewards"]), dtype=np.bool_)
-    unfollowed[np.cumsum(lengths) - 1] = [len(e.observations) == len(e.rewards) for e in episodes]
-    return log, leave_out_unfollowed(log, unfollowed, source)
-
-
-def _check_episode(name: str, episode: EpisodeArrays, first: EpisodeArrays) -> None:
-    """Raise DataError if the episode's columns do not fit each other or the first episode's."""
-    steps, seen = len(episode.rewards), len(episode.observations)
-    if seen not in (steps, steps + 1) or any(len(getattr(episode, column)) != steps for column in _PER_STEP):
-        raise DataError(f"{name} has {seen} observations of {steps} rewards, or odd flags; record it again")
-    for column in ("observations", "actions"):
-        shape, expected = getattr(episode, column).shape[1:], getattr(first, column).shape[1:]
-        if shape != expected:
-            raise DataError(f"{name}: {column} have shape {shape}, before {expected}; keep one shape per log")
+        steps = len(episode["rewards"])
+        for name, column in episode.items():
+            if len(column) != steps:
+                said = f"{source}: episode {i} has {name} for {len(column)} of {steps} rewards"
+                raise DataError(f"{said}; record it again")
+        kept += [episode] if steps else []
+    if not kept:
+        raise DataError(f"{source} has no steps; give a log with at least one transition")
+    joined = {name: np.concatenate([episode[name] for episode in kept]) for name in kept[0]}
+    lengths = [len(episode["rewards"]) for episode in kept]
+    return {**joined, "episode_ids": np.repeat(np.arange(len(kept)), lengths)}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.columns import counted
-from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
+from koffline.data.episodes import follow, order_rows
 from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
@@ -151,7 +152,9 @@ def read_flat(
         log |= {"next_observations": log["observations"], "episode_ids": np.arange(rows)}
         log |= {"terminated": np.ones(rows, np.bool_), "truncated": np.zeros(rows, np.bool_)}
         log.pop("steps", None)
-        extra, described = (*extra, ONE_STEP_NOTE), described and described.of_other_rows()
+        extra = (*extra, ONE_STEP_NOTE)
+        if described is not None:  # the digest is of other rows
+            described = replace(described, metadata=replace(described.metadata, sha256=None))
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
     for name in ("terminated", "truncated"):
         if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
@@ -163,7 +166,7 @@ def read_flat(
     elif described is None and "steps" not in log:
         notes += _mark_episodes(log, has_timeouts="truncated" in keys)
     if "next_observations" not in log:
-        notes += _derive_next_observations(log, source)
+        notes += ["next observations were derived from the rows below", *follow(log, source)]
     return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
 
 
@@ -233,12 +236,3 @@ def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarr
         close = np.isclose(following[block], below, rtol=1e-4, atol=1e-6, equal_nan=True)
         linked[block] = close.reshape(len(below), -1).all(axis=1)
     return linked
-
-
-def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[str]:
-    """Next observations from the rows below; rows that have none are left out."""
-    observations, is_last = log["observations"], last_rows(log)
-    following = np.append(observations[1:], observations[-1:], axis=0)
-    following[is_last] = observations[is_last]
-    log["next_observations"] = following
-    return ["next observations were derived from the rows below", *leave_out_unfollowed(log, is_last, source)]

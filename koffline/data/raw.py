@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from koffline.data import columns as checks
 from koffline.data.episodes import last_rows
@@ -18,6 +19,8 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
 
+# Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
+METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.
 _MOST_ASSUMED = 10_000
 
@@ -134,18 +137,6 @@ def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
     return vars(metadata) | {"extra": dict(metadata.extra), "notes": list(metadata.notes)}
 
 
-def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
-    """Inverse of `metadata_to_json`; other keys are ignored. Raises ValueError, TypeError or DataError."""
-    gamma = described.get("gamma")
-    return Metadata(
-        source=described.get("source"),
-        sha256=described.get("sha256"),
-        gamma=None if gamma is None else float(gamma),
-        extra=dict(described.get("extra") or {}),
-        notes=tuple(str(note) for note in described.get("notes") or ()),
-    )
-
-
 @dataclass(frozen=True)
 class FileDescription:
     """Description of a file as written by ``describe_log``; all fields are empty if there is none."""
@@ -153,10 +144,6 @@ class FileDescription:
     action_space: ActionSpace | None = None
     episodes: bool = True
     metadata: Metadata = field(default_factory=Metadata)
-
-    def of_other_rows(self) -> FileDescription:
-        """The description without the digest, for rows that differ from the file's."""
-        return dataclasses.replace(self, metadata=dataclasses.replace(self.metadata, sha256=None))
 
 
 def read_description(text: str | bytes | None) -> FileDescription | None:
@@ -168,7 +155,7 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         if (version := described["format"]) != 1:
             raise DataError(f"the file has koffline format {version}, known is 1; update koffline")
         space = space_from_json(described["action_space"])
-        return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
+        return FileDescription(space, bool(described["episodes"]), METADATA.validate_python(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError("the file's koffline description is damaged; write the file again") from None
 

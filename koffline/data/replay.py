@@ -11,10 +11,10 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from koffline.data.d3rlpy_dump import action_matrix, arrays_of, d3rlpy_steps, steps_of
+from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.episodes import join_episodes
+from koffline.data.episodes import follow, join_episodes
 from koffline.data.replay_views import (
     WINDOW_ROWS,
     LazySequence,
@@ -242,9 +242,10 @@ def from_d3rlpy(buffer: Any) -> Transitions:
     for episode in buffer.episodes:
         if not isinstance(episode.observations, np.ndarray):
             raise DataError("the replay buffer holds tuple observations; flatten them into one array")
-        rewards = np.asarray(episode.rewards).reshape(-1)
-        episodes.append(arrays_of(episode.observations, episode.actions, rewards, bool(episode.terminated)))
-    columns, notes = join_episodes(episodes, "the replay buffer")
+        rewards, terminated = np.asarray(episode.rewards), bool(episode.terminated)
+        episodes.append(episode_rows(episode.observations, episode.actions, rewards, terminated))
+    columns = join_episodes(episodes, "the replay buffer")
+    notes = follow(columns, "the replay buffer")
     info = buffer.dataset_info
     space: Discrete | Continuous = Continuous(info.action_size)
     if info.action_space == d3rlpy.ActionSpace.DISCRETE:

@@ -96,15 +96,11 @@ class CheckedFile:
             raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
         return _word(self.raw.attrs[attribute])
 
-    def check_everything(self) -> None:
-        """Count every array as if it were read: for readers that open the file by themselves."""
-        import h5py
-
-        for name in self.datasets:
-            found = self.raw[name]
-            self._tally.add(max(_sizes(found, name)) * (2 if "/observations" in name else 1))
-            if found.dtype.kind == "O" and h5py.check_string_dtype(found.dtype) is None:
-                raise Refused(f"{name} holds {found.dtype} in shape {found.shape}; export numbers")
+    def episodes(self, count: int) -> range:
+        """Numbers of ``count`` episodes, each of one array or more. Raises Refused where there are fewer."""
+        if not 0 <= count <= len(self.datasets):
+            raise Refused(f"it promises {count} episodes, which it does not hold; write it again")
+        return range(count)
 
 
 @contextlib.contextmanager

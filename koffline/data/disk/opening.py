@@ -25,13 +25,7 @@ from koffline.data.disk.files import Column, OpenShard, ShardInfo, check_alike, 
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.flat import DESCRIPTION, KNOWN_KEYS, check_layout, used_keys
 from koffline.data.hdf5 import not_lazy, open_sliced
-from koffline.data.raw import (
-    metadata_from_json,
-    metadata_to_json,
-    read_description,
-    space_from_json,
-    space_to_json,
-)
+from koffline.data.raw import METADATA, metadata_to_json, read_description, space_from_json, space_to_json
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS
 from koffline.errors import DataError
@@ -188,7 +182,7 @@ def _read_manifest(folder: str) -> LazyTransitions:
     text = remote.read_bytes(name, TEXT_BYTES)
     try:
         found = _Manifest.model_validate_json(text)
-        metadata = dataclasses.replace(metadata_from_json(found.model_extra or {}), source=folder)
+        metadata = dataclasses.replace(METADATA.validate_python(found.model_extra or {}), source=folder)
     except (ValueError, TypeError, AttributeError) as error:
         said = str(error)
         if isinstance(error, ValidationError):
