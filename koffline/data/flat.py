@@ -9,7 +9,6 @@ observation stands in for it.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -49,24 +48,15 @@ REQUIRED = ("observations", "actions", "rewards", "terminated")
 DESCRIPTION = "koffline"
 
 
-def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
+def file_kind(path: Path) -> Literal["HDF5", "NPZ"] | None:
     """Kind of a file by its content; None for other kinds. Raises DataError for an empty or damaged file."""
-    import h5py
-
-    with reading(name, "data"):
+    with reading(path, "data"):
         check_regular(path)
         with path.open("rb") as file:
             head = file.read(8)
     if not head:
-        raise DataError(f"{name} is empty (0 bytes); copy or export it again")
-    if h5py.is_hdf5(path):
-        return "HDF5"
-    if zipfile.is_zipfile(path) and head.startswith(b"PK"):
-        return "NPZ"
-    kind = "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
-    if kind is not None:
-        raise DataError(f"{name} is a truncated or corrupt {kind} file; copy or export it again")
-    return None
+        raise DataError(f"{path} is empty (0 bytes); copy or export it again")
+    return "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
 
 
 def read_npz(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:

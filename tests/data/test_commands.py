@@ -46,7 +46,6 @@ class TestInfo:
         expected = json.loads(json.dumps(summarise(LOG).to_json()))
         for source, more in (
             ("log.hdf5", ()),
-            ("log.hdf5", ("--lazy",)),
             ("shards", ()),
             ("shards", ("--workers", "2")),
         ):
@@ -108,7 +107,7 @@ def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
 
 
 REFUSALS = [
-    (("info", "text.hdf5"), "is a text file"),
+    (("info", "text.hdf5"), "is no data file that koffline knows"),
     (("info", "log.hdf5", "--discrete", "2", "--continuous", "0", "1"), "choose one"),
     (("info", "log.hdf5", "--discrete", "0"), "Discrete"),
     (("info", "log.hdf5", "--continuous", "1", "0"), "low"),
@@ -119,8 +118,8 @@ REFUSALS = [
     (("convert", "log.hdf5", "s", "--shard-rows", "0"), "shard_rows is 0"),
     (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
     (("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"),
-    (("convert", "shards", "out.npz"), "shard-00001.hdf5 is empty"),
-    (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5 is empty"),
+    (("convert", "shards", "out.npz"), "shard-00001.hdf5 is a truncated or corrupt"),
+    (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5 is a truncated or corrupt"),
 ]
 
 

@@ -58,7 +58,11 @@ class TestSummary:
 
     @pytest.mark.parametrize(
         ("ends", "lengths"),
-        [("truncated terminated", (4, 5)), ("truncated truncated", (4, 3)), ("terminated terminated", (4, 3))],
+        [
+            ("truncated terminated", (4, 5)),
+            ("truncated truncated", (4, 3)),
+            ("terminated terminated", (4, 3)),
+        ],
     )
     def test_a_time_limit_is_one_only_if_all_cuts_share_it(self, ends, lengths):
         assert summarise(roll_out(ends.split(), lengths).transitions()).to_json()["time_limit"] is None

@@ -116,8 +116,9 @@ class TestReading:
             ({"observation_space": serialize_space(CAMERA)}, "JPEG; .* with jpeg_encoding=False"),
             ({"action_space": None}, "stores no action_space"),
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
-            ({"total_episodes": 10**15}, "truncated or corrupt Minari"),
-            ({"total_episodes": -1}, "has no steps"),
+            ({"total_episodes": 10**15}, "promises 1000000000000000 episodes, which it does not hold"),
+            ({"total_episodes": -1}, "promises -1 episodes"),
+            ({"total_episodes": 0}, "has no steps"),
         ],
     )
     def test_metadata_that_is_refused(self, tmp_path, changes, words):
@@ -140,5 +141,5 @@ class TestReading:
             kept = file["episode_2/observations"][:3]
             del file["episode_2/observations"]
             file["episode_2/observations"] = kept
-        with pytest.raises(DataError, match="episode 2 has 3 observations of 5 rewards"):
+        with pytest.raises(DataError, match="episode 2 has observations for 2 of 5 rewards"):
             open_transitions(folder)
