@@ -1,12 +1,12 @@
-"""Flat files of others (D4RL's keys), with and without what they may lack: in memory and as shards one log."""
+"""Flat files of others (D4RL's keys), with and without what they may lack; as shards the same log."""
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from koffline.cli import cli
-from koffline.data.sources import open_transitions, write_transitions
-from koffline.data.transitions import Continuous, Discrete
+from koffline.data.sources import open_transitions
+from koffline.data.transitions import Continuous
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, d4rl_arrays, roll_out, write_arrays
 
