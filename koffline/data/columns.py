@@ -1,4 +1,4 @@
-"""Checks and lossless casts of single columns; each failure is one sentence with the row and the remedy."""
+"""Checks and lossless casts of columns, and of the episodes among their rows; a failure is one sentence."""
 
 from __future__ import annotations
 
@@ -161,6 +161,66 @@ def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
         elif array.dtype != np.uint8 or "observations" not in name:
             held[name] = as_float(array)
     return held
+
+
+def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
+    """Row order (N,) that gathers interleaved episodes, in order of first appearance, each in time order.
+
+    Without ``steps`` the rows of an episode keep their order. Apply it to every column.
+    """
+    ids = integer_column("episode_ids", episode_ids)
+    _, first, label = np.unique(ids, return_index=True, return_inverse=True)
+    times = np.arange(len(ids)) if steps is None else integer_column("steps", steps)
+    return np.lexsort((times, first[label.reshape(-1)]))
+
+
+def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
+    """Checked ``episode_ids`` and ``steps`` (N,); either is derived where only the other is given."""
+    steps = None if steps_given is None else integer_column("steps", steps_given)
+    if ids_given is not None:
+        ids = integer_column("episode_ids", ids_given)
+    else:
+        assert steps is not None, "called with ids or steps"
+        ids = np.cumsum(steps == 0) - 1
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+    _, first = np.unique(ids[starts], return_index=True)
+    if len(first) != len(starts):
+        again = int(np.setdiff1d(starts, starts[first])[0])
+        said = f"row {again} returns to episode {ids[again]} after another episode"
+        raise DataError(f"{said}; gather its rows with koffline.data.transitions.order_rows")
+    expected = np.arange(len(ids)) - np.repeat(starts, np.diff(np.append(starts, len(ids))))
+    if steps is not None:
+        check_steps(steps, expected)
+    return {"episode_ids": ids, "steps": expected}
+
+
+def check_steps(steps: np.ndarray, expected: np.ndarray, first_row: int = 0) -> None:
+    """Raise DataError unless steps are as ``expected``; ``first_row``: its number in messages."""
+    if not np.array_equal(steps, expected):
+        row = int(np.argmax(steps != expected))
+        said = f"row {first_row + row} has step {steps[row]}, expected {expected[row]}"
+        raise DataError(f"{said}; count the rows of an episode 0, 1, 2, … in time order")
+
+
+def check_flags_end_episodes(columns_of: Mapping[str, np.ndarray], first_row: int = 0) -> None:
+    """Raise DataError where a row inside an episode is terminated or truncated."""
+    goes_on = columns_of["steps"][1:] > 0
+    for name in ("terminated", "truncated"):
+        inside = columns_of[name][:-1] & goes_on
+        if inside.any():
+            row = first_row + int(np.argmax(inside))
+            said = f"row {row} is {name} but its episode goes on in row {row + 1}"
+            raise DataError(f"{said}; give the rows after it another episode id")
+
+
+def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Mask (N,) of the last rows of episodes; without episodes all rows."""
+    if "episode_ids" in log:
+        ids = log["episode_ids"]
+        return np.append(ids[1:] != ids[:-1], True)
+    if "steps" in log:
+        return np.append(log["steps"][1:] == 0, True)
+    return np.ones(len(log["rewards"]), dtype=np.bool_)
 
 
 def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:

@@ -17,10 +17,18 @@ from typing import Any
 import numpy as np
 
 from koffline.data.columns import as_array
-from koffline.data.episodes import follow, join_episodes
 from koffline.data.flat import DESCRIPTION
 from koffline.data.hdf5 import new_hdf5
-from koffline.data.raw import FileDescription, RawLog, cut_episodes, describe_log, raw_log, read_description
+from koffline.data.raw import (
+    FileDescription,
+    RawLog,
+    cut_episodes,
+    describe_log,
+    follow,
+    join_episodes,
+    raw_log,
+    read_description,
+)
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError

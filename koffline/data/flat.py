@@ -18,8 +18,7 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.columns import counted
-from koffline.data.episodes import follow, order_rows
-from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
+from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -178,7 +177,7 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
     ids = checks.integer_column("episode_ids", log["episode_ids"])
     if len(np.unique(ids)) == 1 + np.count_nonzero(np.diff(ids)):
         return []
-    order = order_rows(ids, log.get("steps"))
+    order = checks.order_rows(ids, log.get("steps"))
     log.update({name: column[order] for name, column in log.items()})
     return ["the rows of interleaved episodes were put in order"]
 

@@ -17,8 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.episodes import join_episodes
-from koffline.data.raw import FileDescription, RawLog, cut_episodes, describe_log, raw_log, read_description
+from koffline.data.raw import (
+    FileDescription,
+    RawLog,
+    cut_episodes,
+    describe_log,
+    join_episodes,
+    raw_log,
+    read_description,
+)
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError

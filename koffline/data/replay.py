@@ -15,7 +15,7 @@ from koffline.data import replay_views as views
 from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.episodes import follow, join_episodes
+from koffline.data.raw import follow, join_episodes
 from koffline.data.spaces import Continuous, Discrete
 from koffline.data.statistics import LogTally
 from koffline.data.transitions import Metadata, Transitions

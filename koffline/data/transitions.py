@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from koffline.data import columns
-from koffline.data.columns import counted
-from koffline.data.episodes import check_flags_end_episodes, episode_columns, keeps_episodes, order_rows
+from koffline.data.columns import counted, order_rows
 from koffline.data.features import Features
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.errors import DataError
@@ -190,7 +189,9 @@ class Transitions:
         """
         chosen = columns.row_indices(rows, len(self))
         picked = {name: array[chosen] for name, array in self.columns.items()}
-        if self.episode_ids is not None and not keeps_episodes(picked["episode_ids"], picked["steps"]):
+        if self.episode_ids is not None and not columns.keeps_episodes(
+            picked["episode_ids"], picked["steps"]
+        ):
             picked["episode_ids"] = picked["steps"] = None
         return self._trusted(picked)
 
@@ -293,6 +294,6 @@ def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarr
     if "weights" in checked:
         columns.check_some_weight(checked["weights"])
     if "episode_ids" in held or "steps" in held:
-        checked |= episode_columns(held.get("episode_ids"), held.get("steps"))
-        check_flags_end_episodes(checked)
+        checked |= columns.episode_columns(held.get("episode_ids"), held.get("steps"))
+        columns.check_flags_end_episodes(checked)
     return checked

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int, UInt64
 
 from koffline.data.columns import counted
-from koffline.data.episodes import UNFOLLOWED
+from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
 

@@ -12,7 +12,7 @@ import pytest
 import koffline
 from koffline.config import EvaluationSettings
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.episodes import UNFOLLOWED
+from koffline.data.raw import UNFOLLOWED
 from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope import working_log

@@ -17,7 +17,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.columns import COUNTED
-from koffline.data.episodes import check_flags_end_episodes, check_steps
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
@@ -272,5 +271,5 @@ def _check_episodes(block: Transitions, start: int) -> None:
     if block.steps is not None:
         begun = np.diff(block.units)  # 1 where an episode begins, 0 inside, others wrong
         counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
-        check_steps(block.steps[1:], counted, start + 1)
-        check_flags_end_episodes(block.columns, start)
+        checks.check_steps(block.steps[1:], counted, start + 1)
+        checks.check_flags_end_episodes(block.columns, start)

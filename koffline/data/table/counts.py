@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.episodes import UNFOLLOWED
+from koffline.data.raw import UNFOLLOWED
 
 GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
