@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from koffline.data import columns as checks
-from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
+from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json

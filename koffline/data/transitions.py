@@ -189,10 +189,11 @@ class Transitions:
         """
         chosen = columns.row_indices(rows, len(self))
         picked = {name: array[chosen] for name, array in self.columns.items()}
-        if self.episode_ids is not None and not columns.keeps_episodes(
-            picked["episode_ids"], picked["steps"]
-        ):
-            picked["episode_ids"] = picked["steps"] = None
+        if self.has_episodes:
+            try:
+                columns.episode_columns(picked["episode_ids"], picked["steps"])
+            except DataError:
+                picked = {name: array for name, array in picked.items() if name not in columns.COUNTED}
         return self._trusted(picked)
 
     def select_episodes(self, episodes: Any) -> Transitions:
