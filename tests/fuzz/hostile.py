@@ -176,7 +176,7 @@ HDF5: dict[Callable[[Path], None], str] = {
     gzip_twice: "takes 3.22 GB in memory, 20 MB are allowed",
     one_huge_chunk: "takes 2.15 GB in memory, 20 MB are allowed",
     same_data_many_times: "in memory, 20 MB are allowed",
-    a_missing_filter: "rewards uses HDF5 filter 32001 (), which this library lacks; rewrite it with gzip",
+    a_missing_filter: "rewards uses HDF5 filter 32001, which this library lacks; rewrite it with gzip",
     a_description_without_end: "description is damaged",
 }
 # The same as shards of a folder, where the reader says something else.
