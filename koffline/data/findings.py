@@ -11,6 +11,7 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.columns import counted
+from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
@@ -20,7 +21,6 @@ from koffline.errors import DataError
 from koffline.store.run_record import digest_of
 
 if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
     from koffline.jobs import PassSettings
 
 _MOST_LISTED = 20
@@ -73,25 +73,24 @@ class WarningTally(LogTally):
             self.weighted += len(block)
             self.positive += int((block.weights > 0).sum())
         if block.steps is not None:
-            begins = block.steps == 0
+            first, last = block.part(np.array([0])), block.part(np.array([len(block) - 1]))  # copies
             if self._last is not None:
-                self._add_pairs(_linked(self._last, block), begins[:1], self._last, self.rows - 1)
-            linked = rows_are_linked(block.observations, block.next_observations)
-            self._add_pairs(linked, begins[1:], block, self.rows)
-            # copied, so that the block can be freed
-            self._first = self._first or block.part(np.array([0]))
-            self._last = block.part(np.array([len(block) - 1]))
+                self._add_links(joined([self._last, first]), self.rows - 1)
+            self._add_links(block, self.rows)
+            self._first, self._last = self._first or first, last
         super().add(block)
 
-    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: Transitions, start: int) -> None:
-        """Count wrong links to the rows below. linked: next observation matches; ends: an episode ends."""
+    def _add_links(self, rows: Transitions, start: int) -> None:
+        """Count rows whose next observation is wrongly, or wrongly not, the observation of the row below."""
+        linked = rows_are_linked(rows.observations, rows.next_observations)
+        ends = rows.columns["steps"][1:] == 0
         self._broken.add(~linked & ~ends, start)
-        self._shifted.add(linked & ends & ~above.terminated[: len(ends)], start)
+        self._shifted.add(linked & ends & ~rows.terminated[:-1], start)
 
     def merge(self, other: Any) -> None:
         """Add the tally of a later shard; `end_shard` was called on both."""
         if self._last is not None and other._first is not None:
-            self._add_pairs(_linked(self._last, other._first), np.array([True]), self._last, self.rows - 1)
+            self._add_links(joined([self._last, other._first]), self.rows - 1)
         self._broken.merge(other._broken, self.rows)
         self._shifted.merge(other._shifted, self.rows)
         self._first, self._last = self._first or other._first, other._last or self._last
@@ -133,12 +132,6 @@ class WarningTally(LogTally):
 def _listed(numbers: np.ndarray, most: int) -> str:
     shown = ", ".join(map(str, numbers[:most]))
     return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
-
-
-def _linked(above: Transitions, below: Transitions) -> np.ndarray:
-    """Whether (1,) the next observation of a row is the first observation of a block."""
-    seen = np.concatenate([above.observations, below.observations[:1]])
-    return rows_are_linked(seen, np.concatenate([above.next_observations, seen[1:]]))
 
 
 def inspect_log(

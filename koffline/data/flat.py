@@ -129,19 +129,26 @@ def read_flat(
     one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError where
     the actions are of no space or no row has a next observation.
     """
-    keys, extra = _settled_keys(found)
+    keys, notes = used_keys(found), list[str]()
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
     for name, column in log.items():
         if name in ("observations", "next_observations"):
             log[name] = column.reshape(-1, 1) if column.ndim == 1 else column
         elif name != "actions" and column.shape[1:] == (1,):
             log[name] = column.reshape(-1)
+    if keys.get("behavior_log_probabilities") == D4RL_LOG_PROBABILITIES:
+        extra = log["behavior_log_probabilities"]
+        if extra.ndim == 1 and np.isfinite(extra).all():
+            notes.append(f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}")
+        else:
+            del log["behavior_log_probabilities"]
+            notes.append(f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row")
     if one_step:
         rows = len(log["rewards"])
         log |= {"next_observations": log["observations"], "episode_ids": np.arange(rows)}
         log |= {"terminated": np.ones(rows, np.bool_), "truncated": np.zeros(rows, np.bool_)}
         log.pop("steps", None)
-        extra = (*extra, ONE_STEP_NOTE)
+        notes.append(ONE_STEP_NOTE)
         if described is not None:  # the digest is of other rows
             described = replace(described, metadata=replace(described.metadata, sha256=None))
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
@@ -149,7 +156,6 @@ def read_flat(
         if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
             log[name] = log[name].astype(np.bool_)
     raw = raw_log(log, described or FileDescription(), action_space, source)
-    notes = list(extra)
     if "episode_ids" in log:
         notes += _gather_episodes(log)
     elif described is None and "steps" not in log:
@@ -157,19 +163,6 @@ def read_flat(
     if "next_observations" not in log:
         notes += ["next observations were derived from the rows below", *follow(log, source)]
     return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
-
-
-def _settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Key of each column, and notes; D4RL's log-probabilities are used only if all are finite numbers."""
-    keys = used_keys(found)
-    if keys.get("behavior_log_probabilities") != D4RL_LOG_PROBABILITIES:
-        return keys, ()
-    extra = found[D4RL_LOG_PROBABILITIES]
-    is_number = extra.dtype.kind in "biuf" and extra.shape[1:] in ((), (1,))
-    if is_number and all(np.isfinite(extra[rows]).all() for rows in checks.blocks(len(extra))):
-        return keys, (f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}",)
-    del keys["behavior_log_probabilities"]
-    return keys, (f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row",)
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:

@@ -140,7 +140,7 @@ class LazyTransitions:
             for start in range(0, rows, size):
                 block = opened.block(start, min(start + size, rows))
                 if last is not None:
-                    _check_episodes(_joined([last, block.part(slice(1))]), start - 1)
+                    _check_episodes(joined([last, block.part(slice(1))]), start - 1)
                 yield block
                 last = block.part(slice(len(block) - 1, None))
 
@@ -251,14 +251,14 @@ def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
         cut = int(starts[-1])
         before = [*waiting, block.part(slice(cut))] if cut else waiting
         if before:
-            yield _joined(before)
+            yield joined(before)
         waiting = [block.part(slice(cut, None))]
     if waiting:
-        yield _joined(waiting)
+        yield joined(waiting)
 
 
-def _joined(parts: Sequence[Transitions]) -> Transitions:
-    """Join consecutive parts of one shard."""
+def joined(parts: Sequence[Transitions]) -> Transitions:
+    """Rows of consecutive parts of a log."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
