@@ -16,19 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data import raw
 from koffline.data.columns import as_array
 from koffline.data.flat import DESCRIPTION
 from koffline.data.hdf5 import new_hdf5
-from koffline.data.raw import (
-    FileDescription,
-    RawLog,
-    cut_episodes,
-    describe_log,
-    follow,
-    join_episodes,
-    raw_log,
-    read_description,
-)
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -43,7 +34,7 @@ _BESIDE_COLUMNS = ("truncated", "behavior_log_probabilities", "weights")
 _BESIDE_TERMINAL = "terminal_next_observations"
 
 
-def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> raw.RawLog:
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         version = " ".join(file.strings("version")) if "version" in file else ""
@@ -57,15 +48,15 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
             raise DataError(
                 f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again"
             )
-        columns = join_episodes(_episodes(file, path), str(path))
-        notes = follow(columns, str(path))
-        described = read_description(file.text(DESCRIPTION))
+        columns = raw.join_episodes(_episodes(file, path), str(path))
+        notes = raw.follow(columns, str(path))
+        described = raw.read_description(file.text(DESCRIPTION))
         if described is not None:
             _put_back(columns, file, path)
             notes = []
             if not described.episodes:
                 del columns["episode_ids"]
-        return raw_log(columns, described or FileDescription(), action_space, str(path), notes)
+        return raw.raw_log(columns, described or raw.FileDescription(), action_space, str(path), notes)
 
 
 def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
@@ -83,7 +74,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
             if getattr(log, name) is not None:
                 file[f"{_BESIDE}/{name}"] = getattr(log, name)
         file[f"{_BESIDE}/{_BESIDE_TERMINAL}"] = log.next_observations[log.terminated]
-        write_text(file, DESCRIPTION, describe_log(log))
+        write_text(file, DESCRIPTION, raw.describe_log(log))
 
 
 def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
@@ -91,7 +82,7 @@ def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
 
     observations (T, ...), actions (T, k), rewards (T, 1), terminated: one flag.
     """
-    for rows in cut_episodes(log, "a d3rlpy dump"):
+    for rows in raw.cut_episodes(log, "a d3rlpy dump"):
         yield steps_of(log, rows)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,10 +18,8 @@ from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import LogTally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.jobs import PassSettings
 from koffline.store.run_record import digest_of
-
-if TYPE_CHECKING:
-    from koffline.jobs import PassSettings
 
 _MOST_LISTED = 20
 _FEW_EPISODES = 10
@@ -142,8 +140,6 @@ def inspect_log(
     Of a log on disk the errors of all shards, each naming its shard, in one pass whose memory does not grow
     with the log. Rows in warnings are numbered through all shards. settings: where the pass runs.
     """
-    from koffline.jobs import PassSettings
-
     names = ["the log"] if isinstance(log, RawLog) else shard_names(log)
     passes, tallies = settings or PassSettings(), list[WarningTally]()
     errors, edited = list[str](), list[str]()

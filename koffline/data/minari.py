@@ -17,15 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.raw import (
-    FileDescription,
-    RawLog,
-    cut_episodes,
-    describe_log,
-    join_episodes,
-    raw_log,
-    read_description,
-)
+from koffline.data import raw
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -55,7 +47,7 @@ def data_folder(folder: Path) -> Path | None:
     return None
 
 
-def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> RawLog:
+def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> raw.RawLog:
     """Read a dataset from its folder. Raises DataError."""
     from gymnasium import spaces
 
@@ -75,15 +67,15 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
         seen = _stored_space(described_by, "observation_space", source)
         acted = _stored_space(described_by, "action_space", source)
         ours = described_by.get(_DESCRIPTION)
-        described = read_description(ours if isinstance(ours, str) else None)
+        described = raw.read_description(ours if isinstance(ours, str) else None)
         if described is None:
-            described = FileDescription(_declared(acted), metadata=_metadata_of(described_by))
+            described = raw.FileDescription(_declared(acted), metadata=_metadata_of(described_by))
         parts = _parts(seen, bool(described_by.get("jpeg_encoding", True)), source)
         check_inside(data, data / "main_data.hdf5")
         with open_hdf5(data / "main_data.hdf5") as file:
             episodes = file.episodes(int(described_by.get("total_episodes", 0)))
             beside = [name for name in _INFO_COLUMNS if ours and f"episode_0/infos/{name}" in file]
-            columns = join_episodes(_episodes(file, episodes, parts, beside), source)
+            columns = raw.join_episodes(_episodes(file, episodes, parts, beside), source)
         actions, notes = columns["actions"], list[str]()
         if actions.ndim > 2:
             columns["actions"] = actions.reshape(len(actions), -1)
@@ -95,7 +87,7 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
             columns["actions"] = actions - int(acted.start)
         if not described.episodes:
             del columns["episode_ids"]
-        return raw_log(columns, described, action_space, source, notes)
+        return raw.raw_log(columns, described, action_space, source, notes)
 
 
 def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]:
@@ -167,7 +159,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     # an id that Minari accepts: word characters and dashes, and a version at the end
     proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
     proper = proper if re.search(r"-v\d+$", proper) else f"{proper}-v0"
-    ours = {"dataset_id": proper, "minari_version": minari_version, _DESCRIPTION: describe_log(log)}
+    ours = {"dataset_id": proper, "minari_version": minari_version, _DESCRIPTION: raw.describe_log(log)}
     beside = {name: log.columns[name] for name in _INFO_COLUMNS if name in log.columns}
     space, seen, acted = log.action_space, log.observations.dtype.type, log.actions.dtype.type
     low, high = (0, 255) if seen == np.uint8 else (-np.inf, np.inf)
@@ -193,7 +185,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
                 truncations=log.truncated[rows],
                 infos={name: column[rows] for name, column in beside.items()},
             )
-            for rows in cut_episodes(log, "Minari")
+            for rows in raw.cut_episodes(log, "Minari")
         )
 
 

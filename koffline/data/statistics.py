@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
+from koffline.jobs import PassSettings
 
 
 class Tally:
@@ -202,8 +201,6 @@ def tally_of(
 
     settings: where the pass over the shards of a log on disk runs. Raises DataError.
     """
-    from koffline.jobs import PassSettings
-
     names, total, passes = shard_names(log), copy.deepcopy(empty), settings or PassSettings()
     shared = (log, empty, part)
     for found in passes.map(_tally_shard, range(len(names)), shared, names.__getitem__, progress):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.features import ACTIONS, ENCODINGS, NAMES
 from koffline.data.raw import space_to_json
 from koffline.data.statistics import LogTally, shard_names, tally_of
 from koffline.data.transitions import Transitions
 from koffline.errors import printable
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs import PassSettings
+from koffline.jobs import PassSettings
 
 _MOST_LINES = 12
 
