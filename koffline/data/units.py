@@ -207,10 +207,7 @@ def _read(
 def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
     """All rows of the given units of a shard, which are in order."""
     shard, units = item
-    pieces = []
-    for block in log.shard_blocks(shard):
-        places = np.minimum(np.searchsorted(units, block.units), len(units) - 1)
-        pieces.append(block.part(units[places] == block.units).columns)
+    pieces = [block.part(np.isin(block.units, units)).columns for block in log.shard_blocks(shard)]
     kept = [name for name in pieces[0] if name != "episode_ids"]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in kept}
 
