@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TextIO
 
 _FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
 Tell = Callable[..., None]  # called with the number done and, when they change, total and note
@@ -20,8 +18,7 @@ def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
         yield lambda done, **changed: None
         return
     if not sys.stderr.isatty():
-        with _lines(title, total) as tell:
-            yield tell
+        yield _lines(title, total)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -56,27 +53,17 @@ class TrainingBar:
         self._tell(done, total=total, note="reading shards")
 
 
-@contextlib.contextmanager
-def _lines(title: str, total: int | None) -> Iterator[Tell]:
-    """A line after a second, then one every ten, from a thread of its own.
-
-    Parts without reports get lines too; anything that ends within the first second prints nothing.
-    """
-    over, began, said = threading.Event(), time.monotonic(), {"state": "beginning"}
+def _lines(title: str, total: int | None) -> Tell:
+    """Receiver that prints a line after a second, then one every ten; what is over sooner prints nothing."""
+    began, stream = time.monotonic(), sys.stderr
+    due = began + _FIRST_LINE
 
     def tell(done: int, total: int | None = total, note: str = "") -> None:
-        of = f" of {total:,}" if total else ""
-        said["state"] = f"step {done:,}{of}{', ' * bool(note)}{note}"
+        nonlocal due
+        now = time.monotonic()
+        if now >= due:
+            due = now + _BETWEEN_LINES
+            step = f"step {done:,}{f' of {total:,}' if total else ''}{', ' * bool(note)}{note}"
+            print(f"{title}: {step}, {now - began:.0f} s", file=stream, flush=True)
 
-    def repeat(stream: TextIO, wait: float) -> None:
-        while not over.wait(wait):
-            print(f"{title}: {said['state']}, {time.monotonic() - began:.0f} s", file=stream, flush=True)
-            wait = _BETWEEN_LINES
-
-    thread = threading.Thread(target=repeat, args=(sys.stderr, _FIRST_LINE), daemon=True)
-    thread.start()
-    try:
-        yield tell
-    finally:
-        over.set()
-        thread.join()
+    return tell

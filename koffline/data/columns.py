@@ -1,4 +1,4 @@
-"""Checks and lossless casts of single columns; each failure is one sentence with the row and the remedy."""
+"""Checks and lossless casts of columns, and of the episodes among their rows; a failure is one sentence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.errors import DataError
 
+# Columns that say where a row lies in its episode.
+COUNTED = ("episode_ids", "steps")
 # Rows looked at in one go: a check of a large log needs no second copy of it.
 BLOCK_ROWS = 65_536
 # Bounded actions may exceed their bounds by this much of the range: float32 rounding of squashed actions.
@@ -67,66 +69,52 @@ def _vector(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _check_finite(name: str, array: np.ndarray, first_row: int) -> np.ndarray:
-    """Return the array, or raise DataError. ``first_row``: the number of the first row in error messages."""
-    for block in blocks(len(array)) if array.dtype.kind == "f" else ():
-        good = np.isfinite(array[block])
-        if not good.all():
-            place = np.argwhere(~good)[0]
-            value, row = array[block][tuple(place)], first_row + block.start + place[0]
-            where = f" at {place[1:].tolist()}" if array.ndim > 1 else ""
-            raise DataError(f"{name} holds {value} in row {row}{where}; drop or mend that row")
-    return array
-
-
-def _refuse(name: str, array: np.ndarray, bad: np.ndarray, first_row: int, remedy: str) -> None:
-    """Raise DataError for the first row marked in ``bad``, if there is one."""
+def _refuse(name: str, array: np.ndarray, what: str, remedy: str, bad: np.ndarray, first_row: int) -> None:
+    """Raise DataError for the first number marked in ``bad``, if there is one."""
     if bad.any():
-        row = int(np.argmax(bad))
-        raise DataError(f"{name} holds {array[row]:g} in row {first_row + row}{remedy}")
+        row, *within = np.argwhere(bad)[0].tolist()
+        where = f"row {first_row + row}{f' at {within}' if within else ''}"
+        raise DataError(f"{name} holds {array[(row, *within)]:g} in {where}, {what}; {remedy}")
 
 
 def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """Cast a column to int64 (N,); floats must be whole numbers."""
-    array = _check_finite(name, _vector(name, values), first_row)
+    """Cast a column to int64 (N,); floats must be whole numbers. ``first_row``: its number in messages."""
+    array = _vector(name, values)
     if array.dtype.kind == "f":
-        _refuse(name, array, np.trunc(array) != array, first_row, "; give whole numbers")
+        bad = ~np.isfinite(array) | (np.trunc(array) != array)
+        _refuse(name, array, "no whole number", "give whole numbers", bad, first_row)
     return array.astype(np.int64, copy=False)
 
 
-def _observations(name: str, values: Any, first_row: int) -> np.ndarray:
-    """Check observations (N, ...): float32, float64 or uint8 stay, other types are cast exactly."""
-    array = as_array(name, values)
-    if array.ndim < 2 or (len(array) and not array.size):
-        remedy = f"use {name}.reshape(-1, 1)" if array.size else "give at least one number per row"
-        raise DataError(f"{name} has shape {array.shape}, expected (N, …); {remedy}")
-    return _check_finite(name, as_float(array) if array.dtype != np.uint8 else array, first_row)
+def value_faults(
+    columns: Mapping[str, np.ndarray], space: ActionSpace
+) -> Iterator[tuple[str, str, str, np.ndarray]]:
+    """Yield possible errors in columns of some rows: column, what is wrong, remedy, and the bad numbers.
 
-
-def _actions(values: Any, space: ActionSpace, first_row: int) -> np.ndarray:
-    """Check actions: int64 (N,) within 0 … n − 1, or float (N, k) within the bounds."""
-    if isinstance(space, Discrete):
-        actions = integer_column("actions", values, first_row)
-        if actions.size and (actions.min() < 0 or actions.max() >= space.n):
-            row = int(np.argmax((actions < 0) | (actions >= space.n)))
-            needed = f"Discrete({int(actions.max()) + 1})" if actions.min() >= 0 else "actions counted from 0"
-            said = f"action {actions[row]} in row {first_row + row} is outside 0 … {space.n - 1}"
-            raise DataError(f"{said}; declare {needed} or mend the row")
-        return actions
-    actions = as_array("actions", values)
-    if actions.shape != (len(actions), space.k):
-        said = f"actions has shape {actions.shape}, expected (N, {space.k}) for {space}"
-        raise DataError(f"{said}; declare Continuous(k, low, high), or use actions.reshape(-1, {space.k})")
-    actions = _check_finite("actions", as_float(actions), first_row)
-    low, high = tolerant_bounds(space)
-    for block in blocks(len(actions)):
-        outside = (actions[block] < low) | (actions[block] > high)
-        if outside.any():
-            row, i = np.argwhere(outside)[0]
-            said = f"action {actions[block][row, i]:g} in row {first_row + block.start + row}, dimension {i}"
-            bounds = f"{space.low[i]:g} … {space.high[i]:g}"
-            raise DataError(f"{said}, is outside {bounds}; declare wider bounds or clip the actions")
-    return actions
+    The mask has the shape of the column. Flags may be 0 and 1; densities of continuous actions may exceed 1.
+    """
+    for name, column in columns.items():
+        if column.dtype.kind == "f":
+            yield name, "no finite number", "drop or mend such rows", ~np.isfinite(column)
+    actions, outside = columns["actions"], None
+    if isinstance(space, Discrete) and actions.ndim == 1:
+        if actions.dtype.kind == "f":
+            fractions = np.isfinite(actions) & (np.trunc(actions) != actions)
+            yield "actions", "no whole number", "count actions from 0", fractions
+        outside = (actions < 0) | (actions >= space.n)
+    elif isinstance(space, Continuous) and actions.shape[1:] == (space.k,):
+        low, high = tolerant_bounds(space)
+        outside = (actions < low) | (actions > high)
+    if outside is not None:
+        yield "actions", f"outside {space}", "declare the space anew or mend such rows", outside
+    for name in ("terminated", "truncated"):
+        if (flags := columns[name]).dtype != np.bool_:
+            yield name, "neither true nor false", "give 0 or 1", (flags != 0) & (flags != 1)
+    if (weights := columns.get("weights")) is not None:
+        yield "weights", "negative", "give weights of at least 0", weights < 0
+    if isinstance(space, Discrete) and (found := columns.get("behavior_log_probabilities")) is not None:
+        remedy = "give natural logarithms of probabilities"
+        yield "behavior_log_probabilities", "a probability above 1", remedy, found > 1e-4
 
 
 def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
@@ -145,26 +133,94 @@ def check_some_weight(weights: np.ndarray) -> None:
 def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0) -> dict[str, np.ndarray]:
     """Checked columns of some rows by the names of ``Transitions``, all but ``episode_ids`` and ``steps``.
 
-    Flags may come as 0 and 1. Densities of continuous actions may exceed 1; weights of some rows of a log may
-    all be 0.
+    Observations of float32, float64 or uint8 stay, other types are cast exactly; weights of some rows of a
+    log may all be 0. ``first_row``: the number of the first row in messages.
     """
-    checked = {"actions": _actions(given["actions"], space, first_row)}
-    for name in ("observations", "next_observations"):
-        checked[name] = _observations(name, given[name], first_row)
-    for name in ("rewards", "behavior_log_probabilities", "weights"):
-        if name in given:
-            checked[name] = _check_finite(name, as_float(_vector(name, given[name])), first_row)
+    held = {name: as_array(name, values) for name, values in given.items() if name not in COUNTED}
+    for name, array in held.items():
+        if name in ("observations", "next_observations"):
+            if array.ndim < 2 or (len(array) and not array.size):
+                remedy = f"use {name}.reshape(-1, 1)" if array.size else "give at least one number per row"
+                raise DataError(f"{name} has shape {array.shape}, expected (N, …); {remedy}")
+        elif name != "actions" or isinstance(space, Discrete):
+            _vector(name, array)
+        elif array.shape != (len(array), space.k):
+            said = f"actions has shape {array.shape}, expected (N, {space.k}) for {space}"
+            raise DataError(
+                f"{said}; declare Continuous(k, low, high), or use actions.reshape(-1, {space.k})"
+            )
+    for rows in blocks(len(held["rewards"])):
+        block = {name: array[rows] for name, array in held.items()}
+        for name, what, remedy, bad in value_faults(block, space):
+            _refuse(name, block[name], what, remedy, bad, first_row + rows.start)
+    for name, array in held.items():
+        if name in ("terminated", "truncated"):
+            held[name] = array.astype(np.bool_, copy=False)
+        elif name == "actions" and isinstance(space, Discrete):
+            held[name] = array.astype(np.int64, copy=False)
+        elif array.dtype != np.uint8 or "observations" not in name:
+            held[name] = as_float(array)
+    return held
+
+
+def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
+    """Row order (N,) that gathers interleaved episodes, in order of first appearance, each in time order.
+
+    Without ``steps`` the rows of an episode keep their order. Apply it to every column.
+    """
+    ids = integer_column("episode_ids", episode_ids)
+    _, first, label = np.unique(ids, return_index=True, return_inverse=True)
+    times = np.arange(len(ids)) if steps is None else integer_column("steps", steps)
+    return np.lexsort((times, first[label.reshape(-1)]))
+
+
+def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
+    """Checked ``episode_ids`` and ``steps`` (N,); either is derived where only the other is given."""
+    steps = None if steps_given is None else integer_column("steps", steps_given)
+    if ids_given is not None:
+        ids = integer_column("episode_ids", ids_given)
+    else:
+        assert steps is not None, "called with ids or steps"
+        ids = np.cumsum(steps == 0) - 1
+    starts = np.flatnonzero(np.append(True, ids[1:] != ids[:-1]))
+    _, first = np.unique(ids[starts], return_index=True)
+    if len(first) != len(starts):
+        again = int(np.setdiff1d(starts, starts[first])[0])
+        said = f"row {again} returns to episode {ids[again]} after another episode"
+        raise DataError(f"{said}; gather its rows with koffline.data.transitions.order_rows")
+    expected = np.arange(len(ids)) - np.repeat(starts, np.diff(np.append(starts, len(ids))))
+    if steps is not None:
+        check_steps(steps, expected)
+    return {"episode_ids": ids, "steps": expected}
+
+
+def check_steps(steps: np.ndarray, expected: np.ndarray, first_row: int = 0) -> None:
+    """Raise DataError unless steps are as ``expected``; ``first_row``: its number in messages."""
+    if not np.array_equal(steps, expected):
+        row = int(np.argmax(steps != expected))
+        said = f"row {first_row + row} has step {steps[row]}, expected {expected[row]}"
+        raise DataError(f"{said}; count the rows of an episode 0, 1, 2, … in time order")
+
+
+def check_flags_end_episodes(columns_of: Mapping[str, np.ndarray], first_row: int = 0) -> None:
+    """Raise DataError where a row inside an episode is terminated or truncated."""
+    goes_on = columns_of["steps"][1:] > 0
     for name in ("terminated", "truncated"):
-        array = _vector(name, given[name])
-        if array.dtype != np.bool_:
-            _refuse(name, array, (array != 0) & (array != 1), first_row, "; give True or False")
-        checked[name] = array.astype(np.bool_, copy=False)
-    if isinstance(space, Discrete) and (found := checked.get("behavior_log_probabilities")) is not None:
-        remedy = ", a probability above 1; give natural logarithms of probabilities"
-        _refuse("behavior_log_probabilities", found, found > 1e-4, first_row, remedy)
-    if (weights := checked.get("weights")) is not None:
-        _refuse("weights", weights, weights < 0, first_row, "; give weights of at least 0")
-    return checked
+        inside = columns_of[name][:-1] & goes_on
+        if inside.any():
+            row = first_row + int(np.argmax(inside))
+            said = f"row {row} is {name} but its episode goes on in row {row + 1}"
+            raise DataError(f"{said}; give the rows after it another episode id")
+
+
+def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Mask (N,) of the last rows of episodes; without episodes all rows."""
+    if "episode_ids" in log:
+        ids = log["episode_ids"]
+        return np.append(ids[1:] != ids[:-1], True)
+    if "steps" in log:
+        return np.append(log["steps"][1:] == 0, True)
+    return np.ones(len(log["rewards"]), dtype=np.bool_)
 
 
 def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:

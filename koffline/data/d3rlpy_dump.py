@@ -10,17 +10,16 @@ d3rlpy does not look at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from koffline.data import raw
 from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, join_episodes
 from koffline.data.flat import DESCRIPTION
 from koffline.data.hdf5 import new_hdf5
-from koffline.data.raw import FileDescription, RawLog, cut_episodes, describe_log, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -35,7 +34,7 @@ _BESIDE_COLUMNS = ("truncated", "behavior_log_probabilities", "weights")
 _BESIDE_TERMINAL = "terminal_next_observations"
 
 
-def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
+def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> raw.RawLog:
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         version = " ".join(file.strings("version")) if "version" in file else ""
@@ -49,14 +48,15 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
             raise DataError(
                 f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again"
             )
-        columns, notes = join_episodes(_episodes(file, path), str(path))
-        described = read_description(file.text(DESCRIPTION))
+        columns = raw.join_episodes(_episodes(file, path), str(path))
+        notes = raw.follow(columns, str(path))
+        described = raw.read_description(file.text(DESCRIPTION))
         if described is not None:
             _put_back(columns, file, path)
             notes = []
             if not described.episodes:
                 del columns["episode_ids"]
-        return raw_log(columns, described or FileDescription(), action_space, str(path), notes)
+        return raw.raw_log(columns, described or raw.FileDescription(), action_space, str(path), notes)
 
 
 def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
@@ -74,7 +74,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
             if getattr(log, name) is not None:
                 file[f"{_BESIDE}/{name}"] = getattr(log, name)
         file[f"{_BESIDE}/{_BESIDE_TERMINAL}"] = log.next_observations[log.terminated]
-        write_text(file, DESCRIPTION, describe_log(log))
+        write_text(file, DESCRIPTION, raw.describe_log(log))
 
 
 def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
@@ -82,7 +82,7 @@ def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
 
     observations (T, ...), actions (T, k), rewards (T, 1), terminated: one flag.
     """
-    for rows in cut_episodes(log, "a d3rlpy dump"):
+    for rows in raw.cut_episodes(log, "a d3rlpy dump"):
         yield steps_of(log, rows)
 
 
@@ -116,29 +116,27 @@ def _put_back(columns: dict[str, np.ndarray], file: CheckedFile, path: Path) -> 
     columns["next_observations"][terminal] = terminal_next
 
 
-def _episodes(file: CheckedFile, path: Path) -> list[EpisodeArrays]:
-    count = int(file.arrays(["num_episodes"])["num_episodes"])
-    if not 0 <= count <= len(file.datasets):
-        raise DataError(f"{path} promises {count} episodes, which it does not hold; dump the buffer again")
-    if any(f"observations_{i}" not in file and f"observations_{i}_0" in file for i in range(count)):
+def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:
+    episodes = file.episodes(int(file.arrays(["num_episodes"])["num_episodes"]))
+    if any(f"observations_{i}" not in file and f"observations_{i}_0" in file for i in episodes):
         raise DataError(f"{path} holds tuple observations; flatten them into one array before dumping")
-    names = [f"{name}_{i}" for i in range(count) for name in _COLUMNS]
-    read = file.arrays(names, twice=frozenset(f"observations_{i}" for i in range(count)))
-    return [_episode(read, i, path) for i in range(count)]
+    names = [f"{name}_{i}" for i in episodes for name in _COLUMNS]
+    read = file.arrays(names, twice=frozenset(f"observations_{i}" for i in episodes))
+    for i in episodes:
+        observations, actions, rewards = (
+            as_array(f"{name}_{i}", read[f"{name}_{i}"]) for name in _COLUMNS[:3]
+        )
+        if rewards.size != len(rewards):
+            per_step = rewards.size // len(rewards)
+            raise DataError(f"{path}: rewards of episode {i} have {per_step} numbers per step; give one")
+        observations = observations.reshape(-1, 1) if observations.ndim == 1 else observations
+        yield episode_rows(observations, actions, rewards, bool(read[f"terminated_{i}"]))
 
 
-def _episode(read: Mapping[str, np.ndarray], i: int, path: Path) -> EpisodeArrays:
-    observations, actions, rewards = (as_array(f"{name}_{i}", read[f"{name}_{i}"]) for name in _COLUMNS[:3])
-    if rewards.size != len(rewards):
-        per_step = rewards.size // len(rewards)
-        raise DataError(f"{path}: rewards of episode {i} have {per_step} numbers per step; give one")
-    observations = observations.reshape(-1, 1) if observations.ndim == 1 else observations
-    return arrays_of(observations, actions, rewards.reshape(-1), bool(read[f"terminated_{i}"]))
-
-
-def arrays_of(
+def episode_rows(
     observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminated: bool
-) -> EpisodeArrays:
-    """Episode from d3rlpy's arrays and its one flag: terminated, otherwise truncated."""
+) -> dict[str, np.ndarray]:
+    """Columns (T, ...) of an episode from d3rlpy's arrays and its one flag: terminated, else truncated."""
     ends = np.arange(len(rewards)) == len(rewards) - 1
-    return EpisodeArrays(observations, actions, rewards, ends & terminated, ends & (not terminated), {})
+    flags = {"terminated": ends & terminated, "truncated": ends & (not terminated)}
+    return {"observations": observations, "actions": actions, "rewards": rewards.reshape(-1), **flags}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 import warnings
@@ -35,13 +36,15 @@ class _NeighborsLater:
     def __init__(self, **options: Any) -> None:
         self._options = options
 
+    @functools.cached_property
+    def _made(self) -> Any:
+        from sklearn.neighbors import NearestNeighbors
+
+        return NearestNeighbors(**self._options)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if "_made" not in vars(self):
-            from sklearn.neighbors import NearestNeighbors
-
-            self._made = NearestNeighbors(**self._options)
         return getattr(self._made, name)
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data import remote
 from koffline.data.columns import counted
+from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import LogTally, blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.jobs import PassSettings
 from koffline.store.run_record import digest_of
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs import PassSettings
 
 _MOST_LISTED = 20
 _FEW_EPISODES = 10
@@ -73,25 +71,24 @@ class WarningTally(LogTally):
             self.weighted += len(block)
             self.positive += int((block.weights > 0).sum())
         if block.steps is not None:
-            begins = block.steps == 0
+            first, last = block.part(np.array([0])), block.part(np.array([len(block) - 1]))  # copies
             if self._last is not None:
-                self._add_pairs(_linked(self._last, block), begins[:1], self._last, self.rows - 1)
-            linked = rows_are_linked(block.observations, block.next_observations)
-            self._add_pairs(linked, begins[1:], block, self.rows)
-            # copied, so that the block can be freed
-            self._first = self._first or block.part(np.array([0]))
-            self._last = block.part(np.array([len(block) - 1]))
+                self._add_links(joined([self._last, first]), self.rows - 1)
+            self._add_links(block, self.rows)
+            self._first, self._last = self._first or first, last
         super().add(block)
 
-    def _add_pairs(self, linked: np.ndarray, ends: np.ndarray, above: Transitions, start: int) -> None:
-        """Count wrong links to the rows below. linked: next observation matches; ends: an episode ends."""
+    def _add_links(self, rows: Transitions, start: int) -> None:
+        """Count rows whose next observation is wrongly, or wrongly not, the observation of the row below."""
+        linked = rows_are_linked(rows.observations, rows.next_observations)
+        ends = rows.columns["steps"][1:] == 0
         self._broken.add(~linked & ~ends, start)
-        self._shifted.add(linked & ends & ~above.terminated[: len(ends)], start)
+        self._shifted.add(linked & ends & ~rows.terminated[:-1], start)
 
     def merge(self, other: Any) -> None:
         """Add the tally of a later shard; `end_shard` was called on both."""
         if self._last is not None and other._first is not None:
-            self._add_pairs(_linked(self._last, other._first), np.array([True]), self._last, self.rows - 1)
+            self._add_links(joined([self._last, other._first]), self.rows - 1)
         self._broken.merge(other._broken, self.rows)
         self._shifted.merge(other._shifted, self.rows)
         self._first, self._last = self._first or other._first, other._last or self._last
@@ -117,13 +114,12 @@ class WarningTally(LogTally):
         actions = self.actions if self.action_counts is None else None
         named = {"observations": self.observations, "actions": actions, "rewards": self.rewards}
         for name, found in named.items() if self.rows > 1 else ():
-            spreads = found.spreads() if found is not None else ()
-            constant = np.flatnonzero([spread.min == spread.max for spread in spreads])
-            if constant.size and len(spreads) == 1:
-                yield f"{name} are all {spreads[0].min:g}"
-            elif constant.size:
-                of = f"{constant.size} of {len(spreads)} columns are constant"
-                yield f"{name}: {of} ({_listed(constant, 8)})"
+            same = np.ravel(found.minimum == found.maximum) if found is not None else np.zeros(0)
+            if found is not None and same.size == 1 and same[0]:
+                yield f"{name} are all {found.minimum.item():g}"
+            elif same.any():
+                constant = np.flatnonzero(same)
+                yield f"{name}: {constant.size} of {same.size} columns are constant ({_listed(constant, 8)})"
         missing = np.flatnonzero(self.action_counts == 0) if self.action_counts is not None else np.zeros(0)
         if missing.size:
             yield f"actions {_listed(missing, _MOST_LISTED)} never appear: nothing can be learnt of them"
@@ -136,12 +132,6 @@ def _listed(numbers: np.ndarray, most: int) -> str:
     return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
 
 
-def _linked(above: Transitions, below: Transitions) -> np.ndarray:
-    """Whether (1,) the next observation of a row is the first observation of a block."""
-    seen = np.concatenate([above.observations, below.observations[:1]])
-    return rows_are_linked(seen, np.concatenate([above.next_observations, seen[1:]]))
-
-
 def inspect_log(
     log: RawLog | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
 ) -> list[Finding]:
@@ -150,91 +140,71 @@ def inspect_log(
     Of a log on disk the errors of all shards, each naming its shard, in one pass whose memory does not grow
     with the log. Rows in warnings are numbered through all shards. settings: where the pass runs.
     """
-    from koffline.jobs import PassSettings
-
     names = ["the log"] if isinstance(log, RawLog) else shard_names(log)
-    passes = settings or PassSettings()
-    tally: WarningTally | None = None
-    errors: list[str] = []
-    edited: list[str] = []
-    for found in passes.map(inspect_shard, range(len(names)), log, lambda shard: names[shard], progress):
-        if isinstance(found, list):
-            errors += found
-        else:
-            one, said = found
-            edited += said
-            if tally is None:
-                tally = one
-            else:
-                tally.merge(one)
-    if not errors and tally is not None and tally.weighted and not tally.positive:
+    passes, tallies = settings or PassSettings(), list[WarningTally]()
+    errors, edited = list[str](), list[str]()
+    for found in passes.map(inspect_shard, range(len(names)), log, names.__getitem__, progress):
+        errors += found.errors
+        edited += found.edited
+        if found.tally is not None and tallies:
+            tallies[0].merge(found.tally)
+        elif found.tally is not None:
+            tallies.append(found.tally)
+    if not errors and tallies[0].weighted and not tallies[0].positive:
         errors.append("weights are all 0; give at least one row a positive weight")
-    if errors or tally is None:
+    if errors:
         return [Finding("error", message) for message in errors]
-    return [Finding("warning", message) for message in (*edited, *tally.messages(log.action_space))]
+    return [Finding("warning", message) for message in (*edited, *tallies[0].messages(log.action_space))]
 
 
-def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> list[str] | tuple[WarningTally, list[str]]:
-    """Errors of one shard, or, if there are none, its tally for warnings and notes on edited rows.
+@dataclass(frozen=True, eq=False)
+class _Inspected:
+    """Errors of one shard, or, if there are none, its tally for warnings and a note if it was edited."""
 
-    For ``PassSettings.map``; a log in memory is one shard.
-    """
+    errors: list[str]
+    edited: list[str]
+    tally: WarningTally | None
+
+
+def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> _Inspected:
+    """Inspect one shard, for ``PassSettings.map``; a log in memory is one shard."""
     try:
         rows = log.transitions() if isinstance(log, RawLog) else log
         tally = WarningTally(rows)
         for block in blocks_of(rows, shard):
             tally.add(block)
         tally.end_shard()
-        return tally, _edited(rows, shard)
+        return _Inspected([], _edited(rows, shard), tally)
     except DataError as error:
-        return _all_errors(log, shard) or [str(error)]
+        return _Inspected(_all_errors(log, shard) or [str(error)], [], None)
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
     """All errors in the values of a shard; empty if the fault is of another kind."""
-    counts: dict[tuple[str, str], RowCount] = {}
-    where, unreadable = "", []
-
-    def count(columns: Mapping[str, np.ndarray], start: int) -> None:
-        for what, remedy, bad in _wrong(columns, log.action_space):
-            in_row = np.any(bad.reshape(len(bad), -1), axis=1)
-            counts.setdefault((what, remedy), RowCount()).add(in_row, start)
-
-    if isinstance(log, RawLog):
-        for rows in checks.blocks(len(log.columns["rewards"])):
-            count({name: column[rows] for name, column in log.columns.items()}, rows.start)
-    else:
+    counts: dict[str, tuple[RowCount, str]] = {}
+    where, unreadable = "", list[str]()
+    try:
+        for start, columns in _raw_blocks(log, shard):
+            for name, what, remedy, bad in checks.value_faults(columns, log.action_space):
+                counted_rows, _ = counts.setdefault(f"{name}: {what} in", (RowCount(), remedy))
+                counted_rows.add(np.any(bad.reshape(len(bad), -1), axis=1), start)
+    except DataError as error:  # a row that cannot be read
+        unreadable = [str(error)]
+    if not isinstance(log, RawLog):
         where = f"{log.shards[shard].name}: "
-        try:
-            with log.open_shard(shard) as opened:
-                for rows in checks.blocks(log.shards[shard].rows):
-                    count(opened.columns(rows.start, rows.stop), rows.start)
-        except DataError as error:  # a row that cannot be read
-            unreadable = [str(error)]
-    found = [f"{where}{what} {rows}; {remedy}" for (what, remedy), rows in counts.items() if rows.count]
+    found = [f"{where}{said} {rows}; {remedy}" for said, (rows, remedy) in counts.items() if rows.count]
     return found + unreadable
 
 
-def _wrong(columns: Mapping[str, np.ndarray], space: ActionSpace) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Yield possible errors of raw columns: description, remedy, and a mask whose first axis is the row."""
-    for name, column in columns.items():
-        if column.dtype.kind == "f":
-            yield f"{name}: NaN or infinite in", "drop or mend them", ~np.isfinite(column)
-    actions, outside = columns["actions"], None
-    if isinstance(space, Discrete) and actions.ndim == 1:  # Transitions refuses other shapes
-        whole = np.trunc(np.where(np.isfinite(actions), actions, 0))
-        fractions = np.isfinite(actions) & (whole != actions)
-        yield "actions: not whole numbers in", "count actions from 0", fractions
-        outside = np.isfinite(actions) & ((actions < 0) | (actions >= space.n))
-    elif not isinstance(space, Discrete) and actions.shape[1:] == (space.k,):
-        low, high = checks.tolerant_bounds(space)
-        outside = (actions < low) | (actions > high)
-    if outside is not None:
-        yield f"actions: outside {space} in", "declare the space anew or mend them", outside
-    for name in ("terminated", "truncated"):
-        yield f"{name}: neither true nor false in", "give 0 or 1", (columns[name] != 0) & (columns[name] != 1)
-    if "weights" in columns:
-        yield "weights: negative in", "give weights of at least 0", columns["weights"] < 0
+def _raw_blocks(log: RawLog | LazyTransitions, shard: int) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
+    """Unchecked columns of the rows of a shard by blocks, with the number of their first row."""
+    if isinstance(log, RawLog):
+        for rows in checks.blocks(len(log.columns["rewards"])):
+            yield rows.start, {name: column[rows] for name, column in log.columns.items()}
+        return
+    with log.open_shard(shard) as opened:
+        for rows in checks.blocks(log.shards[shard].rows):
+            yield rows.start, opened.columns(rows.start, rows.stop)
 
 
 def _edited(log: Transitions | LazyTransitions, shard: int) -> list[str]:

@@ -9,8 +9,8 @@ observation stands in for it.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,8 +18,7 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.columns import counted
-from koffline.data.episodes import last_rows, leave_out_unfollowed, order_rows
-from koffline.data.raw import FileDescription, RawLog, describe_log, raw_log, read_description
+from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -48,24 +47,15 @@ REQUIRED = ("observations", "actions", "rewards", "terminated")
 DESCRIPTION = "koffline"
 
 
-def file_kind(path: Path, name: str) -> Literal["HDF5", "NPZ"] | None:
+def file_kind(path: Path) -> Literal["HDF5", "NPZ"] | None:
     """Kind of a file by its content; None for other kinds. Raises DataError for an empty or damaged file."""
-    import h5py
-
-    with reading(name, "data"):
+    with reading(path, "data"):
         check_regular(path)
         with path.open("rb") as file:
             head = file.read(8)
     if not head:
-        raise DataError(f"{name} is empty (0 bytes); copy or export it again")
-    if h5py.is_hdf5(path):
-        return "HDF5"
-    if zipfile.is_zipfile(path) and head.startswith(b"PK"):
-        return "NPZ"
-    kind = "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
-    if kind is not None:
-        raise DataError(f"{name} is a truncated or corrupt {kind} file; copy or export it again")
-    return None
+        raise DataError(f"{path} is empty (0 bytes); copy or export it again")
+    return "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
 
 
 def read_npz(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
@@ -139,45 +129,40 @@ def read_flat(
     one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError where
     the actions are of no space or no row has a next observation.
     """
-    keys, extra = _settled_keys(found)
+    keys, notes = used_keys(found), list[str]()
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
     for name, column in log.items():
         if name in ("observations", "next_observations"):
             log[name] = column.reshape(-1, 1) if column.ndim == 1 else column
         elif name != "actions" and column.shape[1:] == (1,):
             log[name] = column.reshape(-1)
+    if keys.get("behavior_log_probabilities") == D4RL_LOG_PROBABILITIES:
+        extra = log["behavior_log_probabilities"]
+        if extra.ndim == 1 and np.isfinite(extra).all():
+            notes.append(f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}")
+        else:
+            del log["behavior_log_probabilities"]
+            notes.append(f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row")
     if one_step:
         rows = len(log["rewards"])
         log |= {"next_observations": log["observations"], "episode_ids": np.arange(rows)}
         log |= {"terminated": np.ones(rows, np.bool_), "truncated": np.zeros(rows, np.bool_)}
         log.pop("steps", None)
-        extra, described = (*extra, ONE_STEP_NOTE), described and described.of_other_rows()
+        notes.append(ONE_STEP_NOTE)
+        if described is not None:  # the digest is of other rows
+            described = replace(described, metadata=replace(described.metadata, sha256=None))
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
     for name in ("terminated", "truncated"):
         if log[name].dtype != np.bool_ and np.isin(log[name], (0, 1)).all():
             log[name] = log[name].astype(np.bool_)
     raw = raw_log(log, described or FileDescription(), action_space, source)
-    notes = list(extra)
     if "episode_ids" in log:
         notes += _gather_episodes(log)
     elif described is None and "steps" not in log:
         notes += _mark_episodes(log, has_timeouts="truncated" in keys)
     if "next_observations" not in log:
-        notes += _derive_next_observations(log, source)
+        notes += ["next observations were derived from the rows below", *follow(log, source)]
     return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
-
-
-def _settled_keys(found: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Key of each column, and notes; D4RL's log-probabilities are used only if all are finite numbers."""
-    keys = used_keys(found)
-    if keys.get("behavior_log_probabilities") != D4RL_LOG_PROBABILITIES:
-        return keys, ()
-    extra = found[D4RL_LOG_PROBABILITIES]
-    is_number = extra.dtype.kind in "biuf" and extra.shape[1:] in ((), (1,))
-    if is_number and all(np.isfinite(extra[rows]).all() for rows in checks.blocks(len(extra))):
-        return keys, (f"behaviour log-probabilities were taken from {D4RL_LOG_PROBABILITIES}",)
-    del keys["behavior_log_probabilities"]
-    return keys, (f"{D4RL_LOG_PROBABILITIES} was left out: it is not one finite number per row",)
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
@@ -185,7 +170,7 @@ def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:
     ids = checks.integer_column("episode_ids", log["episode_ids"])
     if len(np.unique(ids)) == 1 + np.count_nonzero(np.diff(ids)):
         return []
-    order = order_rows(ids, log.get("steps"))
+    order = checks.order_rows(ids, log.get("steps"))
     log.update({name: column[order] for name, column in log.items()})
     return ["the rows of interleaved episodes were put in order"]
 
@@ -233,12 +218,3 @@ def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarr
         close = np.isclose(following[block], below, rtol=1e-4, atol=1e-6, equal_nan=True)
         linked[block] = close.reshape(len(below), -1).all(axis=1)
     return linked
-
-
-def _derive_next_observations(log: dict[str, np.ndarray], source: str) -> list[str]:
-    """Next observations from the rows below; rows that have none are left out."""
-    observations, is_last = log["observations"], last_rows(log)
-    following = np.append(observations[1:], observations[-1:], axis=0)
-    following[is_last] = observations[is_last]
-    log["next_observations"] = following
-    return ["next observations were derived from the rows below", *leave_out_unfollowed(log, is_last, source)]

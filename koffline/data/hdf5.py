@@ -19,16 +19,14 @@ from koffline.data.flat import (
     KNOWN_KEYS,
     check_layout,
     counted_twice,
-    file_kind,
     flat_arrays,
     read_flat,
 )
 from koffline.data.raw import RawLog, describe_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
+from koffline.untrusted.hdf5 import open_hdf5, write_text
 
 _CHUNK_BYTES = 2**18  # bytes of a chunk, which holds whole rows
 
@@ -45,30 +43,6 @@ def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bo
             found["timeouts"] = ends & (found["terminals"] != 1)
         described = read_description(file.text(DESCRIPTION))
         return read_flat(found, described, str(path), action_space, one_step)
-
-
-def not_lazy(name: str) -> DataError:
-    """The error for a log that cannot be read by slices."""
-    return DataError(
-        f"{name} is neither a folder of shards nor a flat HDF5 file by koffline, which alone are read from "
-        f"disk; make shards of it: koffline data convert {name} shards --shard-rows 100000"
-    )
-
-
-@contextlib.contextmanager
-def open_sliced(path: Path, name: str) -> Iterator[CheckedFile]:
-    """Open a flat file without reading its rows; ``name`` is what errors call it. Raises DataError."""
-    if file_kind(path, name) != "HDF5":
-        raise not_lazy(name)
-    with contextlib.ExitStack() as opened:
-        with reading(name, "HDF5"):
-            file = opened.enter_context(open_hdf5(path))
-        yield file
-
-
-def is_d3rlpy_dump(file: Any) -> bool:
-    """Whether an open h5py.File has the layout of d3rlpy's dumps."""
-    return "columns" in file and "num_episodes" in file
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:

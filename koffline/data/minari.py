@@ -11,25 +11,29 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline.data.columns import as_array
-from koffline.data.episodes import EpisodeArrays, join_episodes
-from koffline.data.raw import FileDescription, RawLog, cut_episodes, describe_log, raw_log, read_description
+from koffline.data import raw
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
-from koffline.untrusted.hdf5 import open_hdf5
+from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
 from koffline.untrusted.limits import Refused, check_inside, parse_json, read_json
 
 _METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
+_PATHS = {
+    "actions": "actions",
+    "rewards": "rewards",
+    "terminated": "terminations",
+    "truncated": "truncations",
+}  # of the columns in the group of an episode
 _INFO_COLUMNS = ("behavior_log_probabilities", "weights")
 # Largest number of elements in one observation or action: a thousand Atari frames.
 LARGEST_BOX = 2**24
@@ -43,8 +47,10 @@ def data_folder(folder: Path) -> Path | None:
     return None
 
 
-def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> RawLog:
+def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> raw.RawLog:
     """Read a dataset from its folder. Raises DataError."""
+    from gymnasium import spaces
+
     data = data_folder(folder)
     if data is None:
         raise DataError(
@@ -55,19 +61,89 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
         described_by = read_json(data / _METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:
             raise DataError(f"{source} holds no Minari dataset ({_METADATA} names no data_format)")
-        seen, acted = (
-            _stored_space(described_by, f"{part}_space", source) for part in ("observation", "action")
-        )
-        storage = _storage(described_by, data, (seen, acted), source)
-        stored = storage.get_episodes(range(int(described_by.get("total_episodes", 0))))
-        columns, notes = join_episodes([_episode(each, seen, acted, source) for each in stored], source)
+        if described_by["data_format"] != "hdf5":
+            said = f"{source} has Minari format {described_by['data_format']!r}, known is hdf5"
+            raise DataError(f"{said}; create it again with data_format='hdf5'")
+        seen = _stored_space(described_by, "observation_space", source)
+        acted = _stored_space(described_by, "action_space", source)
         ours = described_by.get(_DESCRIPTION)
-        described = read_description(ours if isinstance(ours, str) else None)
+        described = raw.read_description(ours if isinstance(ours, str) else None)
         if described is None:
-            described = FileDescription(_declared(acted), metadata=_metadata_of(described_by))
+            described = raw.FileDescription(_declared(acted), metadata=_metadata_of(described_by))
+        parts = _parts(seen, bool(described_by.get("jpeg_encoding", True)), source)
+        check_inside(data, data / "main_data.hdf5")
+        with open_hdf5(data / "main_data.hdf5") as file:
+            episodes = file.episodes(int(described_by.get("total_episodes", 0)))
+            beside = [name for name in _INFO_COLUMNS if ours and f"episode_0/infos/{name}" in file]
+            columns = raw.join_episodes(_episodes(file, episodes, parts, beside), source)
+        actions, notes = columns["actions"], list[str]()
+        if actions.ndim > 2:
+            columns["actions"] = actions.reshape(len(actions), -1)
+        if "observations" not in parts:
+            said = ", ".join(f"{name} {space.shape}" for name, space in parts.values())
+            notes.append(f"observations were flattened and joined in this order: {said}")
+        if isinstance(acted, spaces.Discrete) and int(acted.start):
+            notes.append(f"actions {acted.start}, {acted.start + 1}, … were counted from 0 instead")
+            columns["actions"] = actions - int(acted.start)
         if not described.episodes:
             del columns["episode_ids"]
-        return raw_log(columns, described, action_space, source, [*_notes(seen, acted), *notes])
+        return raw.raw_log(columns, described, action_space, source, notes)
+
+
+def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]:
+    """Names and spaces of the arrays that make an observation, by their paths in the group of an episode.
+
+    They come in the order in which Gymnasium flattens them. Raises DataError for what is no numbers, and for
+    pictures in JPEG, because their decoder guesses the format, and some that it knows are programs.
+    """
+    from gymnasium import spaces
+    from minari.dataset.minari_storage import is_image_space
+
+    found = {}
+    for keys, leaf in _leaves(space):
+        kinds = (spaces.Box, spaces.MultiBinary, *(() if keys else (spaces.Discrete, spaces.MultiDiscrete)))
+        if not isinstance(leaf, kinds):
+            name = f"observation part {'/'.join(map(str, keys))}" if keys else "the observation"
+            raise DataError(
+                f"{source}: {name} is {leaf}, no numbers in one array; flatten the observations before "
+                "recording (gymnasium.wrappers.FlattenObservation)"
+            )
+        if is_jpeg and is_image_space(leaf):
+            raise DataError(f"{source} holds pictures in JPEG; record it again with jpeg_encoding=False")
+        inside = (f"_index_{key}" if isinstance(key, int) else key for key in keys)
+        found["/".join(["observations", *inside])] = "/".join(map(str, keys)), leaf
+    return found
+
+
+def _leaves(space: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """The innermost spaces with the keys that lead to them."""
+    from gymnasium import spaces
+
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        for key, part in parts:
+            yield from _leaves(part, (*above, key))
+    else:
+        yield above, space
+
+
+def _episodes(
+    file: CheckedFile, episodes: range, parts: Collection[str], beside: Collection[str]
+) -> Iterator[dict[str, np.ndarray]]:
+    """Columns of each episode; one of T steps has T + 1 observations.
+
+    parts: paths of the arrays that make an observation. beside: names of columns among the infos.
+    """
+    paths = _PATHS | {name: f"infos/{name}" for name in beside}
+    names = [f"episode_{i}/{path}" for i in episodes for path in (*parts, *paths.values())]
+    read = file.arrays(names, twice=[name for name in names if "/observations" in name])
+    for i in episodes:
+        seen = [read[f"episode_{i}/{part}"] for part in parts]
+        if seen[0].ndim == 1 or "observations" not in parts:
+            seen = [part.reshape(len(part), -1) for part in seen]
+        observations = np.concatenate(seen, axis=1) if len(seen) > 1 else seen[0]
+        steps = {name: read[f"episode_{i}/{path}"] for name, path in paths.items()}
+        yield {"observations": observations[:-1], "next_observations": observations[1:], **steps}
 
 
 def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = False) -> None:
@@ -83,7 +159,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     # an id that Minari accepts: word characters and dashes, and a version at the end
     proper = re.sub(r"[^-\w/]+", "-", identifier).strip("-/") or "log"
     proper = proper if re.search(r"-v\d+$", proper) else f"{proper}-v0"
-    ours = {"dataset_id": proper, "minari_version": minari_version, _DESCRIPTION: describe_log(log)}
+    ours = {"dataset_id": proper, "minari_version": minari_version, _DESCRIPTION: raw.describe_log(log)}
     beside = {name: log.columns[name] for name in _INFO_COLUMNS if name in log.columns}
     space, seen, acted = log.action_space, log.observations.dtype.type, log.actions.dtype.type
     low, high = (0, 255) if seen == np.uint8 else (-np.inf, np.inf)
@@ -109,7 +185,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
                 truncations=log.truncated[rows],
                 infos={name: column[rows] for name, column in beside.items()},
             )
-            for rows in cut_episodes(log, "Minari")
+            for rows in raw.cut_episodes(log, "Minari")
         )
 
 
@@ -143,88 +219,6 @@ def _check_box_sizes(described: Any) -> None:
             _check_box_sizes(part)
 
 
-def _storage(described_by: dict[str, Any], data: Path, spaces: tuple[Any, Any], source: str) -> Any:
-    """Minari's own reader of the episodes, given the spaces so that it asks no environment for them.
-
-    Raises DataError for pictures in JPEG: Minari's decoder asks the imaging library to guess the format, and
-    some of the formats that it knows are programs.
-    """
-    from minari.dataset._storages import get_minari_storage
-    from minari.dataset.minari_storage import is_image_space
-
-    if described_by["data_format"] != "hdf5":
-        said = f"{source} has Minari format {described_by['data_format']!r}, known is hdf5"
-        raise DataError(f"{said}; create it again with data_format='hdf5'")
-    storage = get_minari_storage("hdf5")
-    if described_by.get("jpeg_encoding", True) and any(
-        is_image_space(leaf) for _, leaf in _leaves(spaces[0])
-    ):
-        raise DataError(f"{source} holds pictures in JPEG; record it again with jpeg_encoding=False")
-    check_inside(data, data / "main_data.hdf5")
-    with open_hdf5(data / "main_data.hdf5") as file:
-        file.check_everything()
-    return storage(data, *spaces, jpeg_encoding=False)
-
-
-def _episode(episode: dict[str, Any], seen: Any, acted: Any, source: str) -> EpisodeArrays:
-    from gymnasium import spaces
-
-    rewards, terminated, truncated = (
-        as_array(name, episode[name]).reshape(-1) for name in ("rewards", "terminations", "truncations")
-    )
-    actions, infos = as_array("actions", episode["actions"]), episode.get("infos") or {}
-    if isinstance(acted, spaces.Discrete):
-        actions = actions.reshape(-1) - int(acted.start)
-    elif actions.ndim > 2:
-        actions = actions.reshape(len(actions), math.prod(actions.shape[1:]))
-    shown = [name for name in _INFO_COLUMNS if name in infos and np.shape(infos[name]) == rewards.shape]
-    return EpisodeArrays(
-        _flat_observations(episode["observations"], seen, source),
-        actions,
-        rewards,
-        terminated,
-        truncated,
-        {name: as_array(name, infos[name]) for name in shown},
-    )
-
-
-def _leaves(space: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The innermost spaces with the keys that lead to them, in the order in which Gymnasium flattens them."""
-    from gymnasium import spaces
-
-    if isinstance(space, (spaces.Dict, spaces.Tuple)):
-        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        for key, part in parts:
-            yield from _leaves(part, (*above, key))
-    else:
-        yield above, space
-
-
-def _flat_observations(values: Any, space: Any, source: str) -> np.ndarray:
-    """(T + 1, ...) of a Box as they are; Dict and Tuple of boxes flattened and joined as Gymnasium does.
-
-    Raises DataError for anything else inside.
-    """
-    from gymnasium import spaces
-
-    joined = []
-    for keys, leaf in _leaves(space):
-        if not isinstance(leaf, (spaces.Box, spaces.MultiBinary)) and (
-            keys or not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
-        ):
-            name = f"observation part {'/'.join(map(str, keys))}" if keys else "the observation"
-            raise DataError(
-                f"{source}: {name} is {leaf}, no numbers in one array; flatten the observations before "
-                "recording (gymnasium.wrappers.FlattenObservation)"
-            )
-        part = values
-        for key in keys:
-            part = part[key]
-        array = as_array("/".join(map(str, keys)) or "observations", part)
-        joined.append(array.reshape(len(array), -1) if keys or array.ndim == 1 else array)
-    return np.concatenate(joined, axis=1) if len(joined) > 1 else joined[0]
-
-
 def _declared(space: Any) -> ActionSpace:
     """Action space as koffline declares it. Raises DataError for unsupported kinds."""
     from gymnasium import spaces
@@ -234,16 +228,6 @@ def _declared(space: Any) -> ActionSpace:
     if isinstance(space, spaces.Box):
         return Continuous(space.low.size, space.low.ravel(), space.high.ravel())
     raise DataError(f"actions of {space} are not supported; record Discrete or Box actions")
-
-
-def _notes(seen: Any, acted: Any) -> Iterator[str]:
-    from gymnasium import spaces
-
-    if isinstance(seen, (spaces.Dict, spaces.Tuple)):
-        parts = ", ".join(f"{'/'.join(map(str, keys))} {box.shape}" for keys, box in _leaves(seen))
-        yield f"observations were flattened and joined in this order: {parts}"
-    if isinstance(acted, spaces.Discrete) and int(acted.start):
-        yield f"actions {acted.start}, {acted.start + 1}, … were counted from 0 instead"
 
 
 def _metadata_of(described_by: dict[str, Any]) -> Metadata:

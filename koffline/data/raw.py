@@ -10,14 +10,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from koffline.data import columns as checks
-from koffline.data.episodes import last_rows
 from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
 
+# Words of the note of a reader that left such rows out.
+UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
+# Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
+METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.
 _MOST_ASSUMED = 10_000
 
@@ -79,20 +83,14 @@ def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace |
 def _assumed_space(actions: Any, source: str) -> ActionSpace:
     if actions.dtype.kind == "f":
         return Continuous(max(1, math.prod(actions.shape[1:])))
-    nothing = "the file declares no action space; declare"
-    if actions.shape[1:] not in ((), (1,)):
-        said = f"{source}: actions has shape {actions.shape} and dtype {actions.dtype}"
-        raise DataError(f"{said}, and {nothing} one (--continuous LOW HIGH)")
-    least, greatest = checks.extremes(actions)
-    if least < 0:
-        remedy = "(--continuous LOW HIGH, or count discrete actions from 0)"
-        raise DataError(f"{source}: actions are whole numbers from {least} up and {nothing} one {remedy}")
-    n = int(greatest) + 1
-    if n > _MOST_ASSUMED:  # too many to be indices of choices
+    least, greatest = (int(bound) for bound in checks.extremes(actions))
+    if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
+        n = greatest + 1
         choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
-        said = f"{source}: actions are whole numbers up to {n - 1}, and {nothing}"
-        raise DataError(f"{said} quantities (--continuous LOW HIGH), or {choices}")
-    return Discrete(n)
+        said = f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least} up to {greatest}"
+        remedy = f"declare quantities (--continuous LOW HIGH), or {choices}"
+        raise DataError(f"{said}, and the file declares no action space; {remedy}")
+    return Discrete(greatest + 1)
 
 
 def space_to_json(space: ActionSpace) -> dict[str, Any]:
@@ -134,18 +132,6 @@ def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
     return vars(metadata) | {"extra": dict(metadata.extra), "notes": list(metadata.notes)}
 
 
-def metadata_from_json(described: Mapping[str, Any]) -> Metadata:
-    """Inverse of `metadata_to_json`; other keys are ignored. Raises ValueError, TypeError or DataError."""
-    gamma = described.get("gamma")
-    return Metadata(
-        source=described.get("source"),
-        sha256=described.get("sha256"),
-        gamma=None if gamma is None else float(gamma),
-        extra=dict(described.get("extra") or {}),
-        notes=tuple(str(note) for note in described.get("notes") or ()),
-    )
-
-
 @dataclass(frozen=True)
 class FileDescription:
     """Description of a file as written by ``describe_log``; all fields are empty if there is none."""
@@ -153,10 +139,6 @@ class FileDescription:
     action_space: ActionSpace | None = None
     episodes: bool = True
     metadata: Metadata = field(default_factory=Metadata)
-
-    def of_other_rows(self) -> FileDescription:
-        """The description without the digest, for rows that differ from the file's."""
-        return dataclasses.replace(self, metadata=dataclasses.replace(self.metadata, sha256=None))
 
 
 def read_description(text: str | bytes | None) -> FileDescription | None:
@@ -168,7 +150,7 @@ def read_description(text: str | bytes | None) -> FileDescription | None:
         if (version := described["format"]) != 1:
             raise DataError(f"the file has koffline format {version}, known is 1; update koffline")
         space = space_from_json(described["action_space"])
-        return FileDescription(space, bool(described["episodes"]), metadata_from_json(described))
+        return FileDescription(space, bool(described["episodes"]), METADATA.validate_python(described))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise DataError("the file's koffline description is damaged; write the file again") from None
 
@@ -188,6 +170,50 @@ def raw_log(
     return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
 
 
+def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
+    """Add next observations, those of the rows below inside episodes, in place; return notes.
+
+    The last row of an episode has none. A terminal one keeps its own observation; any other is left out, and
+    where it was truncated, the row above it becomes the truncated one. Raises DataError if no row is left.
+    """
+    observations, last, ended = log["observations"], checks.last_rows(log), log["terminated"] == 1
+    log["next_observations"] = np.append(observations[1:], observations[-1:], axis=0)
+    log["next_observations"][last] = observations[last]
+    lost, notes = last & ~ended, []
+    if lost.all():
+        raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
+    if lost.any():
+        moved = np.zeros(len(lost), dtype=np.bool_)
+        moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~last[:-1]
+        log["truncated"] = moved | (log["truncated"] == 1)
+        log.update({name: column[~lost] for name, column in log.items()})
+        said = checks.counted(int(lost.sum()), "row", "was", "were")
+        notes.append(f"{said} left out: {UNFOLLOWED} in this file")
+    if (last & ended).any():
+        notes.append("terminal rows hold their own observation as next observation (it has no influence)")
+    return notes
+
+
+def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> dict[str, np.ndarray]:
+    """Rows of all episodes that have any, and their ``episode_ids``; each is given as columns (T, ...).
+
+    Raises DataError where no episode has rows, or the columns of one differ in length.
+    """
+    kept = []
+    for i, episode in enumerate(episodes):
+        steps = len(episode["rewards"])
+        for name, column in episode.items():
+            if len(column) != steps:
+                said = f"{source}: episode {i} has {name} for {len(column)} of {steps} rewards"
+                raise DataError(f"{said}; record it again")
+        kept += [episode] if steps else []
+    if not kept:
+        raise DataError(f"{source} has no steps; give a log with at least one transition")
+    joined = {name: np.concatenate([episode[name] for episode in kept]) for name in kept[0]}
+    lengths = [len(episode["rewards"]) for episode in kept]
+    return {**joined, "episode_ids": np.repeat(np.arange(len(kept)), lengths)}
+
+
 def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
     """Row ranges of the episodes; each row by itself where there are none.
 
@@ -197,7 +223,7 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
     if not log.has_episodes:
         yield from (slice(row, row + 1) for row in range(len(log)))
         return
-    is_last = last_rows(log.columns)
+    is_last = checks.last_rows(log.columns)
     for block in checks.blocks(len(log) - 1):
         below = log.observations[block.start + 1 : block.stop + 1]
         differs = (log.next_observations[block] != below).reshape(len(below), -1).any(axis=1)

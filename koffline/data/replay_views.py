@@ -11,11 +11,13 @@ from koffline.data.d3rlpy_dump import action_matrix
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.spaces import Discrete
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
 
-_dataset = import_d3rlpy().dataset
+d3rlpy = import_d3rlpy()
+_dataset = d3rlpy.dataset
 # Rows that stand alone are shown to evaluators in windows of this many, which is what they batch by.
 WINDOW_ROWS = 1024
+# Evaluators count their batches by the length: the added step must not make an empty one.
+_Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
 
 
 class LazySequence(Sequence[Any]):
@@ -34,14 +36,11 @@ class LazySequence(Sequence[Any]):
 
 
 class RowWindow:
-    """Rows that stand alone, for evaluators and scalers, which ask for their number and pick them one by one.
+    """Rows that stand alone, for evaluators and scalers, which pick them one by one."""
 
-    Anything else raises DataError: the row below is not the next step.
-    """
-
-    def __init__(self, log: Transitions, rows: slice) -> None:
-        self.log, self.rows, info = log, rows, dataset_info_of(log)
-        self.transition_count = rows.stop - rows.start
+    def __init__(self, log: Transitions, start: int) -> None:
+        self.log, self.start, info = log, start, dataset_info_of(log)
+        self.transition_count = min(WINDOW_ROWS, len(log) - start)
         self.observation_signature = info.observation_signature
         self.action_signature, self.reward_signature = info.action_signature, info.reward_signature
 
@@ -50,50 +49,43 @@ class RowWindow:
 
     def compute_return(self) -> float:
         """Sum of rewards."""
-        return float(np.sum(self.log.rewards[self.rows], dtype=np.float64))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        raise DataError(
-            "rows without episodes form no trajectory; use the buffer's own transition_picker, or "
-            "koffline.data.replay.to_d3rlpy for d3rlpy's own buffer"
-        )
+        rows = slice(self.start, self.start + self.transition_count)
+        return float(np.sum(self.log.rewards[rows], dtype=np.float64))
 
 
-class WindowPicker:
-    """d3rlpy's TransitionPickerProtocol for rows that stand alone; other episodes go to d3rlpy's own."""
-
-    def __call__(self, episode: Any, index: int) -> Any:
-        """The transition at a place of an episode or window."""
-        if isinstance(episode, RowWindow):
-            row = range(episode.rows.start, episode.rows.stop)[index]
-            return transition_at(episode.log, row, row + 1)
-        return _dataset.BasicTransitionPicker()(episode, index)
+def pick_row(window: RowWindow, index: int) -> Any:
+    """The transition at a place of a window."""
+    row = range(window.start, window.start + len(window))[index]
+    return transition_at(window.log, row, row + 1)
 
 
 def transition_at(log: Transitions, row: int, episode_end: int) -> Any:
     """d3rlpy's Transition of one row; the rewards to go reach to the end of its episode."""
-    actions = action_matrix(log)
+    actions, rewards = action_matrix(log), np.asarray(log.rewards[row:episode_end], dtype=np.float32)
     return _dataset.Transition(
         observation=log.observations[row],
         action=actions[row],
-        reward=_reward_matrix(log, slice(row, row + 1))[0],
+        reward=rewards[:1],
         next_observation=log.next_observations[row],
         next_action=actions[min(row + 1, episode_end - 1)],
         terminal=float(log.terminated[row]),
         interval=1,
-        rewards_to_go=_reward_matrix(log, slice(row, episode_end)),
+        rewards_to_go=rewards.reshape(-1, 1),
     )
 
 
-def _reward_matrix(log: Transitions, rows: slice) -> np.ndarray:
-    """Rewards (T, 1) as float32."""
-    return np.asarray(log.rewards[rows], dtype=np.float32).reshape(-1, 1)
-
-
-# Evaluators count their batches by the length: the added step must not make an empty one.
-_Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
+def mini_batch(columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]) -> Any:
+    """d3rlpy's mini-batch of rows, as float32, the only dtype that it accepts."""
+    held = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
+    count = len(held["rewards"])
+    for name in ("actions", "next_actions", "rewards", "terminated"):
+        held[name] = held[name].reshape(count, -1)
+    return _dataset.TransitionMiniBatch(
+        terminals=held.pop("terminated"),
+        **held,
+        intervals=np.ones((count, 1), dtype=np.float32),
+        transitions=LazySequence(count, transition_of),
+    )
 
 
 def stock_episode(steps: dict[str, Any]) -> Any:
@@ -104,7 +96,7 @@ def stock_episode(steps: dict[str, Any]) -> Any:
 def dataset_info_of(log: Transitions) -> Any:
     """d3rlpy's DatasetInfo: shapes, dtypes and the declared action space."""
     actions, space = action_matrix(log), log.action_space
-    kinds = import_d3rlpy().ActionSpace
+    kinds = d3rlpy.ActionSpace
     return _dataset.DatasetInfo(
         observation_signature=_dataset.Signature([log.observations.dtype], [log.observation_shape]),
         action_signature=_dataset.Signature([actions.dtype], [actions.shape[1:]]),

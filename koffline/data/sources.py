@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
@@ -14,7 +13,7 @@ from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.disk.opening import is_shard_folder, open_lazy
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.flat import file_kind, read_npz, write_npz
-from koffline.data.hdf5 import is_d3rlpy_dump, read_hdf5, write_hdf5
+from koffline.data.hdf5 import read_hdf5, write_hdf5
 from koffline.data.minari import data_folder, read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 Location = str | os.PathLike[str]
 _Space: TypeAlias = SpaceRequest | None
 _Mapping: TypeAlias = "MappingRequest | None"
-LogSource = Location | Transitions | LazyTransitions | Sequence[Location]
+LogSource = Location | Transitions | LazyTransitions
 _WRITERS = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
 SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
@@ -38,6 +37,7 @@ _READABLE = (
     "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder of "
     "shards, a Minari folder or minari:<id>"
 )
+_NOT_FLAT = "--one-step is for tables and flat HDF5 or NPZ files"
 
 
 @overload
@@ -54,15 +54,11 @@ def open_transitions(
     """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
 
     ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in
-    ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows stay on disk:
-    for a folder of shards, a flat HDF5 file that koffline wrote, or a folder, pattern or list of such files,
-    at paths or URLs. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the columns of a
-    table are; ``{"one_step": True}`` makes every row of any flat file an episode. Raises DataError in one
-    line.
+    ``metadata.notes``. ``metadata.sha256`` is the digest of the rows. With ``lazy`` the rows of a folder of
+    shards, at a path or URL, stay on disk. ``mapping`` (a TableMapping, a dict, or a YAML file) says what the
+    columns of a table are; ``{"one_step": True}`` makes every row of any flat file an episode. Raises
+    DataError in one line.
     """
-    if lazy and mapping is not None:
-        remedy = "make shards of it with `koffline data convert … --shard-rows N` and open those lazily"
-        raise DataError(f"a table is read into memory; {remedy}")
     if isinstance(source, Transitions):
         if lazy or mapping is not None:
             raise DataError("the log is in memory already; give its path (a mapping is for tables)")
@@ -73,10 +69,11 @@ def open_transitions(
     if isinstance(source, LazyTransitions):
         declared = source.declared_anew(action_space)
         return declared if lazy else declared.load()
+    if lazy and mapping is not None:
+        remedy = "make shards of it with `koffline data convert … --shard-rows N` and open those lazily"
+        raise DataError(f"a table is read into memory; {remedy}")
     if lazy:
         return open_lazy(source, action_space)
-    if not isinstance(source, (str, os.PathLike)):
-        return open_lazy(source, action_space).load()
     return _digested(open_raw(source, action_space, mapping).transitions())
 
 
@@ -102,15 +99,15 @@ def _digested(log: Transitions) -> Transitions:
 
 def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
     """Open a log with unchecked values, to list all of its errors. Raises DataError."""
-    from koffline.data.table.files import is_table_source
     from koffline.data.table.reading import read_table
 
-    name, one_step = os.fspath(source), _is_one_step(source, mapping)
-    if (mapping is not None and not one_step) or is_table_source(name):
+    name = os.fspath(source)
+    if _is_table(name, mapping):
         return read_table(name, mapping, action_space)
-    if one_step and (name.startswith(MINARI) or remote.is_folder(name)):
-        raise DataError(f"{name} holds episodes; --one-step is for tables and flat HDF5 or NPZ files")
-    if name.startswith(MINARI):
+    of_minari, one_step = name.startswith(MINARI), mapping is not None
+    if one_step and (of_minari or remote.is_folder(name)):
+        raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
+    if of_minari:
         identifier = name.removeprefix(MINARI)
         folder = minari_folder(identifier)
         if not folder.exists():
@@ -118,15 +115,13 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
         return read_minari(folder, name, action_space)
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
+    if is_shard_folder(name):
+        log = open_lazy(name, action_space).load()
+        return RawLog(log.columns, log.action_space, log.metadata)
     if remote.is_folder(name):
-        if is_shard_folder(name):
-            log = open_lazy(name, action_space).load()
-            return RawLog(log.columns, log.action_space, log.metadata)
         if remote.is_url(name):
             raise DataError(f"{name} is no folder of shards; {_READABLE}")
         return read_minari(Path(name), name, action_space)
-    if not remote.is_url(name):
-        return _open_file(Path(name), action_space, one_step)
     with remote.local_file(name) as path:  # a temporary copy if the file is remote
         try:
             read = _open_file(path, action_space, one_step)
@@ -135,40 +130,30 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
     return replace(read, metadata=replace(read.metadata, source=name))
 
 
-def _is_one_step(source: Location, mapping: _Mapping) -> bool:
-    """Whether a log that is no table is read with ``one_step`` as the only key of its mapping."""
+def _is_table(name: str, mapping: _Mapping) -> bool:
+    """Whether a log is read as a table: it is one, or its mapping says more than ``one_step``."""
     from koffline.data.table.files import is_table_source
 
-    return mapping == {"one_step": True} and not is_table_source(os.fspath(source))
+    return mapping not in (None, {"one_step": True}) or is_table_source(name)
 
 
-def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool = False) -> RawLog:
+def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
     import h5py
 
-    kind = file_kind(path, str(path))
+    kind = file_kind(path)
     if kind == "NPZ":
         return read_npz(path, action_space, one_step)
     if kind is None:
-        head = remote.read_bytes(str(path), 4096)
-        raise DataError(f"{path} is {_guess(head)}, whatever its name says; {_READABLE}")
+        raise DataError(f"{path} is no data file that koffline knows, whatever its name says; {_READABLE}")
     with reading(path, kind), h5py.File(path, "r") as opened:
-        is_dump, is_minari = is_d3rlpy_dump(opened), "episode_0" in opened
+        is_dump, is_minari = {"columns", "num_episodes"} <= opened.keys(), "episode_0" in opened
     if one_step and (is_dump or is_minari):
-        raise DataError(f"{path} holds episodes; --one-step is for tables and flat HDF5 or NPZ files")
+        raise DataError(f"{path} holds episodes; {_NOT_FLAT}")
     if is_dump:
         return read_d3rlpy_dump(path, action_space)
     if is_minari and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
         return read_minari(path.parent, str(path), action_space)
     return read_hdf5(path, action_space, one_step)
-
-
-def _guess(head: bytes) -> str:
-    """Guess the kind of an unsupported file from its first bytes."""
-    known = {b"\x80": "a Python pickle, which koffline never opens", b"\x1f\x8b": "a gzip file"}
-    for mark, said in known.items():
-        if head.startswith(mark):
-            return said
-    return "a text file" if head.isascii() and b"\0" not in head else "no data file koffline knows"
 
 
 def write_transitions(
@@ -218,37 +203,27 @@ def convert_to_shards(
     action_space: _Space = None,
     mapping: _Mapping = None,
 ) -> LazyTransitions:
-    """Write ``source`` as a folder of shards and open it: block by block where it can be read so.
+    """Write ``source`` as a folder of shards and open it; tables and shards are read piece by piece.
 
     Raises DataError, also where they are the same.
     """
-    from koffline.data.table.files import is_table_source
     from koffline.data.table.reading import TableStream
 
-    check_apart([os.fspath(source)], os.fspath(target))
+    name = os.fspath(source)
+    check_apart([name], os.fspath(target))
     with ShardWriter(target, shard_rows, force) as writer:
-        if _is_one_step(source, mapping):
-            rows = open_transitions(source, action_space, mapping=mapping)
-            writer.append(rows)
-            writer.metadata = rows.metadata
-        elif mapping is not None or is_table_source(os.fspath(source)):
+        if _is_table(name, mapping):
             # whatever the order of the table; what was done to the rows is known at the end
             table = TableStream(source, mapping, action_space)
             for piece in table:
                 writer.append(piece)
             writer.metadata = table.metadata
+        elif mapping is None and is_shard_folder(name):
+            log = open_lazy(name, action_space)
+            writer.metadata = log.metadata
+            for shard in range(len(log.shards)):
+                for block in in_whole_units(log.shard_blocks(shard)):
+                    writer.append(block)
         else:
-            _append(writer, source, action_space)
+            writer.append(open_transitions(source, action_space, mapping=mapping))
     return open_lazy(target)
-
-
-def _append(writer: ShardWriter, source: Location, action_space: SpaceRequest | None) -> None:
-    try:
-        log = open_lazy(source, action_space)
-    except DataError:  # the reader in memory raises a better error for a file that is no log
-        writer.append(open_transitions(source, action_space))
-        return
-    writer.metadata = log.metadata
-    for shard in range(len(log.shards)):
-        for block in in_whole_units(log.shard_blocks(shard)):
-            writer.append(block)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from koffline.data import columns as checks
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
+from koffline.jobs import PassSettings
 
 
 class Tally:
@@ -28,15 +27,6 @@ class Tally:
                 getattr(self, name).merge(value)
             elif isinstance(value, (int, np.ndarray)):
                 setattr(self, name, getattr(self, name) + value)
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Least, mean and greatest of some numbers."""
-
-    min: float
-    mean: float
-    max: float
 
 
 class ColumnStatistics(Tally):
@@ -63,11 +53,10 @@ class ColumnStatistics(Tally):
         """Standard deviation over all rows so far; at least one row is needed."""
         return np.asarray(np.sqrt(self._squares / self.count))
 
-    def spreads(self) -> tuple[Spread, ...]:
-        """Spread of each number of a row."""
-        return tuple(
-            map(Spread, *(each.ravel().tolist() for each in (self.minimum, self.mean, self.maximum)))
-        )
+    def spreads(self) -> list[dict[str, float]]:
+        """Least, mean and greatest (``min``, ``mean``, ``max``) of each number of a row."""
+        each = (found.ravel().tolist() for found in (self.minimum, self.mean, self.maximum))
+        return [dict(zip(("min", "mean", "max"), found, strict=True)) for found in zip(*each, strict=True)]
 
     def add(self, values: np.ndarray) -> None:
         """Add rows (B, ...)."""
@@ -187,28 +176,41 @@ class LogTally(Tally):
         return (float(returns.minimum), float(returns.maximum)) if returns and returns.count else None
 
 
+_Tally = TypeVar("_Tally", bound=LogTally)
+
+
 def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
     """The statistics of a log on disk in one pass, over the units of ``part`` alone if given.
 
     Raises DataError where a shard cannot be read or the part is empty.
     """
-    from koffline.jobs import PassSettings
-
-    names, total = shard_names(log), LogTally(log.action_space, log.has_episodes, log.observation_shape)
-    for tally in PassSettings().map(tally_shard, range(len(names)), (log, part, True), names.__getitem__):
-        total.merge(tally)
+    total = tally_of(log, LogTally(log.action_space, log.has_episodes, log.observation_shape), part)
     if not total.rows:
         raise DataError("no row is left in that part of the log; hold out another share of it")
     return total
 
 
-def tally_shard(shared: tuple[Transitions | LazyTransitions, Part | None, bool], shard: int) -> LogTally:
-    """Statistics of one shard, for ``PassSettings.map``.
+def tally_of(
+    log: Transitions | LazyTransitions,
+    empty: _Tally,
+    part: Part | None = None,
+    settings: PassSettings | None = None,
+    progress: bool = False,
+) -> _Tally:
+    """A copy of ``empty`` with all rows, or those of ``part``, added in one pass of bounded memory.
 
-    shared: the log, the part of it, and whether observations are included.
+    settings: where the pass over the shards of a log on disk runs. Raises DataError.
     """
-    log, part, observations = shared
-    found = LogTally(log.action_space, log.has_episodes, log.observation_shape if observations else None)
+    names, total, passes = shard_names(log), copy.deepcopy(empty), settings or PassSettings()
+    shared = (log, empty, part)
+    for found in passes.map(_tally_shard, range(len(names)), shared, names.__getitem__, progress):
+        total.merge(found)
+    return total
+
+
+def _tally_shard(shared: tuple[Transitions | LazyTransitions, _Tally, Part | None], shard: int) -> _Tally:
+    log, empty, part = shared
+    found = copy.deepcopy(empty)
     for block in blocks_of(log, shard):
         found.add(block if part is None else block.part(part.holds(shard, block.units)))
     found.end_shard()

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from koffline.data import columns
-from koffline.data.columns import counted
-from koffline.data.episodes import check_flags_end_episodes, episode_columns, keeps_episodes, order_rows
+from koffline.data.columns import counted, order_rows
 from koffline.data.features import Features
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.errors import DataError
@@ -190,8 +189,11 @@ class Transitions:
         """
         chosen = columns.row_indices(rows, len(self))
         picked = {name: array[chosen] for name, array in self.columns.items()}
-        if self.episode_ids is not None and not keeps_episodes(picked["episode_ids"], picked["steps"]):
-            picked["episode_ids"] = picked["steps"] = None
+        if self.has_episodes:
+            try:
+                columns.episode_columns(picked["episode_ids"], picked["steps"])
+            except DataError:
+                picked = {name: array for name, array in picked.items() if name not in columns.COUNTED}
         return self._trusted(picked)
 
     def select_episodes(self, episodes: Any) -> Transitions:
@@ -278,22 +280,21 @@ def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarr
     if not isinstance(space, (Discrete, Continuous)):
         remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
         raise DataError(f"action_space is {space!r}; {remedy}")
-    sizes = {name: columns.as_array(name, values).shape for name, values in given.items()}
-    rows = sizes["observations"][:1]
-    for name, shape in sizes.items():
-        if shape[:1] != rows or not shape:
-            said = f"{name} has {shape[0] if shape else 'no'} rows, observations {(*rows, 0)[0]}"
+    held = {name: columns.as_array(name, values) for name, values in given.items()}
+    shape = held["observations"].shape
+    for name, array in held.items():
+        if array.shape[:1] != shape[:1] or not array.ndim:
+            said = f"{name} has {array.shape[0] if array.ndim else 'no'} rows, observations {(*shape, 0)[0]}"
             raise DataError(f"{said}; re-export the log with equal lengths")
-    if not rows[0]:
+    if not shape[0]:
         raise DataError("the log has no rows; give at least one transition")
-    checked = columns.row_columns(given, space)
-    shape, following = sizes["observations"], sizes["next_observations"]
-    if shape != following:
+    checked = columns.row_columns(held, space)
+    if (following := held["next_observations"].shape) != shape:
         said = f"next_observations has shape {following}, observations {shape}"
         raise DataError(f"{said}; re-export the log with equal shapes")
     if "weights" in checked:
         columns.check_some_weight(checked["weights"])
-    if "episode_ids" in given or "steps" in given:
-        checked |= episode_columns(given.get("episode_ids"), given.get("steps"))
-        check_flags_end_episodes(checked)
+    if "episode_ids" in held or "steps" in held:
+        checked |= columns.episode_columns(held.get("episode_ids"), held.get("steps"))
+        columns.check_flags_end_episodes(checked)
     return checked

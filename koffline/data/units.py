@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt64
 
 from koffline.data.columns import counted
-from koffline.data.episodes import UNFOLLOWED
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
-    from koffline.jobs import PassSettings
+from koffline.jobs import PassSettings
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
@@ -196,8 +194,6 @@ def _read(
     settings: PassSettings | None,
 ) -> UnitSample:
     """The rows of the chosen units, shard by shard."""
-    from koffline.jobs import PassSettings
-
     ends = np.cumsum(sizes)
     shard_of = np.searchsorted(ends, units, side="right")
     items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
@@ -211,10 +207,7 @@ def _read(
 def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
     """All rows of the given units of a shard, which are in order."""
     shard, units = item
-    pieces = []
-    for block in log.shard_blocks(shard):
-        places = np.minimum(np.searchsorted(units, block.units), len(units) - 1)
-        pieces.append(block.part(units[places] == block.units).columns)
+    pieces = [block.part(np.isin(block.units, units)).columns for block in log.shard_blocks(shard)]
     kept = [name for name in pieces[0] if name != "episode_ids"]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in kept}
 

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
@@ -195,10 +194,6 @@ class Job:
     path: Path
     is_valid: Callable[[Path], bool] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """State without ``is_valid``, which only this process calls."""
-        return {**self.__dict__, "is_valid": None}
-
     @property
     def done(self) -> bool:
         """Whether a valid result exists."""
@@ -233,9 +228,6 @@ def run_jobs(
     Otherwise no job starts after a failure, and JobError names it. An interrupt stops the workers at once.
     """
     started = perf_counter()
-    path, count = Counter(job.path for job in jobs).most_common(1)[0] if jobs else (None, 0)
-    if count > 1:
-        raise ConfigError(f"several jobs write {path}; give each its own file")
     missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
     found, total = len(jobs) - len(missing), len(jobs)
     failures: list[JobFailure] = []

@@ -74,10 +74,9 @@ def atomic_file(target: Path, force: bool) -> Iterator[Path]:
         with _writing(target):
             yield temporary
             flush_to_disk(temporary)
-            if force:
-                os.replace(temporary, target)
-            else:
-                _take_free_name(temporary, target)
+            if not force and os.path.lexists(target):  # it appeared meanwhile
+                raise FileExistsError(str(target))
+            os.replace(temporary, target)
             flush_to_disk(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
@@ -113,18 +112,6 @@ def _writing(target: Path) -> Iterator[None]:
         raise DataError(
             f"{target} cannot be written ({error.strerror or error}); check the folder and the disk"
         ) from None
-
-
-def _take_free_name(temporary: Path, target: Path) -> None:
-    """Give a finished file its name without replacing one that appeared meanwhile."""
-    try:
-        os.link(temporary, target)
-    except FileExistsError:
-        raise
-    except OSError:  # without hard links, the check just before renaming must do
-        if os.path.lexists(target):
-            raise FileExistsError(str(target)) from None
-        os.rename(temporary, target)
 
 
 def finite_json(content: Any, indent: int = 2) -> str:

@@ -18,13 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from koffline.errors import ConfigError
 from koffline.store.files import minari_folder
-from koffline.untrusted.limits import EXPANSION, shown_bytes
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -34,8 +31,6 @@ PACKAGES = (
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
 _BLOCK = 1 << 20
-_MOST_FILES = 1_000_000
-_HOLES = 64 * 2**20  # excess of a file's size over its blocks on the disk that is tolerated
 _EPSILON = re.compile("(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
 
@@ -119,23 +114,14 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it.
-
-    Raises ConfigError for what would take forever: very many files, or one that declares more than it holds.
-    """
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
     if path.is_dir():
-        parts = list(islice(path.rglob("*"), _MOST_FILES + 1))
-        if len(parts) > _MOST_FILES:
-            raise ConfigError(f"{path} holds more than {_MOST_FILES} files; name the folder of the log alone")
-        files = sorted(part for part in parts if part.is_file() and "__pycache__" not in part.parts)
+        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
         lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
         return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        found = os.fstat(file.fileno())
-        if found.st_size - EXPANSION * 512 * getattr(found, "st_blocks", found.st_size) > _HOLES:
-            raise ConfigError(f"{path} is of {shown_bytes(found.st_size)} and holds next to nothing; copy it")
-        left = found.st_size  # files of the system, as in /proc, have no size and may be endless
+        left = os.fstat(file.fileno()).st_size  # files of the system, as in /proc, may be endless
         while left > 0 and (block := file.read(min(left, _BLOCK))):
             left -= len(block)
             digest.update(block)

@@ -254,13 +254,6 @@ def _check_run(
     found, asked = identity_of(stored), identity_of(record)
     for name in {**asked, **found}:
         if found.get(name) != asked.get(name):
-            raise ConfigError(
-                f"{out} is a run of another config: {name} is {_shown(found.get(name))} there and "
-                f"{_shown(asked.get(name))} here; resume it with its own config or choose another --out"
-            )
-
-
-def _shown(value: Any) -> str:
-    """Text of a setting for a message, cut if long."""
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 20 else f"{text[:12]}…"
+            there, here = (str(said.get(name, "not set"))[:20] for said in (found, asked))
+            said = f"{out} is a run of another config: {name} is {there} there and {here} here"
+            raise ConfigError(f"{said}; resume it with its own config or choose another --out")

@@ -24,7 +24,6 @@ from koffline.untrusted.limits import Refused, check_memory, check_regular, kept
 
 _LONGEST_HEADER = 65_536
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_ENCRYPTED = 0x1
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,6 @@ def _members(archive: zipfile.ZipFile, wanted: Collection[str] | None) -> dict[s
         raise Refused("two of its arrays have the same name; write it again")
     chosen = {name: entry for name, entry in members.items() if wanted is None or name in wanted}
     for name, entry in chosen.items():
-        if entry.flag_bits & _ENCRYPTED:
-            raise Refused(f"{name} is encrypted; write it again without a password")
         if entry.compress_type not in _METHODS:
             raise Refused(f"{name} is compressed in a way NumPy never uses; write it with savez_compressed")
     return chosen

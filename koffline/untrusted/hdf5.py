@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.errors import printable
 from koffline.untrusted import limits
 from koffline.untrusted.limits import Refused, shown_bytes
 
@@ -36,8 +35,7 @@ class CheckedFile:
     def __init__(self, raw: Any, path: Path) -> None:
         self.raw, self._path = raw, path
         self.datasets = _walk(raw)
-        self._tally = limits.Tally()
-        self._known = frozenset(self.datasets)
+        self._known, self._needed = frozenset(self.datasets), 0
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
@@ -70,15 +68,20 @@ class CheckedFile:
         twice: those of the names that count twice, as more columns will be made of them.
         """
         needed = {name: max(check_dataset(self.raw[name], name)) for name in names}
-        self._tally.add(sum(needed.values()) + sum(needed[name] for name in twice))
+        self._count(sum(needed.values()) + sum(needed[name] for name in twice))
         return {name: np.asarray(self.raw[name][()]) for name in names}
+
+    def _count(self, needed: int) -> None:
+        """Add bytes to what was read of the file, before they are taken. Raises Refused beyond the limit."""
+        self._needed += needed
+        limits.check_memory(self._needed)
 
     def strings(self, name: str) -> list[str]:
         """The words in a small array of text. Raises Refused."""
         import h5py
 
         found = self.raw[name]
-        self._tally.add(max(_sizes(found, name)))
+        self._count(max(_sizes(found, name)))
         is_text = h5py.check_string_dtype(found.dtype) is not None and found.shape is not None
         if not is_text or math.prod(found.shape) > _MOST_STRINGS:
             raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
@@ -96,15 +99,11 @@ class CheckedFile:
             raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
         return _word(self.raw.attrs[attribute])
 
-    def check_everything(self) -> None:
-        """Count every array as if it were read: for readers that open the file by themselves."""
-        import h5py
-
-        for name in self.datasets:
-            found = self.raw[name]
-            self._tally.add(max(_sizes(found, name)) * (2 if "/observations" in name else 1))
-            if found.dtype.kind == "O" and h5py.check_string_dtype(found.dtype) is None:
-                raise Refused(f"{name} holds {found.dtype} in shape {found.shape}; export numbers")
+    def episodes(self, count: int) -> range:
+        """Numbers of ``count`` episodes, each of one array or more. Raises Refused where there are fewer."""
+        if not 0 <= count <= len(self.datasets):
+            raise Refused(f"it promises {count} episodes, which it does not hold; write it again")
+        return range(count)
 
 
 @contextlib.contextmanager
@@ -181,10 +180,10 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
     shape = found.shape or ()
     piece = math.prod(shape[1:]) * dtype.itemsize
     if layout == h5d.CHUNKED:
-        for code, _, _, said in (plan.get_filter(i) for i in range(plan.get_nfilters())):
+        for code in (plan.get_filter(i)[0] for i in range(plan.get_nfilters())):
             if not h5z.filter_avail(code):
-                said = f"{name} uses HDF5 filter {code} ({printable(said.decode('utf-8', 'replace'))[:40]})"
-                raise Refused(f"{said}, which this library lacks; rewrite it with gzip (h5repack -f GZIP=4)")
+                remedy = "which this library lacks; rewrite it with gzip (h5repack -f GZIP=4)"
+                raise Refused(f"{name} uses HDF5 filter {code}, {remedy}")
             if code == h5z.FILTER_FLETCHER32:  # HDF5 itself would crash on a chunk shorter than its checksum
                 short: list[int] = []
                 found.id.chunk_iter(lambda chunk, at=short: at.append(chunk.size) if chunk.size < 4 else None)

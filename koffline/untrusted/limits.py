@@ -30,23 +30,9 @@ class Refused(ValueError):
     """Raised with the reason why a file is not read, in words that follow its name."""
 
 
-class Tally:
-    """Sum of the memory that one file needs; raises Refused before it exceeds the limit."""
-
-    def __init__(self) -> None:
-        self._declared = 0
-        self._allowed = memory_allowance()  # read once: files may hold ten thousand arrays
-
-    def add(self, declared: int) -> None:
-        """Count ``declared`` bytes before they are taken."""
-        self._declared += declared
-        check_memory(self._declared, self._allowed)
-
-
-def check_memory(declared: int, allowed: int | None = None) -> None:
-    """Raise Refused where ``declared`` bytes are more than ``allowed``, by default the stated figure."""
-    allowed = memory_allowance() if allowed is None else allowed
-    if declared > allowed:
+def check_memory(declared: int) -> None:
+    """Raise Refused where ``declared`` bytes are more than the content of one file may take."""
+    if declared > (allowed := memory_allowance()):
         said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
         remedy = "read a log from disk (--lazy), make shards of it (`koffline data convert … --shard-rows N`)"
         raise Refused(f"{said}; {remedy}, or set {MAX_BYTES} to more bytes")

@@ -1,8 +1,8 @@
-"""How fast are blocks of rows read from disk? Formats side by side, as ratios to a copy of the raw bytes.
+"""How fast are blocks of rows read from shards on disk? As ratios to a copy of the raw bytes.
 
     python scripts/bench/lazy_reading.py --rows 1000000
 
-The log has 17 observations and 6 actions in float32, independent rows in episodes of 500. Formats take turns
+The log has 17 observations and 6 actions in float32, independent rows in episodes of 500. All take turns
 within one run, and the least time of several rounds counts: the bytes come from the system's cache, so the
 numbers are what reading costs a processor, not a disk. "blocks" are checked rows as every pass gets them,
 "scattered" runs of 256 rows at random places of open shards, as training gets them. ``--out FILE`` keeps the
@@ -26,7 +26,7 @@ import numpy as np
 
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
-from koffline.data.hdf5 import write_hdf5
+from koffline.data.flat import flat_arrays
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Transitions
 
@@ -50,15 +50,6 @@ def make_log(rows: int) -> Transitions:
     )
 
 
-def write_formats(log: Transitions, folder: Path) -> dict[str, LazyTransitions]:
-    """The log in every format that can be read lazily."""
-    with ShardWriter(folder / "shards", max(1, len(log) // 4)) as writer:
-        writer.append(log)
-    write_hdf5(log, folder / "gzip.hdf5")
-    names = {"shards": "shards", "HDF5, gzip": "gzip.hdf5"}
-    return {name: open_transitions(folder / file, lazy=True) for name, file in names.items()}
-
-
 def read_blocks(log: LazyTransitions) -> None:
     for block in log.blocks():
         block.rewards[-1]
@@ -70,7 +61,7 @@ def read_scattered(log: LazyTransitions, runs: int) -> None:
     for shard, info in enumerate(log.shards):
         with log.open_shard(shard) as opened:
             for start in generator.integers(0, info.rows - RUN_ROWS, runs // len(log.shards)):
-                log.block_of(opened, shard, int(start), int(start) + RUN_ROWS)
+                opened.block(int(start), int(start) + RUN_ROWS)
 
 
 def copy_mapped(folder: Path, names: list[str]) -> None:
@@ -88,10 +79,12 @@ def read_raw(folder: Path, names: list[str]) -> None:
 
 
 def measure(rows: int, rounds: int) -> list[dict[str, Any]]:
-    """One row per format: seconds, rows and megabytes per second, ratio to copying a memory map."""
+    """One row per way of reading: seconds, rows and megabytes per second, ratio to copying a memory map."""
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), make_log(rows)
-        logs = write_formats(log, folder)
+        with ShardWriter(folder / "shards", max(1, len(log) // 4)) as writer:
+            writer.append(log)
+        lazy = open_transitions(folder / "shards", lazy=True)
         plain = []
         for key, array in flat_arrays(log).items():
             np.save(folder / f"{key}.npy", array)
@@ -101,10 +94,9 @@ def measure(rows: int, rounds: int) -> list[dict[str, Any]]:
         timed: dict[str, tuple[int, Callable[[], None]]] = {
             "copy of a memory map": (rows, lambda: copy_mapped(folder, plain)),
             "raw read": (rows, lambda: read_raw(folder, plain)),
+            "shards, blocks": (rows, lambda: read_blocks(lazy)),
+            "shards, scattered": (runs * RUN_ROWS, lambda: read_scattered(lazy, runs)),
         }
-        for format_, lazy in logs.items():
-            timed[f"{format_}, blocks"] = (rows, lambda lazy=lazy: read_blocks(lazy))
-            timed[f"{format_}, scattered"] = (runs * RUN_ROWS, lambda lazy=lazy: read_scattered(lazy, runs))
         seconds = {name: float("inf") for name in timed}
         for _ in range(rounds):
             for name, (_, call) in timed.items():

@@ -37,16 +37,12 @@ def _log(path: Path) -> None:
     summarise(open_transitions(path))
 
 
-def _lazy(path: Path) -> None:
+def _shards(file: Path) -> None:
     from koffline.data.sources import open_transitions
 
-    for _ in open_transitions(path, lazy=True).blocks(4):
+    for _ in open_transitions(file.parent, lazy=True).blocks(4):
         pass
-
-
-def _shards(folder: Path) -> None:
-    _lazy(folder.parent)
-    _log(folder.parent)
+    _log(file.parent)
 
 
 def _minari(file: Path) -> None:
@@ -115,7 +111,6 @@ def readers() -> dict[str, Reader]:
     """All readers by name."""
     return {
         "hdf5": Reader(_log, seeds.hdf5_seeds),
-        "hdf5-lazy": Reader(_lazy, seeds.hdf5_seeds),
         "dump": Reader(_log, seeds.dump_seeds),
         "npz": Reader(_log, seeds.npz_seeds),
         "starts": Reader(_starts, lambda: seeds.npy_seeds() + seeds.npz_seeds()),
@@ -132,6 +127,10 @@ def readers() -> dict[str, Reader]:
         "csv": Reader(_table, partial(seeds.table_seeds, "csv"), "input.csv"),
         "manifest": Reader(
             _shards, seeds.manifest_seeds, "log/manifest.json",
+            lambda folder: seeds.shard_folder(folder / "log"),
+        ),
+        "shard": Reader(
+            _shards, seeds.shard_seeds, "log/shard-00000.hdf5",
             lambda folder: seeds.shard_folder(folder / "log"),
         ),
         "d3": Reader(_policy, seeds.d3_seeds),

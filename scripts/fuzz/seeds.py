@@ -190,6 +190,13 @@ def manifest_seeds() -> list[bytes]:
         return [(Path(folder) / "shards/manifest.json").read_bytes()]
 
 
+def shard_seeds() -> list[bytes]:
+    """The first shard of a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        shard_folder(Path(folder) / "shards")
+        return [(Path(folder) / "shards/shard-00000.hdf5").read_bytes()]
+
+
 def shard_folder(target: Path) -> None:
     """Write a folder of two shards."""
     from koffline.data.disk.writer import ShardWriter

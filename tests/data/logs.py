@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import h5py
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.sources import open_transitions
-from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+from koffline.data.transitions import REQUIRED_COLUMNS, Continuous, Discrete, Metadata, Transitions
 
 
 def small(**changes) -> Transitions:
@@ -29,8 +30,7 @@ def small(**changes) -> Transitions:
     return Transitions(**{**columns, **changes})
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """One step as it happened."""
 
     observation: np.ndarray
@@ -55,18 +55,11 @@ class Rollout:
         return [row for row in self.rows if row.episode == index]
 
     def transitions(self, **changes) -> Transitions:
+        names = (*REQUIRED_COLUMNS, "episode_ids", "steps")
         columns = {
-            "observations": np.stack([row.observation for row in self.rows]),
-            "actions": np.stack([row.action for row in self.rows]),
-            "rewards": np.array([row.reward for row in self.rows]),
-            "next_observations": np.stack([row.next_observation for row in self.rows]),
-            "terminated": np.array([row.terminated for row in self.rows]),
-            "truncated": np.array([row.truncated for row in self.rows]),
-            "episode_ids": np.array([row.episode for row in self.rows]),
-            "steps": np.array([row.step for row in self.rows]),
-            "action_space": self.action_space,
+            name: np.stack(column) for name, column in zip(names, zip(*self.rows, strict=True), strict=True)
         }
-        return Transitions(**{**columns, **changes})
+        return Transitions(**{**columns, "action_space": self.action_space, **changes})
 
 
 def roll_out(
@@ -78,29 +71,17 @@ def roll_out(
     seed: int = 0,
 ) -> Rollout:
     """Play episodes of a random walk; ``ends`` says how each ends: terminated, truncated, both or neither."""
-    generator = np.random.default_rng(seed)
-    space = Discrete(3) if discrete else Continuous(2, -1.0, 1.0)
-    rows = []
+    generator, rows = np.random.default_rng(seed), []
     for episode, (end, length) in enumerate(zip(ends, lengths, strict=True)):
         state = draw_state(generator, shape, dtype)
         for step in range(length):
             action = np.int64(generator.integers(3)) if discrete else generator.uniform(-1, 1, 2)
             following = draw_state(generator, shape, dtype)
-            last = step == length - 1
-            rows.append(
-                Row(
-                    state,
-                    action,
-                    float(generator.standard_normal()),
-                    following,
-                    last and end in ("terminated", "both"),
-                    last and end in ("truncated", "both"),
-                    episode,
-                    step,
-                )
-            )
+            reward = float(generator.standard_normal())
+            flags = (step == length - 1 and end in (flag, "both") for flag in ("terminated", "truncated"))
+            rows.append(Row(state, action, reward, following, *flags, episode, step))
             state = following
-    return Rollout(rows, space, list(lengths))
+    return Rollout(rows, Discrete(3) if discrete else Continuous(2, -1.0, 1.0), list(lengths))
 
 
 def draw_state(generator: np.random.Generator, shape: tuple[int, ...], dtype: type) -> np.ndarray:
@@ -135,17 +116,12 @@ def leaves(value, name=""):
 def assert_same_rows(found: Transitions, expected: Transitions, terminal_next: bool = True) -> None:
     """Every column equal, value for value; next observations of terminal rows only if they are kept."""
     assert len(found) == len(expected)
-    np.testing.assert_array_equal(found.observations, expected.observations)
-    np.testing.assert_array_equal(found.actions, expected.actions)
-    np.testing.assert_array_equal(found.rewards, expected.rewards)
-    np.testing.assert_array_equal(found.terminated, expected.terminated)
-    np.testing.assert_array_equal(found.truncated, expected.truncated)
+    for name in ("observations", "actions", "rewards", "terminated", "truncated"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     compared = slice(None) if terminal_next else ~expected.terminated
     np.testing.assert_array_equal(found.next_observations[compared], expected.next_observations[compared])
     assert found.has_episodes == expected.has_episodes
-    if expected.has_episodes:
-        np.testing.assert_array_equal(found.steps, expected.steps)
-        np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
+    np.testing.assert_array_equal(found.episode_lengths, expected.episode_lengths)
 
 
 def d4rl_arrays(rollout: Rollout, **changes: np.ndarray | None) -> dict[str, np.ndarray]:

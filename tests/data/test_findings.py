@@ -37,27 +37,35 @@ class TestSummary:
     def test_numbers_by_hand(self):
         rollout = roll_out(("truncated", "terminated", "truncated", "neither"), (4, 2, 4, 1))
         log = rollout.transitions(metadata=Metadata(source="walk", gamma=0.9, notes=("made up",)))
-        summary = summarise(log)
+        found = summarise(log).to_json()
         returns = [sum(row.reward for row in rollout.episode(i)) for i in range(4)]
         rewards = [row.reward for row in rollout.rows]
-        assert (summary.rows, summary.episodes) == (11, 4)
-        assert summary.returns is not None
-        assert summary.returns.min == pytest.approx(min(returns))
-        assert summary.returns.mean == pytest.approx(np.mean(returns))
-        assert summary.returns.max == pytest.approx(max(returns))
-        assert summary.rewards.mean == pytest.approx(np.mean(rewards))
-        assert vars(summary.lengths) == pytest.approx({"min": 1.0, "mean": 2.75, "max": 4.0})
-        assert (summary.terminated, summary.truncated, summary.unfinished) == (1, 2, 1)
-        assert summary.time_limit == 4
-        assert sum(summary.action_counts) == 11
-        assert summary.action_counts[2] == sum(row.action == 2 for row in rollout.rows)
-        assert summary.action_ranges is None
-        assert summary.notes == ("made up",)
+        expected = {
+            "rows": 11,
+            "episodes": 4,
+            "returns": {"min": min(returns), "mean": np.mean(returns), "max": max(returns)},
+            "rewards": {"min": min(rewards), "mean": np.mean(rewards), "max": max(rewards)},
+            "lengths": {"min": 1.0, "mean": 2.75, "max": 4.0},
+            "terminated": 1,
+            "truncated": 2,
+            "unfinished": 1,
+            "time_limit": 4,
+            "action_counts": [sum(row.action == action for row in rollout.rows) for action in range(3)],
+            "action_ranges": None,
+            "notes": ("made up",),
+        }
+        assert leaves({name: found[name] for name in expected}) == pytest.approx(leaves(expected))
 
-    def test_a_time_limit_is_one_only_if_all_cuts_share_it(self):
-        assert summarise(roll_out(("truncated", "terminated"), (4, 5)).transitions()).time_limit is None
-        assert summarise(roll_out(("truncated", "truncated"), (4, 3)).transitions()).time_limit is None
-        assert summarise(roll_out(("terminated", "terminated"), (4, 3)).transitions()).time_limit is None
+    @pytest.mark.parametrize(
+        ("ends", "lengths"),
+        [
+            ("truncated terminated", (4, 5)),
+            ("truncated truncated", (4, 3)),
+            ("terminated terminated", (4, 3)),
+        ],
+    )
+    def test_a_time_limit_is_one_only_if_all_cuts_share_it(self, ends, lengths):
+        assert summarise(roll_out(ends.split(), lengths).transitions()).to_json()["time_limit"] is None
 
 
 class TestWarningsInMemory:

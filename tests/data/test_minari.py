@@ -34,32 +34,20 @@ def record(folder, rollout, observation_space=BOX, action_space=None, to_stored=
         folder / "data", observation_space=observation_space, action_space=action_space
     )
     storage.update_metadata({"dataset_id": "walk/test-v0", "minari_version": "0.5.4"})
-    buffers = []
     for index in range(len(rollout.lengths)):
-        rows = rollout.episode(index)
-        seen = np.stack([row.observation for row in rows] + [rows[-1].next_observation])
-        buffers.append(
-            EpisodeBuffer(
-                observations=to_stored(seen),
-                actions=np.stack([row.action for row in rows]),
-                rewards=np.array([row.reward for row in rows]),
-                terminations=np.array([row.terminated for row in rows]),
-                truncations=np.array([row.truncated for row in rows]),
-            )
+        seen, actions, rewards, following, ended, cut, *_ = map(
+            np.stack, zip(*rollout.episode(index), strict=True)
         )
-    storage.update_episodes(buffers)
+        seen = to_stored(np.concatenate([seen, following[-1:]]))
+        flags = {"terminations": ended, "truncations": cut}
+        storage.update_episodes([EpisodeBuffer(observations=seen, actions=actions, rewards=rewards, **flags)])
     return folder
 
 
 def edit_metadata(folder, **changes):
     path = folder / "data" / "metadata.json"
-    described = json.loads(path.read_text())
-    for key, value in changes.items():
-        if value is None:
-            described.pop(key)
-        else:
-            described[key] = value
-    path.write_text(json.dumps(described))
+    described = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in described.items() if value is not None}))
 
 
 class TestReading:
@@ -82,7 +70,7 @@ class TestReading:
 
     def test_discrete_actions_that_start_elsewhere(self, tmp_path):
         rollout = roll_out(ENDS, LENGTHS)
-        rows = [type(row)(**{**vars(row), "action": row.action + 5}) for row in rollout.rows]
+        rows = [row._replace(action=row.action + 5) for row in rollout.rows]
         moved = type(rollout)(rows, rollout.action_space, rollout.lengths)
         log = open_transitions(record(tmp_path / "walk", moved, action_space=spaces.Discrete(3, start=5)))
         np.testing.assert_array_equal(log.actions, rollout.transitions().actions)
@@ -116,8 +104,9 @@ class TestReading:
             ({"observation_space": serialize_space(CAMERA)}, "JPEG; .* with jpeg_encoding=False"),
             ({"action_space": None}, "stores no action_space"),
             ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
-            ({"total_episodes": 10**15}, "truncated or corrupt Minari"),
-            ({"total_episodes": -1}, "has no steps"),
+            ({"total_episodes": 10**15}, "promises 1000000000000000 episodes, which it does not hold"),
+            ({"total_episodes": -1}, "promises -1 episodes"),
+            ({"total_episodes": 0}, "has no steps"),
         ],
     )
     def test_metadata_that_is_refused(self, tmp_path, changes, words):
@@ -140,5 +129,5 @@ class TestReading:
             kept = file["episode_2/observations"][:3]
             del file["episode_2/observations"]
             file["episode_2/observations"] = kept
-        with pytest.raises(DataError, match="episode 2 has 3 observations of 5 rewards"):
+        with pytest.raises(DataError, match="episode 2 has observations for 2 of 5 rewards"):
             open_transitions(folder)

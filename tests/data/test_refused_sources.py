@@ -8,7 +8,7 @@ import pytest
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError
-from tests.data.logs import d4rl_arrays, roll_out, write_arrays
+from tests.data.logs import d4rl_arrays, in_shards, roll_out, write_arrays
 
 LOG = roll_out().transitions()
 REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -35,71 +35,56 @@ def ours(format, cut=0):
     return write
 
 
-NOT_LAZY = "which alone are read from disk; make shards of it: koffline data convert"
-DAMAGED = "truncated or corrupt HDF5 file .*; copy or export it again"
-# what writes it: what the reader in memory says, and the lazy one where that is something else
+NO_FILE = "is no data file that koffline knows, whatever its name says; give a"
 BAD = {
-    "missing": (lambda path: None, "does not exist; check the path", ""),
-    "text": (content(b"episode,reward\n0,1.0\n"), "is a text file, whatever its name says; give a", NOT_LAZY),
-    "cut HDF5": (ours("hdf5", 500), DAMAGED, ""),
-    "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ", ""),
-    "pickle": (content(pickle.dumps({"a": [1]})), "is a Python pickle, which koffline never", NOT_LAZY),
-    "gzip": (content(b"\x1f\x8b" + bytes(50)), "is a gzip file", NOT_LAZY),
+    "missing": (lambda path: None, "does not exist; check the path"),
+    "text": (content(b"episode,reward\n0,1.0\n"), NO_FILE),
+    "pickle": (content(pickle.dumps({"a": [1]})), NO_FILE),
+    "empty": (content(b""), r"is empty \(0 bytes\); copy or export it again"),
+    "cut HDF5": (ours("hdf5", 500), "truncated or corrupt HDF5 file .*; copy or export it again"),
+    "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ"),
     "keys": (
         lambda path: write_arrays(path, {"obs": np.zeros(3)}),
         "lacks observations, .*: found keys obs; expected obs",
-        NOT_LAZY,
     ),
-    "folder": (lambda path: path.mkdir(), "holds no Minari dataset", NOT_LAZY),
-    "words": (all_of(["a", "b"]), "holds values of type object; give numbers", NOT_LAZY),
-    "no rows": (all_of(np.zeros(0)), "has no rows", NOT_LAZY),
-    "one more": (arrays(next_observations=None, observations=np.zeros((16, 3))), "and a last one", NOT_LAZY),
-    "interleaved": (arrays(episode_ids=np.arange(15) % 2), "its episode goes on", NOT_LAZY),
-    "not counted": (
-        arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1),
-        "has step 1, expected 0",
-        NOT_LAZY,
-    ),
-    "dump": (ours("d3rlpy"), "", NOT_LAZY),
-    "minari": (ours("minari"), "", NOT_LAZY),
-    "packed NPZ": (ours("npz"), "", NOT_LAZY),
-    "derived": (arrays(next_observations=None), "", NOT_LAZY),
-    "d3rlpy 1": (
-        arrays(timeouts=None, episode_terminals=(LOG.terminated | LOG.truncated).astype(np.float32)),
-        "",
-        NOT_LAZY,
-    ),
+    "folder": (lambda path: path.mkdir(), "holds no Minari dataset"),
+    "words": (all_of(["a", "b"]), "holds values of type object; give numbers"),
+    "no rows": (all_of(np.zeros(0)), "has no rows"),
+    "one more": (arrays(next_observations=None, observations=np.zeros((16, 3))), "and a last one"),
+    "interleaved": (arrays(episode_ids=np.arange(15) % 2), "its episode goes on"),
+    "not counted": (arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1), "has step 1, expected 0"),
+}
+# Sound logs that are read into memory, and from disk only after they were made into shards.
+WHOLE = {
+    **{name: ours(name) for name in ("hdf5", "npz", "d3rlpy", "minari")},
+    "derived": arrays(next_observations=None),
+    "d3rlpy 1": arrays(timeouts=None, episode_terminals=(LOG.terminated | LOG.truncated).astype(np.float32)),
 }
 
 
-def read(path, lazy):
-    log = open_transitions(path, Discrete(3), lazy=lazy)
-    return log.load() if lazy else log
-
-
-@pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("case", BAD)
-def test_each_bad_source_is_one_line(tmp_path, case, lazy):
-    path = tmp_path / "log.hdf5"
-    spoil, in_memory, on_disk = BAD[case]
-    spoil(path)
-    if not in_memory and not lazy:
-        assert len(read(path, lazy)) >= 12
-        return
-    with pytest.raises(DataError, match=on_disk if lazy and on_disk else in_memory) as error:
-        read(path, lazy)
-    assert "\n" not in str(error.value)
+def test_each_bad_source_is_one_line(tmp_path, case):
+    spoil, words = BAD[case]
+    spoil(tmp_path / "log.hdf5")
+    for lazy in (False, True):
+        with pytest.raises(DataError, match="no folder of shards|not exist" if lazy else words) as error:
+            open_transitions(tmp_path / "log.hdf5", Discrete(3), lazy=lazy)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_from_disk_only_folders_of_shards_are_read(tmp_path, case):
+    WHOLE[case](tmp_path / "log.hdf5")
+    assert len(open_transitions(tmp_path / "log.hdf5", Discrete(3))) >= 12
+    with pytest.raises(DataError, match="which alone is read from disk; make one of it: koffline data conv"):
+        open_transitions(tmp_path / "log.hdf5", lazy=True)
 
 
 def test_bad_requests_are_one_line(tmp_path):
-    write_transitions(LOG, tmp_path / "log.hdf5")
-    lazy = open_transitions(tmp_path / "log.hdf5", lazy=True)
+    lazy = in_shards(LOG, tmp_path / "shards")
     with pytest.raises(DataError, match="block_rows is 0"):
         list(lazy.blocks(0))
-    for source, words in [
-        (LOG, "in memory already"),
-        (tmp_path / "*.npz", "does not exist"),
-        ([], "no files are given"),
-    ]:
-        with pytest.raises(DataError, match=words):
-            open_transitions(source, lazy=True)
+    with pytest.raises(DataError, match="in memory already"):
+        open_transitions(LOG, lazy=True)
+    assert open_transitions(lazy, Discrete(9), lazy=True).action_space == Discrete(9)
+    assert open_transitions(lazy).sha256 == LOG.sha256

@@ -69,13 +69,10 @@ def test_copies_of_killed_processes_go(bucket, copies, log):
         assert list(copies.iterdir()) == [mine]
 
 
-def test_single_files_and_patterns(bucket, copies, log):
-    lazy, eager = (open_transitions(f"{bucket}/log.hdf5", lazy=lazy) for lazy in (True, False))
-    assert_same_rows(lazy.load(), log)
-    assert_same_rows(eager, log)
-    assert lazy.metadata.source == eager.metadata.source == f"{bucket}/log.hdf5"
-    pattern = open_transitions(f"{bucket}/shards/shard-0000*.hdf5", lazy=True)
-    assert_same_rows(pattern.load(), log)
+def test_single_files(bucket, copies, log):
+    found = open_transitions(f"{bucket}/log.hdf5")
+    assert_same_rows(found, log)
+    assert found.metadata.source == f"{bucket}/log.hdf5"
     assert list(copies.iterdir()) == []
 
 
@@ -85,9 +82,8 @@ def test_a_damaged_shard_is_named_by_its_address(bucket, copies):
     with pytest.raises(DataError, match=r"^memory://bucket/shards/shard-00001.hdf5 is a truncated"):
         open_transitions(f"{bucket}/shards", lazy=True).load()
     storage.pipe("/bucket/log.hdf5", b"")
-    for lazy in (False, True):
-        with pytest.raises(DataError, match=r"^memory://bucket/log.hdf5 is empty"):
-            open_transitions(f"{bucket}/log.hdf5", lazy=lazy)
+    with pytest.raises(DataError, match=r"^memory://bucket/log.hdf5 is empty"):
+        open_transitions(f"{bucket}/log.hdf5")
     assert list(copies.iterdir()) == []
 
 

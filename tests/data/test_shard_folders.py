@@ -64,6 +64,13 @@ def test_any_log_comes_back_however_it_is_cut(tmp_path_factory, drawn, shard_row
     blocks = list(lazy.blocks(block_rows))
     np.testing.assert_array_equal(np.concatenate([b.observations for b in blocks]), log.observations)
     assert max(len(block) for block in blocks) <= block_rows
+    with lazy.open_shard(0) as opened:  # from any row of a shard, also inside an episode
+        for start in range(lazy.shards[0].rows - 1):
+            block, rows = opened.block(start, start + 2), slice(start, start + 2)
+            np.testing.assert_array_equal(block.truncated, log.truncated[rows])
+            np.testing.assert_array_equal(block.units, log.units[rows])
+            if log.has_episodes:
+                np.testing.assert_array_equal(block.steps, log.steps[rows])
 
 
 def test_it_is_small_and_found_from_any_folder(folder, tmp_path, monkeypatch):
@@ -94,15 +101,15 @@ def flip(path):
 
 
 DAMAGES = {
-    "NaN": (spoil("rewards", 9, np.nan), "rewards holds nan in row 9; drop or mend that row"),
-    "action": (spoil("actions", 10, 7), r"action 7 in row 10 is outside 0 … 2"),
+    "NaN": (spoil("rewards", 9, np.nan), "rewards holds nan in row 9, no finite number; drop or mend"),
+    "action": (spoil("actions", 10, 7), "actions holds 7 in row 10, outside Discrete"),
     "flag inside": (spoil("terminals", 8, True), "row 8 is terminated but its episode goes on in row 9"),
     "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
     "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -"),
     "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
     "missing": (os.unlink, "does not exist|No such file|cannot be read"),
     "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "truncated or corrupt"),
-    "flipped": (flip, "truncated or corrupt data file"),
+    "flipped": (flip, "truncated or corrupt HDF5 file"),
 }
 
 
@@ -176,7 +183,7 @@ class TestWriting:
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
         for other, words in (
             (LOG.replace(action_space=Discrete(4)), r"action space Discrete\(4\), the first one"),
-            (LOG.replace(episode_ids=None, steps=None), "episode_ids none"),
+            (LOG.replace(episode_ids=None, steps=None), "episode_ids None"),
         ):
             with pytest.raises(DataError, match=words):
                 write_shards(folder, LOG, other, force=True)
@@ -209,13 +216,12 @@ class TestConverting:
 
     def test_memory_is_that_of_a_block(self, tmp_path, monkeypatch):
         log = roll_out(["truncated"] * 20, [20] * 20, shape=(2000,)).transitions()
-        write_transitions(log, tmp_path / "log.hdf5")
+        write_shards(tmp_path / "log", log, shard_rows=400)
         size = sum(array.nbytes for array in (log.observations, log.next_observations))
         del log
-        monkeypatch.setattr("koffline.data.disk.files.BLOCK_BYTES", size // 20)
         monkeypatch.setattr("koffline.data.disk.log.BLOCK_BYTES", size // 20)
         tracemalloc.start()
-        convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 200)
+        convert_to_shards(tmp_path / "log", tmp_path / "shards", 200)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         # A block, the same joined with what was kept of the one before, and a few temporaries of its checks.

@@ -11,6 +11,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 
+from koffline.data.disk.log import Column, LazyTransitions, ShardInfo
+from koffline.data.disk.opening import write_manifest
 from koffline.data.raw import describe_columns
 from koffline.data.spaces import Discrete
 from koffline.data.transitions import Metadata
@@ -33,6 +35,24 @@ def flat(path: Path, lacking: str = "") -> h5py.File:
     for name in columns.keys() - {lacking}:
         file[name] = columns[name]
     return file
+
+
+def in_a_folder(path: Path) -> Path:
+    """A folder of shards whose only one is the file, said to be what ``flat`` makes."""
+    folder = path.with_name("shards")
+    folder.mkdir()
+    path.rename(folder / path.name)
+    columns = {
+        "observations": Column("observations", "float32", (2,)),
+        "next_observations": Column("next_observations", "float32", (2,)),
+        "actions": Column("actions", "int64"),
+        "rewards": Column("rewards", "float64"),
+        "terminated": Column("terminals", "bool"),
+        "truncated": Column("timeouts", "bool"),
+    }
+    shard = ShardInfo(str(folder / path.name), 4, 0)
+    write_manifest(folder, LazyTransitions((shard,), Discrete(2), columns, Metadata()))
+    return folder
 
 
 def other_file(path: Path) -> Path:
@@ -156,17 +176,18 @@ HDF5: dict[Callable[[Path], None], str] = {
     gzip_twice: "takes 3.22 GB in memory, 20 MB are allowed",
     one_huge_chunk: "takes 2.15 GB in memory, 20 MB are allowed",
     same_data_many_times: "in memory, 20 MB are allowed",
-    a_missing_filter: "rewards uses HDF5 filter 32001 (), which this library lacks; rewrite it with gzip",
+    a_missing_filter: "rewards uses HDF5 filter 32001, which this library lacks; rewrite it with gzip",
     a_description_without_end: "description is damaged",
 }
-# Where the lazy reader says something else.
-LAZY = {
+# The same as shards of a folder, where the reader says something else.
+SHARDS = HDF5 | {
     one_huge_column: "declares 550 GB and has",
     gzip_twice: "declares 872 MB and has",
     one_huge_chunk: "rewards can only be read 2.15 GB at a time; write it again with chunks of at most",
-    same_data_many_times: "neither a folder of shards nor",
-    hard_link_loop: "neither a folder of shards nor",
+    same_data_many_times: "observations is missing",
+    hard_link_loop: "rewards is missing",
 }
+del SHARDS[a_description_without_end]  # a manifest describes shards
 
 
 def npy(header: str, content: bytes = b"", version: int = 1) -> bytes:

@@ -10,28 +10,36 @@ import h5py
 import numpy as np
 import pytest
 
+import koffline
 from koffline.data.sources import open_transitions
+from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import machine_memory
 from tests.fuzz import hostile
 
 
-def read(path: Path, lazy: bool) -> None:
-    log = open_transitions(path, lazy=lazy)
-    list(log.blocks() if lazy else ())
-
-
-@pytest.mark.parametrize("lazy", [False, True], ids=["whole", "lazy"])
 @pytest.mark.parametrize("build", hostile.HDF5, ids=lambda build: build.__name__)
-def test_a_hostile_file_is_one_line(tmp_path: Path, build, lazy, monkeypatch):
+def test_a_hostile_file_is_one_line(tmp_path: Path, build, monkeypatch):
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
     path = tmp_path / "log.hdf5"
     build(path)
     with pytest.raises(DataError) as error:
-        read(path, lazy)
+        open_transitions(path)
     assert str(path) in str(error.value)
     assert str(error.value).isprintable()
-    assert (hostile.HDF5 | (hostile.LAZY if lazy else {}))[build] in str(error.value)
+    assert hostile.HDF5[build] in str(error.value)
+
+
+@pytest.mark.parametrize("build", hostile.SHARDS, ids=lambda build: build.__name__)
+def test_a_hostile_shard_is_one_line(tmp_path: Path, build, monkeypatch):
+    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
+    build(tmp_path / "log.hdf5")
+    folder = hostile.in_a_folder(tmp_path / "log.hdf5")
+    with pytest.raises(DataError) as error:
+        list(open_transitions(folder, lazy=True).blocks())
+    assert str(folder / "log.hdf5") in str(error.value)
+    assert str(error.value).isprintable()
+    assert hostile.SHARDS[build] in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -47,19 +55,18 @@ def test_these_files_would_read_another_one(tmp_path: Path, build):
 
 
 def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatch):
-    path, values = tmp_path / "log.hdf5", np.random.default_rng(0).random((3000, 100))
-    with hostile.flat(path) as file:
-        for name in list(file):
-            del file[name]
-            array = values if "obs" in name else np.zeros(3000, "i1")
-            file.create_dataset(name, data=array, chunks=(100, *array.shape[1:]), compression="gzip")
+    values = np.random.default_rng(0).random((3000, 100))
+    with koffline.ShardWriter(tmp_path / "log", 3000) as writer:
+        writer.append(Transitions(values, np.arange(3000) % 2, np.ones(3000), values,
+                                  np.ones(3000, bool), np.zeros(3000, bool), Discrete(2)))  # fmt: skip
+    path = tmp_path / "log" / "shard-00000.hdf5"
     needed = 2 * 3000 * 100 * 8 + 4 * 3000 * 8
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed - 1))
     with pytest.raises(
         DataError, match=r"takes 4\.9 MB in memory, 4\.9 MB are allowed; read a log from disk"
     ):
         open_transitions(path)
-    lazy = open_transitions(path, lazy=True)
+    lazy = open_transitions(tmp_path / "log", lazy=True)
     assert np.array_equal(np.concatenate([block.observations for block in lazy.blocks(500)]), values)
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", "4000000")
     with pytest.raises(DataError, match=r"takes 4.* MB in memory"):

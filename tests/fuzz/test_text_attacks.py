@@ -87,7 +87,6 @@ def test_pipes_are_refused_and_never_waited_for(tmp_path: Path):
     os.mkfifo(path)
     reads = [
         lambda: open_transitions(path),
-        lambda: open_transitions(path, lazy=True),
         lambda: read_initial_states(str(path)),
         lambda: load_policy(path, Discrete(2), (2,)),
         lambda: read_yaml(path),

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.data.episodes import UNFOLLOWED
+from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Metadata
 from koffline.ope.learning import make_table
 from koffline.ope.problem import EvaluationProblem, prepare_problem

@@ -89,8 +89,8 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
     for words in ("is (IPS)", "wis (SNIPS)", "every episode is one step"):
         assert words in done.output
     assert "γ" not in done.output
-    lazy = CliRunner().invoke(cli, [*shared, "--estimator", "wis", "--lazy", "--json"])
-    found = json.loads(lazy.stdout)
+    one = CliRunner().invoke(cli, [*shared, "--estimator", "wis", "--json"])
+    found = json.loads(one.stdout)
     assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
     assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "did you mean 'wis'")
 

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.disk.files import OpenShard
 from koffline.data.transitions import ROW_COLUMNS
 from koffline.data.units import Part
 from koffline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
+    from koffline.data.disk.log import LazyTransitions, OpenShard
 
 # Smaller blocks mix better, larger ones are read faster.
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
@@ -134,7 +133,7 @@ class BlockSampler:
         """Columns of those rows of a block that belong to the part."""
         count = stop - start
         below = int(self._next_actions and stop < self._log.shards[shard].rows)
-        block = self._log.block_of(opened, shard, start, stop + below)
+        block = opened.block(start, stop + below)
         rows = np.arange(count)
         if self._part is not None:
             rows = np.flatnonzero(self._part.holds(shard, block.units[:count]))

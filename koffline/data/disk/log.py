@@ -1,27 +1,67 @@
-"""A log on disk: file names, metadata and episode starts; rows are read by blocks and checked."""
+"""A log on disk: file names, kinds of columns and metadata; rows are read by blocks and checked."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.disk.files import BLOCK_BYTES, COUNTED, Column, OpenShard, ShardInfo
-from koffline.data.episodes import check_flags_end_episodes, check_steps
+from koffline.data.columns import COUNTED
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import reading
+from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import check_memory
+
+# A block of this size is read at the speed of the disk and fits a processor's cache.
+BLOCK_BYTES = 2**23
+
+
+@dataclass(frozen=True)
+class Column:
+    """An array of a shard: its key, and the dtype and row shape in which it is returned."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if np.dtype(self.dtype).kind not in "biuf" or not all(size > 0 for size in self.shape):
+            raise ValueError(f"column of dtype {self.dtype} and shape {self.shape}")
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {self.shape}"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row in memory."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """One file of a log: its path or URL, the rows and episodes (0 where there are none) in it.
+
+    ``bytes`` and ``sha256`` are those of the file as written. A manifest names it within its folder.
+    """
+
+    name: Annotated[str, Field(alias="file", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
+    rows: PositiveInt
+    episodes: NonNegativeInt
+    bytes: NonNegativeInt | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -29,12 +69,13 @@ class LazyTransitions:
     """A log that stays on disk: N rows in shards, each checked like ``Transitions`` when it is read.
 
     ``open_transitions(…, lazy=True)`` gives it. It is small, can be pickled and sent to other processes and
-    machines that see the same files. An episode never crosses shards.
+    machines that see the same files. ``columns``: dtype and row shape of each column that the log has. An
+    episode never crosses shards; within each, ``episode_ids`` count 0, 1, 2, … .
     """
 
     shards: tuple[ShardInfo, ...]
     action_space: ActionSpace
-    has_episodes: bool
+    columns: Mapping[str, Column]
     metadata: Metadata
 
     def __len__(self) -> int:
@@ -55,9 +96,9 @@ class LazyTransitions:
         )
 
     @property
-    def columns(self) -> Mapping[str, Column]:
-        """Dtype and row shape of each column that the log has."""
-        return self.shards[0].columns
+    def has_episodes(self) -> bool:
+        """Whether rows belong to episodes; otherwise each stands alone."""
+        return "steps" in self.columns
 
     @property
     def observation_shape(self) -> tuple[int, ...]:
@@ -97,31 +138,18 @@ class LazyTransitions:
         rows, last = self.shards[shard].rows, None
         with self.open_shard(shard) as opened:
             for start in range(0, rows, size):
-                block = self.block_of(opened, shard, start, min(start + size, rows))
+                block = opened.block(start, min(start + size, rows))
                 if last is not None:
-                    _check_episodes(_joined([last, block.part(slice(1))]), start - 1)
+                    _check_episodes(joined([last, block.part(slice(1))]), start - 1)
                 yield block
                 last = block.part(slice(len(block) - 1, None))
 
-    def open_shard(self, shard: int) -> contextlib.AbstractContextManager[OpenShard]:
-        """Open one shard for several reads. DataErrors, also those inside the block, name the shard."""
-        return self.shards[shard].open()
-
-    def block_of(self, opened: OpenShard, shard: int, start: int, stop: int) -> Transitions:
-        """Checked rows start … stop − 1 of an open shard; ``units`` count within it. Raises DataError."""
-        steps, units = opened.places(start, stop)
-        checked = checks.row_columns(opened.columns(start, stop), self.action_space, start)
-        block = Transitions.of_checked({**checked, "steps": steps}, self.action_space, units)
-        if steps is None:
-            return block
-        _check_episodes(block, start)
-        if start == 0 and (steps[0] != 0 or units[0] != 0):
-            raise DataError("row 0 is no first step of an episode; write the shard again")
-        promised = self.shards[shard].episodes
-        if stop == self.shards[shard].rows and units[-1] != promised - 1:
-            said = f"there are {units[-1] + 1} episodes, {promised} were promised"
-            raise DataError(f"{said}; write the shard again")
-        return block
+    @contextlib.contextmanager
+    def open_shard(self, shard: int) -> Iterator[OpenShard]:
+        """Open one shard for several reads. Raises DataError naming it, also for errors inside the block."""
+        name, keys = self.shards[shard].name, [column.key for column in self.columns.values()]
+        with reading(name, "HDF5"), remote.local_file(name) as path, open_hdf5(path) as file:
+            yield OpenShard(self, shard, file.slices([key for key in keys if key in file]))
 
     def load(self) -> Transitions:
         """The whole log in memory; episodes are numbered 0, 1, 2, … . Raises DataError."""
@@ -140,7 +168,7 @@ class LazyTransitions:
     def sha256(self) -> str:
         """Digest of the rows, the same as ``Transitions.sha256`` of the loaded log, however it is cut.
 
-        Recorded in the manifest of a shard folder; else computed in one pass, column by column.
+        Recorded in the manifest; else computed in one pass, column by column.
         """
         return self.metadata.sha256 or self.compute_sha256()
 
@@ -161,11 +189,52 @@ class LazyTransitions:
         return dataclasses.replace(self, action_space=space, metadata=self.metadata.with_notes(note))
 
     def _parts(self, name: str, column: Column) -> Iterator[np.ndarray]:
+        size = max(1, BLOCK_BYTES // column.row_bytes)
         for shard, info in enumerate(self.shards):
             with self.open_shard(shard) as opened:
-                for start in range(0, info.rows, column.block_rows):
-                    stop = min(start + column.block_rows, info.rows)
-                    yield opened.column(name, start, stop)
+                for start in range(0, info.rows, size):
+                    yield opened.column(name, start, min(start + size, info.rows))
+
+
+class OpenShard:
+    """An open shard. Raises DataError unless its arrays still have the shapes and kinds they had."""
+
+    def __init__(self, log: LazyTransitions, shard: int, arrays: Mapping[str, Any]) -> None:
+        self._log, self._info, self._arrays = log, log.shards[shard], arrays
+        for column in log.columns.values():
+            array, expected = arrays.get(column.key), (self._info.rows, *column.shape)
+            if array is None:
+                raise DataError(f"{column.key} is missing; copy or write the file again")
+            if array.shape != expected or array.dtype.kind not in "biuf":
+                said = f"{column.key} has shape {array.shape} and dtype {array.dtype}, expected {expected}"
+                raise DataError(f"{said} {column.dtype}; copy or write the file again")
+
+    def column(self, name: str, start: int, stop: int) -> np.ndarray:
+        """(B, ...) values of a column, in its dtype but otherwise unchecked."""
+        column = self._log.columns[name]
+        values = np.asarray(self._arrays[column.key][start:stop])
+        # whole numbers and flags are checked before they are cast
+        return values.astype(column.dtype, copy=False) if np.dtype(column.dtype).kind == "f" else values
+
+    def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """All columns of some rows by name, unchecked, without episode ids and steps."""
+        return {name: self.column(name, start, stop) for name in self._log.columns if name not in COUNTED}
+
+    def block(self, start: int, stop: int) -> Transitions:
+        """Checked rows start … stop − 1; ``units`` count within the shard. Raises DataError."""
+        space, info = self._log.action_space, self._info
+        checked = checks.row_columns(self.columns(start, stop), space, start)
+        if not self._log.has_episodes:
+            return Transitions.of_checked(checked, space, np.arange(start, stop))
+        units, steps = (checks.integer_column(n, self.column(n, start, stop), start) for n in COUNTED)
+        block = Transitions.of_checked({**checked, "steps": steps}, space, units)
+        _check_episodes(block, start)
+        if start == 0 and (steps[0] != 0 or units[0] != 0):
+            raise DataError("row 0 is no first step of an episode; write the shard again")
+        if stop == info.rows and units[-1] != info.episodes - 1:
+            said = f"there are {units[-1] + 1} episodes, {info.episodes} were promised"
+            raise DataError(f"{said}; write the shard again")
+        return block
 
 
 def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
@@ -182,14 +251,14 @@ def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
         cut = int(starts[-1])
         before = [*waiting, block.part(slice(cut))] if cut else waiting
         if before:
-            yield _joined(before)
+            yield joined(before)
         waiting = [block.part(slice(cut, None))]
     if waiting:
-        yield _joined(waiting)
+        yield joined(waiting)
 
 
-def _joined(parts: Sequence[Transitions]) -> Transitions:
-    """Join consecutive parts of one shard."""
+def joined(parts: Sequence[Transitions]) -> Transitions:
+    """Rows of consecutive parts of a log."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
@@ -202,6 +271,5 @@ def _check_episodes(block: Transitions, start: int) -> None:
     if block.steps is not None:
         begun = np.diff(block.units)  # 1 where an episode begins, 0 inside, others wrong
         counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))
-        check_steps(block.steps[1:], counted, start + 1)
-        flags = {"steps": block.steps, "terminated": block.terminated, "truncated": block.truncated}
-        check_flags_end_episodes(flags, start)
+        checks.check_steps(block.steps[1:], counted, start + 1)
+        checks.check_flags_end_episodes(block.columns, start)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.files import Column, ShardInfo, check_alike
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import Column, LazyTransitions, ShardInfo
 from koffline.data.disk.opening import MOST_SHARDS, is_shard_folder, write_manifest
 from koffline.data.flat import DESCRIPTION, KEYS
 from koffline.data.hdf5 import disk_faults, new_hdf5
@@ -79,7 +78,12 @@ class ShardWriter:
             self.metadata = log.metadata if self.metadata is None else self.metadata
         here = {"action space": log.action_space, **kinds}
         before = {"action space": self._space, **self._columns}
-        check_alike(f"{self.target}: the log that is appended", here, "the first one", before)
+        for name in (*here, *before):
+            if here.get(name) != before.get(name):
+                said = (
+                    f"the log that is appended has {name} {here.get(name)}, the first one {before.get(name)}"
+                )
+                raise DataError(f"{self.target}: {said}; give pieces of one log")
         ends = np.append(log.episode_starts[1:], len(log)) if log.has_episodes else np.arange(1, len(log) + 1)
         done = row = 0
         while row < len(log):
@@ -131,7 +135,7 @@ class ShardWriter:
             write_text(self._arrays["rewards"].file, DESCRIPTION, said)
             self._files.close()
         name, size, digest = str(self._path), self._path.stat().st_size, digest_of(self._path)
-        self._shards.append(ShardInfo(name, self._rows, self._episodes, size, digest, self._columns))
+        self._shards.append(ShardInfo(name, self._rows, self._episodes, size, digest))
         self._rows = self._episodes = 0
 
     def _finish(self) -> None:
@@ -139,6 +143,6 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        log = LazyTransitions(tuple(self._shards), self._space, "steps" in self._columns, self.metadata)
+        log = LazyTransitions(tuple(self._shards), self._space, self._columns, self.metadata)
         metadata = dataclasses.replace(self.metadata, sha256=log.compute_sha256())
         write_manifest(self._folder, dataclasses.replace(log, metadata=metadata))

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.episodes import UNFOLLOWED
+from koffline.data.raw import UNFOLLOWED
 from koffline.errors import DataError, nearest_name
 
 GAPS = "gaps: "  # beginning of a note on missing rows
