@@ -1,4 +1,4 @@
-"""Intervals from all parameters with a kernel loss within sampling error: certified, simultaneous, dual.
+"""Intervals from all parameters with a kernel loss within sampling error: certified, simultaneous.
 
 Sampling error of the kernel loss of the true value function: at the true Q the residual
 δ_i = y_i − E[y_i | x_i] is noise, with y = r + discount · E_{a'~π} Q(s', a') inside an interval of length R.
@@ -23,10 +23,9 @@ from koffline.ope.intervals.settings import (
     describe_starts,
 )
 from koffline.ope.intervals.value_range import Feasible
-from koffline.ope.names import DUAL, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from koffline.ope.results import Interval
 
-DUAL_STEPS = 500
 NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm
 NORM_RIDGE = 1e-4  # the ridge of the fit behind it, relative to the mean curvature
 
@@ -87,15 +86,12 @@ def feature_interval(
     system: FeatureSystem,
     kind: str = KERNEL_CERTIFIED,
     settings: KernelIntervalSettings | None = None,
-    steps: int = DUAL_STEPS,
 ) -> IntervalResult:
     """The extremes of cᵀθ over {V̂(θ) ≤ λ, ‖θ − θ0‖ ≤ ρ}, widened for the choice of start states.
 
-    λ by kind: a martingale bound for "kernel-certified" and "dual", a wild bootstrap for
-    "kernel-simultaneous". "dual" has the ends of "kernel-certified" at its optimum: bounds from weights found
-    in at most ``steps`` iterations, valid after any number. Half of the allowed probability goes to the start
-    states, unless these are given. No feasible θ, or ends that cross: no interval, and ``misspecified``.
-    (Feng et al. 2020; Feng et al. 2021 for the dual)
+    λ by kind: a martingale bound for "kernel-certified", a wild bootstrap for "kernel-simultaneous". Half of
+    the allowed probability goes to the start states, unless these are given. No feasible θ: no interval, and
+    ``misspecified``. (Feng et al. 2020)
     """
     settings = settings or KernelIntervalSettings()
     feasible, bounds = Feasible.of(system), settings.values_within(system)
@@ -105,12 +101,7 @@ def feature_interval(
     threshold, margin = _chances(system, kind, settings, settings.delta if is_exact else settings.delta / 2.0)
     margin = 0.0 if is_exact else margin
     least = feasible.least_loss(norm)
-    ends: dict[str, float] | None
-    if kind == DUAL:
-        low, high = (sign * feasible.dual_end(threshold, norm, steps, sign) for sign in (-1.0, 1.0))
-        ends = {"low": low, "high": high, "steps": steps} if low <= high else None
-    else:
-        ends = feasible.value_range(threshold, norm)
+    ends = feasible.value_range(threshold, norm)
     interval, alarm = None, describe_misspecified(least, threshold)
     if ends is not None:
         low, high, alarm = ends.pop("low") - margin, ends.pop("high") + margin, _BEYOND.format(*bounds)

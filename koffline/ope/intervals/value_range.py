@@ -1,9 +1,8 @@
-"""The extremes of cᵀθ over two ellipsoids, parameters that fit the data and are not too large; their dual."""
+"""The extremes of cᵀθ over two ellipsoids, parameters that fit the data and are not too large."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,7 +14,6 @@ from torch import Tensor
 from koffline.ope.features import FeatureSystem
 
 _GRID = np.logspace(-16.0, 6.0, 89)  # relative to the largest curvature
-_RIDGES = np.logspace(-14.0, 2.0, 33)  # ridges of the closed-form weights that the dual search starts from
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,55 +117,6 @@ class Feasible:
         )
         ball = (norm_bound * float(np.linalg.norm(self.direction)), math.inf)
         return min((float(bounds[best]), float(self.taus[best])), (float(found.fun), math.exp(found.x)), ball)
-
-    def dual_bound(self, threshold: float, norm_bound: float, sign: float) -> Callable[[np.ndarray], float]:
-        """An upper bound of ± cᵀθ for weights ω = Ψα, α (p + 1,) along the left vectors and beside them.
-
-        ± cᵀθ0 + αᵀ(v − Bθ0) + ρ‖± c − Bᵀα‖ + sqrt(λ)‖α‖ holds for every α at once, chosen by the data or not:
-        ± cᵀθ = ± cᵀθ0 + αᵀ(v − Bθ0) + (± c − Bᵀα)ᵀ(θ − θ0) − αᵀg where ‖θ − θ0‖ ≤ ρ and g, the projected
-        residual of θ, has ‖g‖² ≤ λ. Other directions of α would only add to its length.
-        (Feng et al. 2021, the dual bound)
-        """
-        pull, noise = np.append(self.gap, self.rest), threshold**0.5
-
-        def bound(alpha: np.ndarray) -> float:
-            balance = np.linalg.norm(sign * self.direction - self.values * alpha[:-1])
-            size = np.linalg.norm(alpha)
-            return float(sign * self.offset + alpha @ pull + norm_bound * balance + noise * size)
-
-        return bound
-
-    def dual_end(self, threshold: float, norm_bound: float, steps: int, sign: float) -> float:
-        """The least dual bound of ± cᵀθ after at most ``steps`` iterations; 0: by closed-form weights alone.
-
-        The search starts from B(BᵀB + τI)⁻¹c with the best τ, in coordinates in which the two norms have the
-        same curvature.
-        """
-        from scipy.optimize import minimize
-
-        bound, direction = self.dual_bound(threshold, norm_bound, sign), sign * self.direction
-        largest = max(float(self.squares.max()), 1e-300)
-        weights = [
-            np.append(self.values / (self.squares + ridge * largest) * direction, 0.0) for ridge in _RIDGES
-        ]
-        least, best = min((bound(alpha), number) for number, alpha in enumerate(weights))
-        if steps == 0:
-            return least
-        pull, gain, noise = np.append(self.gap, self.rest), np.append(self.values, 0.0), threshold**0.5
-        scale = 1.0 / np.sqrt(gain**2 + _RIDGES[best] * largest)
-        tiny = 1e-20 * max(float(direction @ direction), 1e-300)
-
-        def objective(point: np.ndarray) -> tuple[float, np.ndarray]:
-            alpha = scale * point
-            gap = direction - self.values * alpha[:-1]
-            balance, size = np.sqrt(gap @ gap + tiny), np.sqrt(alpha @ alpha + tiny)
-            slope = pull + noise * alpha / size
-            slope[:-1] -= norm_bound * self.values * gap / balance
-            return float(pull @ alpha + norm_bound * balance + noise * size), scale * slope
-
-        options = {"maxiter": steps, "maxfun": 3 * steps, "ftol": 1e-15, "gtol": 1e-12, "maxcor": 30}
-        found = minimize(objective, weights[best] / scale, jac=True, method="L-BFGS-B", options=options)
-        return min(least, bound(scale * found.x))
 
 
 def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:

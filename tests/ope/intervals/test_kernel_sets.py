@@ -1,4 +1,4 @@
-"""Certified, simultaneous and dual intervals: bounds by hand, the inequality behind them, alarms."""
+"""Certified and simultaneous intervals: bounds by hand, the inequality behind them, alarms."""
 
 import dataclasses
 import json
@@ -15,7 +15,7 @@ from koffline.ope.intervals.kernel_sets import (
 )
 from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.intervals.value_range import Feasible
-from koffline.ope.names import DUAL, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from tests.ope.intervals.systems import finite_system, true_parameters
 
 _ONES = torch.ones(100, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
     poor = dataclasses.replace(
         system, now=flat, later=flat, starts=flat, rewards=system.rewards + 5.0 * system.kernel_inputs[:, 0]
     )
-    for kind in (KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS, DUAL):
+    for kind in (KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS):
         settings = KernelIntervalSettings(draws=99, value_bounds=(-10.0, 10.0))
         result = feature_interval(poor, kind, settings)
         assert result.interval is None
@@ -86,20 +86,3 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
         assert result.least_loss > result.threshold
         assert "cannot explain" in result.warnings[0]
         json.dumps(result.as_dict(), allow_nan=False)
-
-
-@pytest.mark.parametrize("name", ["chain_tuples", "grid_on"])
-def test_the_dual_equals_the_certified_interval_and_stops_anywhere(name: str) -> None:
-    _, system = finite_system(name, rows=2000)
-    known = {"chain_tuples": (-0.5, 1.0), "grid_on": (-2.0, 3.0)}[name]
-    settings = KernelIntervalSettings(value_bounds=known)
-    certified = feature_interval(system, settings=settings).interval
-    widths = []
-    for steps in (0, 3, 500):
-        result = feature_interval(system, DUAL, settings, steps).interval
-        assert result.high >= certified.high - 1e-6
-        assert result.low <= certified.low + 1e-6
-        widths.append(result.width)
-    assert widths == sorted(widths, reverse=True)
-    assert (result.low, result.high) == pytest.approx((certified.low, certified.high), abs=1e-4)
-    assert result.kind == "dual"

@@ -1,4 +1,4 @@
-"""The extremes over the feasible set: brute force, hand-computed cases, what no θ can satisfy; their dual."""
+"""The extremes over the feasible set: brute force, hand-computed cases, what no θ can satisfy."""
 
 import math
 
