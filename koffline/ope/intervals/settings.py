@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from koffline.config import Section
 from koffline.errors import ConfigError
@@ -33,13 +33,6 @@ class KernelIntervalSettings(Section):
     reward_bounds: tuple[float, float] | None = None
     draws: int = DRAWS
     seed: int = 0
-
-    @field_validator("value_bounds", "reward_bounds")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-        if bounds is not None and bounds[0] > bounds[1]:
-            raise ValueError("the lower bound comes first")
-        return bounds
 
     def values_within(self, system: FeatureSystem) -> tuple[float, float]:
         """Bounds of every Q(s, a): given, or what bounds of rewards and γ imply."""
