@@ -11,7 +11,7 @@ import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_copies, without_late_ends
-from koffline.ope.bellman_test.front import BellmanTest, bellman_test
+from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
 from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 import koffline
+from koffline.ope.bellman_test import make_form
 from koffline.ope.bellman_test.case import make_case, make_settings
 from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, random_signs
-from koffline.ope.bellman_test.front import make_form
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson

@@ -21,8 +21,8 @@ import torch
 from scipy import stats
 
 import koffline
+from koffline.ope.bellman_test import make_form
 from koffline.ope.bellman_test.forms import NullLaw
-from koffline.ope.bellman_test.front import make_form
 from koffline.ope.cross_fit import CrossFitted, cross_fit
 from koffline.ope.features import default_features, make_feature_system
 from koffline.ope.problem import prepare_problem

@@ -51,15 +51,14 @@ class WitnessValues(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WitnessMap:
-    """Over a grid of two coordinates of the flat observation, ``columns``: ``axes`` are x (W,) and y (H,).
+    """Over a grid of states of two numbers: ``axes`` are x (W,) and y (H,), ``values`` of (H, W) arrays.
 
-    ``values``: of (H, W) arrays. ``action``: the action of the map; None: averaged (see `Witness.map`).
+    ``action``: the action of the map; None: averaged (see `Witness.map`).
     """
 
     axes: tuple[np.ndarray, np.ndarray]
     values: WitnessValues
     action: object
-    columns: tuple[int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +97,6 @@ class Witness:
         if observations.shape[1:] != shape or not np.isfinite(observations).all():
             received = f"observations have shape {observations.shape}, the log's rows {shape}"
             raise DataError(f"{received}; give finite numbers (Q, …) of the same shape")
-        if self.case.space.with_actions:
-            actions = self._checked_actions(actions, len(observations))
         places = self.case.space.place(observations, actions).numpy()
         total, spread = self._sums(places)[:2]
         seen = total[:, 1] > 1e-8
@@ -108,32 +105,23 @@ class Witness:
         witness = total[:, 0] / self.case.weights.sum()
         return WitnessValues(witness, total[:, 0] / mass, np.sqrt(spread[:, 0]) / mass, effective)
 
-    def map(
-        self, resolution: int = 50, action: object = None, columns: tuple[int, int] = (0, 1)
-    ) -> WitnessMap:
-        """Evaluate over a grid of two coordinates, with the others at their mean.
+    def map(self, resolution: int = 50, action: object = None) -> WitnessMap:
+        """Evaluate over a grid of states of two numbers. Raises ConfigError for other states.
 
         ``action``: the one the map is for; None: the kernel ignores actions, so that residuals of all actions
         are averaged as the log holds them.
         """
-        shape = self.case.transitions.observation_shape
-        flat = self._flat(slice(None))
-        if max(columns) >= flat.shape[1]:
-            raise ConfigError(
-                f"a map over columns {columns} needs them among the {flat.shape[1]} of an observation; "
-                "use top_regions"
-            )
-        counted = flat[self.case.weights > 0.0][:, columns]
-        x, y = (np.linspace(numbers.min(), numbers.max(), resolution) for numbers in counted.T)
-        grid = np.meshgrid(x, y)
-        places = np.tile(np.average(flat, axis=0, weights=self.case.weights), (grid[0].size, 1))
-        places[:, columns] = np.stack([numbers.ravel() for numbers in grid], axis=1)
+        shape, states = self.case.transitions.observation_shape, self._flat(self.case.weights > 0.0)
+        if states.shape[1] != 2:
+            raise ConfigError(f"a map needs states of two numbers, these have {shape}; use top_regions")
+        x, y = (np.linspace(numbers.min(), numbers.max(), resolution) for numbers in states.T)
+        places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, *shape)
         if action is None:
-            found = self._states_only()(places.reshape(-1, *shape))
+            found = self._states_only()(places)
         else:
-            found = self(places.reshape(-1, *shape), np.stack([np.asarray(action)] * len(places)))
-        shaped = WitnessValues(*(part.reshape(grid[0].shape) for part in found))
-        return WitnessMap((x, y), shaped, action, columns)
+            found = self(places, np.stack([np.asarray(action)] * len(places)))
+        shaped = WitnessValues(*(part.reshape(resolution, resolution) for part in found))
+        return WitnessMap((x, y), shaped, action)
 
     def top_regions(self, k: int = 5) -> list[Region]:
         """At most k separate regions, the largest |z| first; the thresholds hold for all places at once.
@@ -141,8 +129,6 @@ class Witness:
         Places are 400 rows drawn with the seed. A region holds the rows of one action within one bandwidth
         (kernel value above e⁻¹) of its place.
         """
-        if k < 1:
-            raise ConfigError(f"k is {k}; give a number of regions of at least 1")
         generator = np.random.default_rng(self.case.settings.seed)
         rows = np.flatnonzero(self.case.weights > 0.0)
         rows = np.sort(generator.choice(rows, min(len(rows), _CANDIDATES), replace=False))
@@ -161,21 +147,6 @@ class Witness:
             regions.append(self._region(int(rows[best]), float(scores[best]), threshold))
             left[np.isin(rows, regions[-1].rows)] = left[best] = 0.0
         return regions
-
-    def _checked_actions(self, actions: np.ndarray | None, count: int) -> np.ndarray:
-        """Check actions: (Q,) in 0 … n − 1, or finite (Q, k). Raises DataError."""
-        n, expected = self.case.space.n_actions, (count, *self.case.transitions.actions.shape[1:])
-        if actions is None or np.shape(actions) != expected:
-            got = "none" if actions is None else f"shape {np.shape(actions)}"
-            raise DataError(
-                f"the witness needs one action per observation, got {got}; give actions {expected}"
-            )
-        found = np.asarray(actions, dtype=np.float64)
-        fine = np.isfinite(found) if n is None else np.isin(found, np.arange(n))
-        if not fine.all():
-            needed = "finite numbers" if n is None else f"whole numbers from 0 to {n - 1}"
-            raise DataError(f"actions hold {found[~fine][0]:g}; give {needed}")
-        return found if n is None else found.astype(np.int64)
 
     def _sums(
         self, places: np.ndarray, signs: np.ndarray | None = None

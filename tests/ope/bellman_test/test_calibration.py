@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from koffline.ope.bellman_test.front import bellman_test
+from koffline.ope.bellman_test import bellman_test
 from tests.ope.bellman_test.problems import known_problem
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import koffline
+import koffline.ope.bellman_test as front
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
-from koffline.ope.bellman_test import front
 from tests.ope.bellman_test.problems import ONLY_ACTION, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
