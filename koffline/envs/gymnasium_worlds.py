@@ -17,7 +17,7 @@ from gymnasium.envs.registration import registry
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
-from koffline.envs.make import Copies, CopiesStep
+from koffline.envs.make import Copies, CopiesStep, make_env
 from koffline.errors import ConfigError
 
 NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
@@ -31,9 +31,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     world: its name, see `boxes.WORLDS`. Further keywords replace its fields, for instance noise=0.0.
     """
 
-    def __init__(self, world: str, render_mode: None = None, **overrides: Any) -> None:
-        if render_mode is not None:
-            raise ConfigError(f"render_mode is '{render_mode}', but {world} draws no pictures; leave it out")
+    def __init__(self, world: str, **overrides: Any) -> None:
         try:
             self.world = replace(make_world(world), **overrides)
         except TypeError as error:
@@ -41,7 +39,6 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
-        self._state: np.ndarray | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -53,8 +50,6 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """One step of the world; a time limit belongs to the registration. Raises ConfigError."""
-        if self._state is None:
-            raise gymnasium.error.ResetNeeded("call reset before step")
         if not self.action_space.contains(action):
             raise ConfigError(f"action is {action!r}; give one of {self.action_space}")
         outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
@@ -62,7 +57,6 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
 
     def _observation(self) -> np.ndarray:
-        assert self._state is not None
         space = self.observation_space
         return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
 
@@ -94,7 +88,7 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise ConfigError("transition_noise needs an environment of MuJoCo; leave it away for others")
         if not (np.isfinite(transition_noise) and transition_noise >= 0.0):
             raise ConfigError(f"transition_noise is {transition_noise}; give a number that is not negative")
-        self._scale = float(transition_noise)
+        self._scale = transition_noise
         self._generator = np.random.default_rng()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
@@ -113,13 +107,7 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any) -> VelocityNoise:
     """The entry point: `environment` with its own time limit, and the noise around it."""
-    try:
-        env = gymnasium.make(environment, disable_env_checker=True, **options)
-    except gymnasium.error.NameNotFound:  # otherwise Gymnasium's message would seem to concern our own id
-        raise ConfigError(
-            f"there is no environment '{environment}' to add noise to; check its name"
-        ) from None
-    return VelocityNoise(env, float(transition_noise))
+    return VelocityNoise(make_env(environment, disable_env_checker=True, **options), transition_noise)
 
 
 class WorldCopies(Copies):

@@ -21,7 +21,7 @@ from jaxtyping import Float, Shaped
 from numpy.typing import ArrayLike
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.finite import bilinear_weights, places
+from koffline.envs.finite import Grid
 from koffline.errors import DataError, PolicyError, nearest_name
 from koffline.policies.base import DiscretePolicy, Policy, check_spaces, one_line, refuse
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
@@ -67,7 +67,7 @@ class GridPolicy:
     def __call__(self, observations: Shaped[np.ndarray, "row 2"]) -> Float[np.ndarray, "row action"]:
         """Probabilities (N, A) of observations (N, 2) in native units."""
         shape = self.action_values.shape[0], self.action_values.shape[1]
-        cells, weights = bilinear_weights(places(observations, self.low, self.high, shape), shape)
+        cells, weights = Grid(self.low, self.high, shape).weights_of(observations)
         corners = self.action_values.reshape(-1, self.n)[cells]  # (N, 4, A)
         return softmax(np.einsum("nc,nca->na", weights, corners) / self.temperature)
 
