@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from koffline.envs import NOISY_MUJOCO
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS
-from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 
