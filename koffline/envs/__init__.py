@@ -15,7 +15,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.envs.registration import registry
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
