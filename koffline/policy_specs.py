@@ -19,12 +19,12 @@ import numpy as np
 from koffline.data.features import Features
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import PolicyError, nearest_name
+from koffline.policies import load_policy_file
 from koffline.policies.base import (
     ContinuousPolicy,
     DiscretePolicy,
     Policy,
     check_fits,
-    check_output_shape,
     checked_actions,
     chunk_rows_for,
     one_line,
@@ -32,7 +32,6 @@ from koffline.policies.base import (
 )
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
-from koffline.policies.policy_file import load_policy_file
 
 _MEAN_DRAWS = 64
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
@@ -195,10 +194,8 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
         return policy_from_d3(file, action_space, observation_shape)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
-    is_onnx = kind == "onnx"
-    function = load_onnx(path, observation_shape) if is_onnx else ModuleFunction(read_torchscript(path))
-    policy = callable_policy(function, str(path), action_space, observation_shape)
-    return check_output_shape(policy, observation_shape)
+    function = load_onnx(path) if kind == "onnx" else ModuleFunction(read_torchscript(path))
+    return callable_policy(function, str(path), action_space, observation_shape)
 
 
 def import_object(spec: str) -> Any:

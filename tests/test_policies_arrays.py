@@ -10,8 +10,7 @@ import torch
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import GridPolicy, save_grid_policy, save_mlp_policy
-from koffline.policies.policy_file import write_arrays
+from koffline.policies import GridPolicy, save_grid_policy, save_mlp_policy, write_arrays
 from koffline.policy_specs import load_policy
 from tests.refusals import refused
 

@@ -151,19 +151,6 @@ def check_spaces(
     refuse({f"{what}; give a policy trained for this log": is_so for what, is_so in wrong.items()}, name)
 
 
-def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Policy:
-    """Check the shape of what the policy returns for two rows of zeros; for files that do not say it.
-
-    The values are not checked: zeros need not be a valid observation. Raises PolicyError; returns the policy.
-    """
-    is_discrete = isinstance(policy, DiscretePolicy)
-    function = policy.function if isinstance(policy, DiscretePolicy) else policy.mean_function
-    raw = _call(function, policy.name, np.zeros((2, *observation_shape), np.float32))
-    size = policy.n if isinstance(policy, DiscretePolicy) else policy.k
-    _output(raw, 2, size, policy.name, is_discrete)
-    return policy
-
-
 def describe_actions(space: ActionSpace) -> str:
     """`4 discrete actions` or `2 continuous action dimensions`."""
     if isinstance(space, Discrete):

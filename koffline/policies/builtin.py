@@ -57,11 +57,9 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) 
 def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> Policy:
     """With probability epsilon a uniform action, otherwise the base policy's.
 
-    Raises PolicyError for epsilon outside [0, 1] and for a continuous box that is not finite.
+    Raises PolicyError for a continuous box that is not finite.
     """
     name = f"epsilon:{epsilon:g}:{base.name}"
-    if not 0.0 <= epsilon <= 1.0:
-        raise PolicyError(f"{name}: epsilon is {epsilon:g}; give a probability in [0, 1]")
     if isinstance(base, DiscretePolicy):
         n = base.n
 
@@ -185,38 +183,34 @@ class Mlp:
         for what, choices in CHOICES.items():
             given = getattr(self, what)
             refuse({f"{what} is {given!r}; give one of {', '.join(choices)}": given not in choices})
-        width = len(self.weights[0]) if self.weights[0].ndim else 0
+        width = None
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             fits = weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
             shapes = f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in, out) and (out,)"
-            finite = np.isfinite(weight).all() and np.isfinite(bias).all()
             wrong = {
-                f"{shapes}, `in` the layer before's `out`": not fits or len(weight) != width,
-                "give finite weights": not finite,
+                f"{shapes}, `in` the layer before's `out`": not fits or width not in (None, len(weight)),
+                "give finite weights": not (np.isfinite(weight).all() and np.isfinite(bias).all()),
             }
             refuse(wrong, f"layer {layer}")
             width = weight.shape[1]
-        low, high, std, heat = self.action_low, self.action_high, self.std, self.temperature
-        is_gaussian = self.output == "gaussian"
-        refuse(
-            {
-                f"temperature is {heat}; give a positive number": not 0 < heat < math.inf,
-                'std; give it with output "gaussian", and only there': (std is None) == is_gaussian,
-                "action_low and action_high; give both or neither": (low is None) != (high is None),
-                'action_low and action_high are for output "tanh" or "gaussian"; leave them out': (
-                    low is not None and not is_gaussian and self.output != "tanh"
-                ),
-            }
-        )
         for what in VECTORS:
             value, size = getattr(self, what), self.inputs if what.startswith("observ") else self.outputs
+            least = 0.0 if what.endswith("std") else -math.inf
             if value is not None:
-                least = 0.0 if what.endswith("std") else -math.inf
                 is_off = value.shape not in ((), (size,)) or not ((value > least) & (value < math.inf)).all()
                 kind = f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
                 refuse({f"{what} is {value}; give {kind}": is_off})
-        if low is not None and not np.all(low < high):
-            raise PolicyError(f"action_low is {low}, action_high {high}; give lower bounds below upper ones")
+        low, high = self.action_low, self.action_high
+        ordered = low is None if high is None else low is not None and bool(np.all(low < high))
+        bounded = "action_low and action_high: give both, lower bounds below upper ones, and only for output"
+        wrong = {
+            f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
+            'std; give it with output "gaussian", and only there': (self.std is None)
+            == (self.output == "gaussian"),
+            f'{bounded} "tanh" or "gaussian"': not ordered
+            or (low is not None and self.output not in ("tanh", "gaussian")),
+        }
+        refuse(wrong)
 
     @property
     def inputs(self) -> int:
