@@ -46,7 +46,7 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) 
     low, high = finite_box(action_space, "uniform")
     return ContinuousPolicy(
         action_space.k,
-        lambda rows: np.tile((low + high) / 2, (len(rows), 1)),
+        None,
         lambda rows, generator: generator.uniform(low, high, (len(rows), action_space.k)),
         "uniform",
         shape,
@@ -72,9 +72,6 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
         return base
     low, high = finite_box(action_space, name)
 
-    def mean(observations: np.ndarray) -> np.ndarray:
-        return epsilon * (low + high) / 2 + (1.0 - epsilon) * base.mean(observations)
-
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         actions = base.sample(observations, generator)
         explore = generator.random((len(actions), 1)) < epsilon
@@ -90,9 +87,9 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
             return uniform
         return np.logaddexp(uniform, math.log1p(-epsilon) + base.log_density(observations, actions))
 
-    density = log_density if base.has_density else None
+    density = None if base.why_no_density else log_density
     shape, rows = base.observation_shape, base.chunk_rows
-    return ContinuousPolicy(base.k, mean, sample, name, shape, rows, density, base.cut_to)
+    return ContinuousPolicy(base.k, None, sample, name, shape, rows, density, base.cut_to)
 
 
 def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -92,7 +92,7 @@ def action_log_probabilities(
         taken = probabilities[np.arange(len(transitions)), np.asarray(transitions.actions)]
         with np.errstate(divide="ignore"):
             return np.log(taken)
-    if not policy.has_density:
+    if policy.why_no_density:
         raise PolicyError(
             f"{policy.name}: {policy.why_no_density}; importance ratios need the density of logged actions: "
             "use an estimator that asks the policy for actions (kloss, fqe, mwl)"
