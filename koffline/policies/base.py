@@ -69,8 +69,8 @@ def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> 
 class ContinuousPolicy:
     """An action of k numbers for each observation, or draws of them.
 
-    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws; None
-    where that is unknown.
+    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws;
+    None where that is unknown.
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
     observation_shape: shape of one observation; None accepts any.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where

@@ -14,7 +14,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.kernels import random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
-from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, QuadraticForm, SumForm, gram_form
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, draw_signs, gram_form
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, read_value_function
 from koffline.ope.provenance import Provenance, measure_freshness
@@ -145,13 +145,14 @@ def bellman_test(
     if not isinstance(function, CrossFitted):
         held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, settings)
-    form, features = make_form(case)
-    law = NullLaw(form.draw(settings.draws, np.random.default_rng(seed + 1)), settings.level)
+    forms, features = make_forms(case)
+    statistic, drawn = draw_signs(forms, settings.draws, np.random.default_rng(seed + 1))
+    law = NullLaw(drawn, settings.level)
     shift, share = settings.alternative * case.reward_scale, case.weights / case.weights.sum()
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
-        statistic=form.statistic,
-        p_value=law.p_value(form.statistic),
+        statistic=statistic,
+        p_value=law.p_value(statistic),
         power=0.0 if case.is_hopeless else law.power(shift),
         alternative=shift,
         detectable=None if case.is_hopeless else law.detectable_shift(shift),
@@ -160,7 +161,7 @@ def bellman_test(
         held_out=held_out,
         value_function=function.name,
         policy=policy.name,
-        kernel_loss=(form.statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
+        kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
         return_scale=case.reward_scale,
@@ -196,8 +197,8 @@ def _read(
     return read_value_function(q, space, shape), policy, settings
 
 
-def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
-    """Exact form for few rows, random features for many; and the number of features, 0 for the exact form."""
+def make_forms(case: BellmanCase) -> tuple[list[GramForm | FeatureForm], int]:
+    """A form per value function: exact for few rows, else in random features; their number, 0 where exact."""
     count, rows = case.settings.features, len(case.transitions)
     if count is None:
         count = 0 if rows <= _EXACT_ROWS else _FEATURES
@@ -206,8 +207,7 @@ def make_form(case: BellmanCase) -> tuple[QuadraticForm, int]:
             f"features=0 asks for the Gram matrix of {rows} rows, more than {_MOST_EXACT_ROWS}; leave "
             "features out or give some thousand"
         )
-    parts = tuple(_form_of_rows(case, rows, count) for rows in case.folds)
-    return (parts[0] if len(parts) == 1 else SumForm(parts)), count
+    return [_form_of_rows(case, rows, count) for rows in case.folds], count
 
 
 def _form_of_rows(case: BellmanCase, rows: np.ndarray, count: int) -> GramForm | FeatureForm:

@@ -71,22 +71,21 @@ class KernelSpace:
     """Coordinates and kernel of the test; the same coordinates as `EvaluationProblem.kernel_inputs`.
 
     ``location``, ``scale (k,)``: of states and continuous actions. ``n_actions``: discrete actions stand
-    beside the state as one-hot columns; None otherwise. ``with_actions``: False where actions are ignored.
+    beside the state as one-hot columns; None otherwise.
     """
 
     kernel: Gaussian
     location: np.ndarray
     scale: np.ndarray
     n_actions: int | None
-    with_actions: bool = True
 
-    def place(self, observations: np.ndarray, actions: np.ndarray | None = None) -> Float[Tensor, "row k"]:
+    def place(self, observations: np.ndarray, actions: np.ndarray) -> Float[Tensor, "row k"]:
         """Kernel inputs (N, k) float64 of observations (N, …) and actions (N,) or (N, a)."""
         columns = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-        if self.with_actions and self.n_actions is None:
+        if self.n_actions is None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
         placed = np.clip((columns - self.location) / self.scale, -_FAR, _FAR)
-        if self.with_actions and self.n_actions is not None:
+        if self.n_actions is not None:
             placed = np.concatenate([placed, np.eye(self.n_actions)[np.asarray(actions)]], axis=1)
         return torch.as_tensor(placed)
 
@@ -191,13 +190,13 @@ def _residuals(
     rewards = problem.rewards * problem.reward_scale
     with np.errstate(over="ignore", invalid="ignore"):
         residuals = rewards + later - values
-    for what, numbers in (("reward", rewards), ("value", values), ("residual", residuals)):
-        row = int(np.argmin(np.abs(numbers) < _LARGEST))
-        if not abs(numbers[row]) < _LARGEST:
-            raise DataError(
-                f"the {what} of row {row} is {numbers[row]:.3g}, far from any return of a log; check the "
-                f"model's units, and rescale rewards and values below {_LARGEST:g}"
-            )
+    is_far = ~(np.abs(residuals) < _LARGEST)
+    if is_far.any():
+        row = int(is_far.argmax())
+        raise DataError(
+            f"the reward of row {row} is {rewards[row]:.3g}, its value {values[row]:.3g}, far from any "
+            "return of a log; check the model's units, and rescale rewards and values"
+        )
     single = np.array_equal(values, values.astype(np.float32))
     precision = float(np.finfo(np.float32 if single else np.float64).eps)
     sizes = precision * (np.abs(values) + np.abs(later))

@@ -9,7 +9,7 @@ only what an alternative adds to products of different scores counts for the pow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -139,29 +139,18 @@ class FeatureForm:
             yield torch.as_tensor(scores), torch.as_tensor(shifts)
 
 
-@dataclass(frozen=True, eq=False)
-class SumForm:
-    """T = Σ_k T_k of separate value functions on separate rows, whose residuals are never multiplied.
+def draw_signs(
+    parts: Sequence[GramForm | FeatureForm], draws: int, generator: np.random.Generator
+) -> tuple[float, SignDraws]:
+    """T = Σ_k T_k and its draws, of separate value functions on separate rows.
 
     Products across folds would be biased under cross-fitting: a fold's noise enters its own residuals and,
     through the models fitted to it, the others' with the opposite sign.
     """
-
-    parts: tuple[GramForm | FeatureForm, ...]
-
-    @property
-    def statistic(self) -> float:
-        """Σ T_k."""
-        return sum(part.statistic for part in self.parts)
-
-    def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* with independent signs for every part."""
-        statistics, linear, moments = zip(*(part.draw(draws, generator) for part in self.parts), strict=True)
-        together = Moments(*map(sum, zip(*moments, strict=True)))
-        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), together)
-
-
-QuadraticForm = GramForm | FeatureForm | SumForm
+    statistics, linear, moments = zip(*(part.draw(draws, generator) for part in parts), strict=True)
+    together = Moments(*map(sum, zip(*moments, strict=True)))
+    drawn = SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), together)
+    return sum(part.statistic for part in parts), drawn
 
 
 def gram_form(

@@ -5,7 +5,6 @@ The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,14 +50,11 @@ class WitnessValues(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WitnessMap:
-    """Over a grid of states of two numbers: ``axes`` are x (W,) and y (H,), ``values`` of (H, W) arrays.
-
-    ``action``: the action of the map; None: averaged (see `Witness.map`).
-    """
+    """For one action, over a grid of states of two numbers: ``axes`` x (W,), y (H,), ``values`` (H, W)."""
 
     axes: tuple[np.ndarray, np.ndarray]
     values: WitnessValues
-    action: object
+    action: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +87,7 @@ class Witness:
 
     case: BellmanCase = field(repr=False)
 
-    def __call__(self, observations: np.ndarray, actions: np.ndarray | None = None) -> WitnessValues:
+    def __call__(self, observations: np.ndarray, actions: np.ndarray) -> WitnessValues:
         """Evaluate at observations (Q, …) and actions (Q,) or (Q, a). Raises DataError."""
         observations, shape = np.asarray(observations), self.case.transitions.observation_shape
         if observations.shape[1:] != shape or not np.isfinite(observations).all():
@@ -105,21 +101,14 @@ class Witness:
         witness = total[:, 0] / self.case.weights.sum()
         return WitnessValues(witness, total[:, 0] / mass, np.sqrt(spread[:, 0]) / mass, effective)
 
-    def map(self, resolution: int = 50, action: object = None) -> WitnessMap:
-        """Evaluate over a grid of states of two numbers. Raises ConfigError for other states.
-
-        ``action``: the one the map is for; None: the kernel ignores actions, so that residuals of all actions
-        are averaged as the log holds them.
-        """
+    def map(self, action: Any, resolution: int = 50) -> WitnessMap:
+        """Evaluate at an action over a grid of states of two numbers. Raises ConfigError for other states."""
         shape, states = self.case.transitions.observation_shape, self._flat(self.case.weights > 0.0)
         if states.shape[1] != 2:
             raise ConfigError(f"a map needs states of two numbers, these have {shape}; use top_regions")
         x, y = (np.linspace(numbers.min(), numbers.max(), resolution) for numbers in states.T)
         places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, *shape)
-        if action is None:
-            found = self._states_only()(places)
-        else:
-            found = self(places, np.stack([np.asarray(action)] * len(places)))
+        found = self(places, np.stack([np.asarray(action)] * len(places)))
         shaped = WitnessValues(*(part.reshape(resolution, resolution) for part in found))
         return WitnessMap((x, y), shaped, action)
 
@@ -183,14 +172,6 @@ class Witness:
         """Observations (Q, d) of some rows."""
         observations = np.asarray(self.case.transitions.observations[rows], dtype=np.float64)
         return observations.reshape(len(observations), -1)
-
-    def _states_only(self) -> Witness:
-        """Witness of the same residuals with a kernel that ignores actions."""
-        space, width = self.case.space, self._flat(slice(1)).shape[1]
-        alone = dataclasses.replace(
-            space, location=space.location[:width], scale=space.scale[:width], with_actions=False
-        )
-        return Witness(dataclasses.replace(self.case, space=alone, inputs=self.case.inputs[:, :width]))
 
     def _kernel_blocks(self, places: np.ndarray) -> Iterator[tuple[slice, torch.Tensor]]:
         """Pairs (slice of rows, k(place, row) (Q, b))."""

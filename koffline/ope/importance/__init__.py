@@ -11,7 +11,7 @@ from koffline.ope import names
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
 from koffline.ope.importance.statistics import (
-    Difference,
+    Deviations,
     EpisodeStatistic,
     StepwiseMean,
     magic,
@@ -115,7 +115,8 @@ def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size
         return None
     returns = weights.episode_sums(problem.gamma**weights.steps * problem.rewards)
     logged = plain_mean(returns, weights.shares)
-    gap, own = Difference(whole, logged), 1.0 / float(np.square(weights.shares).sum())
+    gap = Deviations(whole.value - logged.value, whole.deviations - logged.deviations)
+    own = 1.0 / float(np.square(weights.shares).sum())
     ends = intervals.student_interval(gap, level, size), intervals.student_interval(logged, level, own)
     return Uplift(gap.value, ends[0], logged.value, ends[1])
 

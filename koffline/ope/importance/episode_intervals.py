@@ -9,7 +9,7 @@ from jaxtyping import Float
 from scipy import special, stats
 
 from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeWeights
-from koffline.ope.importance.statistics import Difference, EpisodeStatistic, standard_error
+from koffline.ope.importance.statistics import Deviations, EpisodeStatistic, standard_error
 from koffline.ope.intervals.settings import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
@@ -34,7 +34,7 @@ _FEWEST_DRAWS = 0.9  # share of draws that must be finite
 
 
 def student_interval(
-    statistic: EpisodeStatistic | Difference, level: float, effective_size: float
+    statistic: EpisodeStatistic | Deviations, level: float, effective_size: float
 ) -> Interval | None:
     """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
 

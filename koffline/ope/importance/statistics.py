@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -121,22 +122,11 @@ class StepwiseMean:
 EpisodeStatistic = WeightedMean | StepwiseMean
 
 
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """Difference of two means over the same episodes, in which their common sampling error cancels."""
+class Deviations(NamedTuple):
+    """A value and its deviations alone: the difference of two means, whose common sampling error cancels."""
 
-    more: EpisodeStatistic
-    less: EpisodeStatistic
-
-    @property
-    def value(self) -> float:
-        """The first minus the second."""
-        return self.more.value - self.less.value
-
-    @property
-    def deviations(self) -> Float[np.ndarray, " episode"]:
-        """Deviations (E,) of the first minus those of the second."""
-        return self.more.deviations - self.less.deviations
+    value: float
+    deviations: Float[np.ndarray, " episode"]
 
 
 def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
@@ -183,7 +173,7 @@ def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | flo
     return np.where(alone, means, moves)
 
 
-def standard_error(statistic: EpisodeStatistic | Difference) -> float | None:
+def standard_error(statistic: EpisodeStatistic | Deviations) -> float | None:
     """Jackknife standard error sqrt((E − 1)/E · Σ deviation²); None if one episode has all the weight.
 
     For a plain mean it is the textbook s / √E. (Efron 1982)

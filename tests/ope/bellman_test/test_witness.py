@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.errors import DataError
+from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test import witness_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import known_problem, simple_q
@@ -67,13 +67,14 @@ def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> N
 
 def test_maps_are_the_witness_on_a_grid(broken) -> None:
     _, result = broken
-    found = result.witness.map(resolution=7, action=1)
+    found = result.witness.map(1, resolution=7)
     assert found.values.mean.shape == (7, 7)
     place = np.array([[found.axes[0][2], found.axes[1][5]]])
     assert found.values.mean[5, 2] == pytest.approx(result.witness(place, np.array([1])).mean[0], rel=1e-9)
-    pooled = result.witness.map(resolution=5)
-    assert pooled.action is None
-    assert np.isfinite(pooled.values.witness).all()
+    log = discrete_log()
+    flat = log.replace(observations=log.observations[:, :1], next_observations=log.next_observations[:, :1])
+    with pytest.raises(ConfigError, match=r"states of two numbers, these have \(1,\); use top_regions"):
+        witness_function(simple_q, flat, "uniform", 0.9).map(1)
 
 
 @pytest.mark.parametrize(
