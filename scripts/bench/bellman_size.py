@@ -161,10 +161,9 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
     )
     case = make_case(q, log, draw.policy, settings)
     forms, _ = make_forms(case)
-    statistic, drawn = draw_signs(forms, DRAWS, np.random.default_rng(seed))
-    law = NullLaw(drawn, LEVEL)
+    law = NullLaw(draw_signs(forms, DRAWS, np.random.default_rng(seed)), LEVEL)
     power = 0.0 if case.is_hopeless else law.power(0.3 * draw.scale)
-    return {"p_value": law.p_value(statistic), "power": power}
+    return {"p_value": law.p_value(law.draws.statistic), "power": power}
 
 
 def study(cell: Cell) -> dict[str, Any]:
@@ -213,7 +212,7 @@ def repeat_by_pairs(data: str, n: int, seed: int) -> float:
     total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
-    law = NullLaw(SignDraws(statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
+    law = NullLaw(SignDraws(statistic, statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
     return law.p_value(float(total @ gram @ total) / n)
 
 

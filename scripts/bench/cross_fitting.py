@@ -69,9 +69,8 @@ def p_values(problem: ExactProblem, exact: Any, seed: int) -> dict[str, float]:
     }
     case = dataclasses.replace(found["cross_fit"].rows, folds=(np.arange(len(log)),))
     forms, _ = make_forms(case)
-    statistic, drawn = draw_signs(forms, case.settings.draws, np.random.default_rng(seed + 1))
-    law = NullLaw(drawn, LEVEL)
-    return {"pooled": law.p_value(statistic)} | {kind: test.p_value for kind, test in found.items()}
+    law = NullLaw(draw_signs(forms, case.settings.draws, np.random.default_rng(seed + 1)), LEVEL)
+    return {"pooled": law.p_value(law.draws.statistic)} | {kind: test.p_value for kind, test in found.items()}
 
 
 def main() -> None:

@@ -146,8 +146,8 @@ def bellman_test(
         held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, settings)
     forms, features = make_forms(case)
-    statistic, drawn = draw_signs(forms, settings.draws, np.random.default_rng(seed + 1))
-    law = NullLaw(drawn, settings.level)
+    drawn = draw_signs(forms, settings.draws, np.random.default_rng(seed + 1))
+    law, statistic = NullLaw(drawn, settings.level), drawn.statistic
     shift, share = settings.alternative * case.reward_scale, case.weights / case.weights.sum()
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
@@ -216,8 +216,10 @@ def _form_of_rows(case: BellmanCase, rows: np.ndarray, count: int) -> GramForm |
     scores, shifts = (case.weights[rows] * each[rows] for each in (case.residuals, case.shifts))
     inputs = case.inputs[torch.as_tensor(rows)]
     if count == 0:
-        return gram_form(scores, shifts, inputs, kernel, case.n)
+        return gram_form(scores, shifts, kernel.gram(inputs).numpy(), case.n)
     generator = torch.Generator().manual_seed(case.settings.seed)
     features = random_fourier_features(kernel, inputs.shape[1], count, generator)
-    form = FeatureForm(scores, shifts, inputs, features, case.n)
-    return form.condensed() if 0 < len(rows) <= min(count, _EXACT_ROWS) else form
+    if not 0 < len(rows) <= min(count, _EXACT_ROWS):
+        return FeatureForm(scores, shifts, inputs, features, case.n)
+    columns = features(inputs)
+    return gram_form(scores, shifts, (columns @ columns.mT).numpy(), case.n)
