@@ -166,7 +166,7 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
         "std and log_std are both given; give one of them": "std" in arrays and "log_std" in arrays,
     }
     refuse(wrong)
-    values = {k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()}
+    values: dict[str, Any] = {k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()}
     layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
     if "log_std" in values:
         values["std"] = np.asarray(np.exp(values.pop("log_std")))
@@ -177,8 +177,8 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
     if set(arrays) != set(_GRID_KEYS):
         raise PolicyError(f"the arrays are {', '.join(sorted(arrays))}; {', '.join(_GRID_KEYS)} are needed")
-    low, high = (tuple(arrays[side].astype(np.float64).reshape(-1).tolist()) for side in ("low", "high"))
-    return GridPolicy(low, high, arrays["action_values"], float(arrays["temperature"]))
+    low, high = arrays["low"].astype(np.float64).tolist(), arrays["high"].astype(np.float64).tolist()
+    return GridPolicy(tuple(low), tuple(high), arrays["action_values"], float(arrays["temperature"]))
 
 
 def _stored(value: Any) -> np.ndarray:

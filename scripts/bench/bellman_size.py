@@ -212,8 +212,9 @@ def repeat_by_pairs(data: str, n: int, seed: int) -> float:
     total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
+    statistic = float(total @ gram @ total) / n
     law = NullLaw(SignDraws(statistic, statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
-    return law.p_value(float(total @ gram @ total) / n)
+    return law.p_value(statistic)
 
 
 def study_by_pairs(sizes: Sequence[int], repetitions: int) -> Iterator[dict[str, Any]]:

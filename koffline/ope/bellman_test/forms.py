@@ -113,10 +113,8 @@ class FeatureForm:
             part = slice(start, start + _BLOCK)
             scores, shifts = self.scores[part], self.shifts[part]
             signed = random_signs((len(scores), draws), generator) * scores[:, None]
-            columns = np.column_stack([signed, scores, shifts])
-            totals.addmm_(
-                torch.as_tensor(columns).mT, self.features(self.inputs[part])
-            )  # (B + 2, g) @ (g, m)
+            rows = torch.as_tensor(np.column_stack([signed, scores, shifts])).mT
+            totals.addmm_(rows, self.features(self.inputs[part]))  # (B + 2, g) @ (g, m)
             own += shifts @ signed / self.rows
         *drawn, whole, shift = totals.numpy() / np.sqrt(self.rows)
         statistics = np.square(drawn).sum(axis=1)
