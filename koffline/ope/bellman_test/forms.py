@@ -132,9 +132,12 @@ def draw_signs(
     through the models fitted to it, the others' with the opposite sign.
     """
     drawn = [part.draw(draws, generator) for part in parts]
-    statistic, statistics, linear = (sum(one[place] for one in drawn) for place in range(3))
-    moments = Moments(*map(sum, zip(*(one.moments for one in drawn), strict=True)))
-    return SignDraws(statistic, statistics, linear, moments)
+    return SignDraws(
+        sum(one.statistic for one in drawn),
+        np.sum([one.statistics for one in drawn], axis=0),
+        np.sum([one.linear for one in drawn], axis=0),
+        Moments(*map(sum, zip(*(one.moments for one in drawn), strict=True))),
+    )
 
 
 def random_signs(shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:

@@ -6,7 +6,6 @@ The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -94,7 +93,7 @@ class Witness:
             received = f"observations have shape {observations.shape}, the log's rows {shape}"
             raise DataError(f"{received}; give finite numbers (Q, …) of the same shape")
         places = self.case.space.place(observations, actions).numpy()
-        total, spread = self._sums(places)[:2]
+        total, spread = self._sums(places)
         seen = total[:, 1] > 1e-8
         mass = np.where(seen, total[:, 1], np.nan)
         effective = np.divide(total[:, 1] ** 2, spread[:, 1], out=np.zeros(len(places)), where=seen)
@@ -123,11 +122,11 @@ class Witness:
         rows = np.sort(generator.choice(rows, min(len(rows), _CANDIDATES), replace=False))
         signs = np.zeros((len(self.case.weights), _SIGN_DRAWS))
         signs[self.case.weights > 0.0] = random_signs((self.case.n, _SIGN_DRAWS), generator)
-        total, spread, drawn = self._sums(self.case.inputs[rows].numpy(), signs)
+        total, spread = self._sums(self.case.inputs[rows].numpy(), signs)
         usable = (spread[:, 0] > 0.0) & (total[:, 1] ** 2 > _FEWEST_EFFECTIVE * spread[:, 1])
         scale = np.where(usable, np.sqrt(np.where(usable, spread[:, 0], 1.0)), np.inf)
         scores = total[:, 0] / scale
-        largest = np.abs(drawn / scale[:, None]).max(axis=0)
+        largest = np.abs(total[:, 2:] / scale[:, None]).max(axis=0)
         threshold = float(np.quantile(largest, 1.0 - self.case.settings.level))
         regions: list[Region] = []
         left = np.abs(scores)
@@ -137,26 +136,27 @@ class Witness:
             left[np.isin(rows, regions[-1].rows)] = left[best] = 0.0
         return regions
 
-    def _sums(
-        self, places: np.ndarray, signs: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2) at places (Q, k); with signs of rows Σ k·wδ·sign (Q, B)."""
+    def _sums(self, places: np.ndarray, signs: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Sums at places (Q, k): Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2).
+
+        With signs of rows the first go on with Σ k·wδ·sign (Q, 2 + B).
+        """
         weights, residual = self.case.weights, self.case.residuals * self.case.weights
-        columns = torch.as_tensor(np.stack([residual, weights], axis=1))
-        total, spread = np.zeros((len(places), 2)), np.zeros((len(places), 2))
-        drawn = np.zeros((len(places), 0 if signs is None else signs.shape[1]))
-        for rows, near in self._kernel_blocks(places):
-            total += (near @ columns[rows]).numpy()
-            spread += (near.square() @ columns[rows].square()).numpy()
-            if signs is not None:
-                drawn += near.numpy() * residual[rows] @ signs[rows]
-        return total, spread, drawn
+        signs = np.zeros((len(residual), 0)) if signs is None else signs
+        total, spread = np.zeros((len(places), 2 + signs.shape[1])), np.zeros((len(places), 2))
+        size = max(1, _BLOCK_NUMBERS // max(len(places), 1))
+        for start in range(0, len(residual), size):
+            rows = slice(start, start + size)
+            near = self.case.space.kernel.gram(torch.as_tensor(places), self.case.inputs[rows]).numpy()
+            columns = np.column_stack([residual[rows], weights[rows], residual[rows, None] * signs[rows]])
+            total += near @ columns  # (Q, b) @ (b, 2 + B)
+            spread += np.square(near) @ np.square(columns[:, :2])
+        return total, spread
 
     def _region(self, row: int, score: float, threshold: float) -> Region:
         """Rows of positive weight within a bandwidth of one row; of its action where actions are discrete."""
         log, space = self.case.transitions, self.case.space
-        place = self.case.inputs[row : row + 1].numpy()
-        close = np.concatenate([near.numpy()[0] for _, near in self._kernel_blocks(place)])
+        close = space.kernel.gram(self.case.inputs[row : row + 1], self.case.inputs)[0].numpy()
         inside = (close >= np.exp(-1.0)) & (self.case.weights > 0.0)
         if space.n_actions is not None:
             inside &= np.asarray(log.actions) == log.actions[row]
@@ -172,13 +172,6 @@ class Witness:
         """Observations (Q, d) of some rows."""
         observations = np.asarray(self.case.transitions.observations[rows], dtype=np.float64)
         return observations.reshape(len(observations), -1)
-
-    def _kernel_blocks(self, places: np.ndarray) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Pairs (slice of rows, k(place, row) (Q, b))."""
-        at, size = torch.as_tensor(places), max(1, _BLOCK_NUMBERS // max(len(places), 1))
-        for start in range(0, len(self.case.inputs), size):
-            rows = slice(start, start + size)
-            yield rows, self.case.space.kernel.gram(at, self.case.inputs[rows])
 
 
 @dataclass(frozen=True, eq=False)
