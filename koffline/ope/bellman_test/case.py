@@ -25,7 +25,6 @@ from koffline.policies import Policy
 
 _FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not dominate the scale
 _MEDIAN_ROWS = 1500  # rows for the median distance, evenly spaced: enough for an error of 1 %
-_KERNEL_SAMPLE = 500
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # largest residual whose fourth power is finite
 _ULPS = 4.0  # residuals smaller than this many rounding errors of their terms are zero
@@ -159,7 +158,8 @@ def make_case(
     later = next_row_values(q, transitions, policy, settings.action_draws, generator)
     values, later = row_values(q, transitions), problem.discounts * later
     inputs = torch.as_tensor(problem.kernel_inputs)
-    kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[_evenly_spaced(counted, _MEDIAN_ROWS)]))
+    spaced = np.linspace(0, len(counted) - 1, min(len(counted), _MEDIAN_ROWS)).astype(np.int64)
+    kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[torch.as_tensor(counted[spaced])]))
     case = BellmanCase(
         transitions=transitions,
         settings=settings,
@@ -217,17 +217,4 @@ def _doubts(case: BellmanCase) -> list[str]:
         )
     elif signs < _FEW_SIGNS:
         found.append(f"Only {signs} rows have a residual: the level is only roughly kept.")
-    rows = _evenly_spaced(np.flatnonzero(case.weights), _KERNEL_SAMPLE)
-    gram = case.space.kernel.gram(case.inputs[rows]).abs()
-    near = float((gram.sum() - gram.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
-    if near < 1.0 / case.n:
-        found.append(
-            f"The kernel sees every row almost alone (mean value between rows {near:.1e}): errors that rows "
-            "share go unseen; give a larger bandwidth."
-        )
     return found
-
-
-def _evenly_spaced(rows: np.ndarray, most: int) -> Tensor:
-    """At most ``most`` of the row numbers, evenly spaced."""
-    return torch.as_tensor(rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)])
