@@ -75,7 +75,10 @@ class EvaluationSettings(Section):
         200_000, ge=2, description="about so many rows of a larger log, whole episodes, train networks"
     )
     history: int | None = Field(
-        None, ge=0, le=10, description="rows before that are part of the state; auto takes one where it matters"
+        None,
+        ge=0,
+        le=10,
+        description="rows before that are part of the state; auto takes one where it matters",
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
