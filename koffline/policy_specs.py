@@ -7,9 +7,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from difflib import get_close_matches
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,24 +15,21 @@ from typing import Any
 import numpy as np
 
 from koffline.data.features import Features
-from koffline.data.transitions import ActionSpace, Discrete
+from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, nearest_name
+from koffline.policies import load_policy_file
 from koffline.policies.base import (
     ContinuousPolicy,
     DiscretePolicy,
     Policy,
-    check_fits,
-    check_output_shape,
-    checked_actions,
+    check_spaces,
     chunk_rows_for,
     one_line,
     refuse,
 )
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
-from koffline.policies.policy_file import load_policy_file
 
-_MEAN_DRAWS = 64
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
 _MOST_LAYERS = 3  # nested epsilons: epsilon:0.1:epsilon:0.1:uniform has two
@@ -79,9 +74,7 @@ def check_spec(spec: str | Path) -> None:
     elif spec and spec != "uniform" and path.is_dir():  # Path("") is the current folder
         raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
     elif spec != "uniform" and not path.is_file() and not _MODULE_SPEC.fullmatch(str(spec)):
-        is_near = spec == "random" or get_close_matches(str(spec), ["uniform"], 1)
-        hint = "did you mean 'uniform'? " if is_near else ""
-        raise PolicyError(f"{str(spec)!r}: there is no such file; {hint}a policy is {ACCEPTED}")
+        raise PolicyError(f"{str(spec)!r}: there is no such file; a policy is {ACCEPTED}")
 
 
 def as_policy(
@@ -104,7 +97,9 @@ def as_policy(
     if isinstance(policy, (str, Path)):
         return load_policy(policy, action_space, observation_shape, features)
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
-        return check_fits(policy, action_space, observation_shape)
+        own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
+        check_spaces(policy.name, own, policy.observation_shape, action_space, observation_shape)
+        return policy
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
     kind, function = type(policy).__name__, "a function of a batch of observations"
     wrong = {
@@ -169,20 +164,14 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
 def _epsilon_and_base(spec: str) -> tuple[float, str]:
     """The parts of epsilon:<probability>:<policy>. Raises PolicyError."""
     layers = spec.count(_EPSILON)
-    number, separator, base = spec[len(_EPSILON) :].partition(":")
+    number, _, base = spec[len(_EPSILON) :].partition(":")
     try:
         epsilon = float(number)
     except ValueError:
         epsilon = float("nan")
-    wrong = {
-        f"names {layers} layers of epsilon; give at most {_MOST_LAYERS}, or one of the whole probability": (
-            layers > _MOST_LAYERS
-        ),
-        "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform": (
-            not (separator and base and 0.0 <= epsilon <= 1.0)
-        ),
-    }
-    refuse(wrong, spec[:80])
+    few = f"names {layers} layers of epsilon; give at most {_MOST_LAYERS}, or one of the whole probability"
+    form = "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
+    refuse({few: layers > _MOST_LAYERS, form: not (base and 0.0 <= epsilon <= 1.0)}, spec[:80])
     return epsilon, base
 
 
@@ -195,10 +184,8 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
         return policy_from_d3(file, action_space, observation_shape)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
-    is_onnx = kind == "onnx"
-    function = load_onnx(path, observation_shape) if is_onnx else ModuleFunction(read_torchscript(path))
-    policy = callable_policy(function, str(path), action_space, observation_shape)
-    return check_output_shape(policy, observation_shape)
+    function = load_onnx(path) if kind == "onnx" else ModuleFunction(read_torchscript(path))
+    return callable_policy(function, str(path), action_space, observation_shape)
 
 
 def import_object(spec: str) -> Any:
@@ -209,14 +196,19 @@ def import_object(spec: str) -> Any:
     """
     module_name, _, attribute = spec.partition(":")
     say_it_runs_code(spec, f"runs the Python module {module_name}")
+    directory = os.getcwd()
+    sys.path.insert(0, directory)
+    importlib.invalidate_caches()  # the module may have been written a moment ago
     try:
-        with _current_directory_importable():
-            target = importlib.import_module(module_name)
+        target = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         is_missing = isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == error.name
-        folder = f"install it or run from the folder that holds it ({os.getcwd()} was searched)"
+        folder = f"install it or run from the folder that holds it ({directory} was searched)"
         remedy = folder if is_missing else "the module must be importable on its own, and named without .py"
         raise PolicyError(f"{spec}: importing {module_name} failed ({one_line(error)}); {remedy}") from error
+    finally:
+        if directory in sys.path:  # only our entry goes: the module may have added its own
+            sys.path.remove(directory)
     for part in attribute.split("."):
         if not hasattr(target, part):
             public = [name for name, value in vars(target).items() if name[0] != "_" and callable(value)]
@@ -225,28 +217,15 @@ def import_object(spec: str) -> Any:
     return target
 
 
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    directory = os.getcwd()
-    sys.path.insert(0, directory)
-    importlib.invalidate_caches()  # the module may have been written a moment ago
-    try:
-        yield
-    finally:
-        # Only our entry goes: the module may have added its own.
-        if directory in sys.path:
-            sys.path.remove(directory)
-
-
 def callable_policy(
     function: Callable[..., Any], name: str, action_space: ActionSpace, observation_shape: Sequence[int]
 ) -> Policy:
     """A policy from a function of a batch of observations.
 
     Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous: it returns actions
-    (N, k); when it has a parameter named `generator` it is stochastic and is called with a numpy Generator,
-    and its mean is the average of 64 draws with a fixed seed; an attribute `log_density` of such a function,
-    (observations, actions) -> (N,), makes importance ratios possible.
+    (N, k); when it has a parameter named `generator` it is stochastic and is called with a numpy Generator;
+    an attribute `log_density` of such a function, (observations, actions) -> (N,), makes importance ratios
+    possible.
     """
     shape = tuple(observation_shape)
     rows = chunk_rows_for(shape)
@@ -258,15 +237,8 @@ def callable_policy(
     def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
         return function(observations, generator=generator)
 
-    def mean(observations: np.ndarray) -> np.ndarray:
-        generator = np.random.default_rng(0)
-        total = np.zeros((len(observations), action_space.k))
-        for _ in range(_MEAN_DRAWS):
-            total += checked_actions(sample(observations, generator), len(total), action_space.k, name)
-        return total / _MEAN_DRAWS
-
     density = getattr(function, "log_density", None)
-    return ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density)
+    return ContinuousPolicy(action_space.k, None, sample, name, shape, rows, density)
 
 
 class ModuleFunction:

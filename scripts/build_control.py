@@ -30,8 +30,8 @@ from koffline.builders.control_learning import (
     policy_returns,
 )
 from koffline.errors import KofflineError
+from koffline.policies import FORMAT, VERSION, write_arrays
 from koffline.policies.builtin import Mlp
-from koffline.policies.policy_file import FORMAT, VERSION, write_arrays
 from scripts.build_uniform import DATASETS, build
 from scripts.learn_policies import write_entries
 

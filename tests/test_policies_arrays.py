@@ -10,8 +10,7 @@ import torch
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import GridPolicy, save_grid_policy, save_mlp_policy
-from koffline.policies.policy_file import write_arrays
+from koffline.policies import GridPolicy, save_grid_policy, save_mlp_policy, write_arrays
 from koffline.policy_specs import load_policy
 from tests.refusals import refused
 
@@ -30,43 +29,39 @@ def layers(*widths: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     ]
 
 
-def test_network_against_torch(tmp_path):
-    net = layers(4, 8, 5, 3)
-    mean, std = np.arange(4.0), np.array([1.0, 2, 3, 4])
-    save_mlp_policy(
-        tmp_path / "p", net, "softmax", temperature=0.7, observation_mean=mean, observation_std=std
-    )
+@pytest.mark.parametrize(
+    ("output", "settings", "expected"),
+    [
+        ("softmax", {"temperature": 0.7}, lambda last: torch.softmax(last / 0.7, dim=1)),
+        ("argmax", {"activation": "tanh"}, lambda last: torch.eye(2, dtype=last.dtype)[last.argmax(dim=1)]),
+        ("identity", {}, lambda last: last),
+        ("tanh", {}, torch.tanh),
+        (
+            "tanh",
+            {"action_low": BOX.low, "action_high": BOX.high},
+            lambda last: torch.tensor(BOX.low) + (last.tanh() + 1) / 2 * torch.tensor([5.0, 1.0]),
+        ),
+    ],
+)
+def test_networks_against_torch(tmp_path, output, settings, expected):
+    net, mean, std = layers(4, 8, 5, 2), np.arange(4.0), np.array([1.0, 2, 3, 4])
+    save_mlp_policy(tmp_path / "p", net, output, observation_mean=mean, observation_std=std, **settings)
     x = torch.tensor((observations() - mean) / std)
     for index, (weight, bias) in enumerate(net):
-        x = torch.relu(x) if index else x
+        if index:
+            x = torch.tanh(x) if settings.get("activation") == "tanh" else torch.relu(x)
         x = torch.nn.functional.linear(x, torch.tensor(weight).T, torch.tensor(bias))
-    expected = torch.softmax(x / 0.7, dim=1).numpy()
-    policy = load_policy(str(tmp_path / "p"), Discrete(3), SHAPE)
-    np.testing.assert_allclose(policy.probabilities(observations()), expected, atol=1e-12)
-
-
-def test_hidden_tanh_and_argmax(tmp_path):
-    net = layers(4, 6, 3)
-    save_mlp_policy(tmp_path / "p", net, "argmax", activation="tanh")
-    values = np.tanh(observations() @ net[0][0] + net[0][1]) @ net[1][0] + net[1][1]
-    result = load_policy(tmp_path / "p", Discrete(3), SHAPE).probabilities(observations())
-    np.testing.assert_array_equal(result, np.eye(3)[values.argmax(axis=1)])
+    is_discrete = output in ("softmax", "argmax")
+    policy = load_policy(str(tmp_path / "p"), Discrete(2) if is_discrete else BOX, SHAPE)
+    found = policy.probabilities(observations()) if is_discrete else policy.mean(observations())
+    np.testing.assert_allclose(found, expected(x).numpy(), atol=1e-12)
+    assert is_discrete or policy.deterministic
 
 
 def test_large_logits_do_not_overflow(tmp_path):
     save_mlp_policy(tmp_path / "p", [(1e6 * np.ones((1, 1)) @ [[1.0, -1.0]], np.zeros(2))], "softmax")
     result = load_policy(tmp_path / "p", Discrete(2), (1,)).probabilities(np.array([[1.0], [-1.0]]))
     np.testing.assert_array_equal(result, [[1, 0], [0, 1]])
-
-
-def test_tanh_fills_the_stored_box(tmp_path):
-    net = layers(4, 2)
-    save_mlp_policy(tmp_path / "p", net, "tanh", action_low=BOX.low, action_high=BOX.high)
-    policy = load_policy(tmp_path / "p", BOX, SHAPE)
-    squashed = np.tanh(observations() @ net[0][0] + net[0][1])
-    expected = np.array(BOX.low) + (squashed + 1) / 2 * np.subtract(BOX.high, BOX.low)
-    np.testing.assert_allclose(policy.mean(observations()), expected, atol=1e-14)
-    assert policy.deterministic
 
 
 @pytest.mark.parametrize(

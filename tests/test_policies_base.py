@@ -117,10 +117,8 @@ def test_a_callable_with_a_generator_is_stochastic():
     draws = policy.sample(observations, np.random.default_rng(5))
     np.testing.assert_array_equal(draws, policy.sample(observations, np.random.default_rng(5)))
     assert (draws != policy.sample(observations, np.random.default_rng(6))).all()
-    # the mean averages 64 draws of unit noise: 2000 x 2 errors of standard deviation 1/8
-    errors = policy.mean(observations) - observations[:, :2]
-    assert abs(errors.std() - 1 / 8) < 0.01
-    np.testing.assert_array_equal(policy.mean(observations), policy.mean(observations))
+    with pytest.raises(PolicyError, match="draw actions by sample"):
+        policy.mean(observations)
 
 
 def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
@@ -168,7 +166,7 @@ def test_a_function_in_the_current_directory(project):
         ("", "missing.d3", r"there is no such file; a policy is a d3rlpy \.d3.*uniform"),
         ("", "", "there is no such file"),
         ("", Path("uniform"), "no such file"),
-        ("", "unifrom", "did you mean 'uniform'"),
+        ("", "unifrom", "a policy is .*'uniform'"),
         ("", Path(), "this is a folder"),
         ("", "epsilon:1.5:uniform", "epsilon"),
         ("", "epsilon:0.1:" * 10_000 + "uniform", "names 10000 layers of epsilon; give at most 3"),

@@ -78,19 +78,19 @@ def test_mixture_with_uniform(tmp_path: Path, cut: bool) -> None:
     base = load_policy(gaussian_file(tmp_path, **box), BOX, (2,))
     inside = 0.3 / 3.0 + 0.7 * mass_at(base, STATE, 0.7)
     assert mass_at(policy, STATE, 0.7) == pytest.approx(inside)
-    assert load_policy(f"epsilon:1.0:{gaussian_file(tmp_path, **box)}", BOX, (2,)).has_density
+    assert load_policy(f"epsilon:1.0:{gaussian_file(tmp_path, **box)}", BOX, (2,)).why_no_density == ""
 
 
 def test_policies_that_are_deterministic_or_choose_among_candidates_have_none(tmp_path: Path) -> None:
     path = tmp_path / "policy.npz"
     save_mlp_policy(path, [(np.ones((2, 1)), np.zeros(1))], "tanh")
     policy = load_policy(path, BOX, (2,))
-    assert not policy.has_density
+    assert policy.why_no_density
     assert "deterministic" in policy.why_no_density
     with refused(PolicyError, "deterministic"):
         policy.log_density(STATE, np.zeros((1, 1)))
     chooses = as_policy(d3_models.build("BCQ", 2), d3_models.BOX, d3_models.SHAPE)
-    assert not chooses.has_density
+    assert chooses.why_no_density
 
 
 def noisy(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
@@ -98,7 +98,6 @@ def noisy(observations: np.ndarray, generator: np.random.Generator) -> np.ndarra
 
 
 def test_functions_may_bring_their_own() -> None:
-    assert not as_policy(noisy, BOX, (2,)).has_density
     assert "log_density" in as_policy(noisy, BOX, (2,)).why_no_density
 
     def with_density(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:

@@ -29,7 +29,7 @@ from koffline.builders.control_learning import (
 )
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole
 from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
-from koffline.envs.gymnasium_worlds import closed_copies
+from koffline.envs import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
 from koffline.policies.builtin import Mlp, epsilon_policy, finite_box

@@ -14,7 +14,7 @@ from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, environment_seed
 from koffline.data.transitions import Discrete, Transitions
-from koffline.envs.gymnasium_worlds import closed_copies, make_copies
+from koffline.envs import closed_copies, make_copies
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs.gymnasium_worlds import BLOCK, make_copies
+from koffline.envs import BLOCK, make_copies
 from koffline.errors import ConfigError
 from koffline.jobs import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions

@@ -14,8 +14,7 @@ from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs.boxes import Actions, BoxWorld, Outcome, States, draw_actions, make_world, uniform_states
 from koffline.envs.finite import TSITSIKLIS_FEATURES, discretise, tsitsiklis_van_roy, value_iteration
 from koffline.errors import ConfigError, PolicyError
-from koffline.policies.base import DiscretePolicy
-from koffline.policies.policy_file import GridPolicy
+from koffline.policies import DiscretePolicy, GridPolicy
 from koffline.policy_specs import as_policy
 
 CHAIN = "chain"

@@ -1,5 +1,179 @@
-"""Worlds with known answers. Importing this package makes them known to Gymnasium by name."""
+"""Worlds with known answers, as Gymnasium environments and as many copies in one array; MuJoCo's with noise.
 
-from koffline.envs.gymnasium_worlds import register_envs
+Importing this package makes them known to Gymnasium by name:
 
-register_envs()
+import gymnasium, koffline.envs
+gymnasium.make("koffline/PuddleWorld-v0")
+gymnasium.make("koffline/NoisyMujoco-v0", environment="InvertedPendulum-v5", transition_noise=0.05)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
+from koffline.envs.make import Copies, CopiesStep, make_env
+from koffline.errors import ConfigError
+
+NOISY_MUJOCO = "koffline/NoisyMujoco-v0"
+BLOCK = 64  # numbers that are read from each stream in one block
+_STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws of the same seed
+
+
+class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
+    """One copy of a world; observations are its states in native units, float32, within its box.
+
+    world: its name, see `boxes.WORLDS`. Further keywords replace its fields, for instance noise=0.0.
+    """
+
+    def __init__(self, world: str, **overrides: Any) -> None:
+        try:
+            self.world = replace(make_world(world), **overrides)
+        except TypeError as error:
+            raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
+        low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
+        self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
+        self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode; the same seed gives the same one."""
+        super().reset(seed=seed)
+        self._state = self.world.reset(1, self.np_random)
+        return self._observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """One step of the world; a time limit belongs to the registration. Raises ConfigError."""
+        if not self.action_space.contains(action):
+            raise ConfigError(f"action is {action!r}; give one of {self.action_space}")
+        outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
+        self._state = outcome.state
+        return self._observation(), float(outcome.reward[0]), bool(outcome.terminated[0]), False, {}
+
+    def _observation(self) -> np.ndarray:
+        space = self.observation_space
+        return np.clip(self.world.observe(self._state)[0], space.low, space.high)  # type: ignore[attr-defined]
+
+
+class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Adds N(0, transition_noise²) to every velocity (its own unit per second) before each step.
+
+    What the agent has seen is s; the world goes on from s + noise, and everything it then reports (s',
+    reward, end of the episode) belongs to that: a Markov process whose next state is random given s and a. It
+    is what makes the residual gradient biased, which MuJoCo without noise does not.
+
+    A reset with a seed seeds the noise too. Raises ConfigError for an environment without MuJoCo's state.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], transition_noise: float) -> None:
+        super().__init__(env)
+        velocities = getattr(getattr(env.unwrapped, "data", None), "qvel", None)
+        if not isinstance(velocities, np.ndarray):
+            raise ConfigError("transition_noise needs an environment of MuJoCo; leave it away for others")
+        if not (np.isfinite(transition_noise) and transition_noise >= 0.0):
+            raise ConfigError(f"transition_noise is {transition_noise}; give a number that is not negative")
+        self._scale = transition_noise
+        self._generator = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        """Reset the environment; a seed also seeds the noise."""
+        if seed is not None:
+            self._generator = np.random.default_rng((_STREAM, seed))
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        """Add noise to the velocities, then step the environment."""
+        # MuJoCo derives all else from positions and velocities at the start of its step.
+        velocities = self.env.unwrapped.data.qvel  # type: ignore[attr-defined]
+        velocities += self._scale * self._generator.standard_normal(velocities.shape)
+        return self.env.step(action)
+
+
+def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any) -> VelocityNoise:
+    """The entry point: `environment` with its own time limit, and the noise around it."""
+    return VelocityNoise(make_env(environment, disable_env_checker=True, **options), transition_noise)
+
+
+class WorldCopies(Copies):
+    """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
+
+    usual_number = 256
+
+    def __init__(self, name: str, time_limit: int | None) -> None:
+        self._world, self._envs = make_world(name), []
+        self.name, self.notes = GYMNASIUM_IDS[name], ()
+        self.time_limit = time_limit or TIME_LIMITS[name]
+        self.action_space: ActionSpace = Discrete(self._world.n_actions)
+        self.action_dtype = np.dtype(np.int64)
+        self.observation_shape = (len(self._world.low),)
+
+    def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
+        """Start one copy per seed, all of them at once."""
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
+        self._generators, self._steps = _RowGenerators(generators), 0
+        return self._world.observe(self._states)
+
+    def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
+        """One step of the copies that still run."""
+        assert self.time_limit is not None
+        self._generators.rows, self._generators.step = running, self._steps
+        self._steps += 1
+        state, reward, terminated = self._world.step(self._states[running], actions, self._generators)
+        self._states[running] = state
+        cut = ~terminated & (self._steps >= self.time_limit)
+        return CopiesStep(self._world.observe(state), reward, terminated, cut)
+
+
+class _RowGenerators(np.random.Generator):
+    """Generator whose row i is drawn from the i-th of several generators, for worlds stepped as one array.
+
+    It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
+    ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
+    """
+
+    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
+        super().__init__(np.random.PCG64(0))  # never drawn from
+        self._generators = generators
+        self.rows: Sequence[int] = ()
+        self.step = 0
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return self._draw("uniform", (low, high), size)
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        return self._draw("standard_normal", (), size)
+
+    def _draw(self, method: str, arguments: tuple[Any, ...], size: Any) -> np.ndarray:
+        _, *shape = (size,) if isinstance(size, int) else size
+        if self.step % BLOCK == 0:
+            draws = [getattr(generator, method) for generator in self._generators]
+            self._block = np.stack([draw(*arguments, (BLOCK, *shape)) for draw in draws])
+        return self._block[self.rows, self.step % BLOCK]
+
+
+def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
+    """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
+    if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
+        return WorldCopies(world_name(identifier), time_limit)
+    return Copies(identifier, **({} if time_limit is None else {"max_episode_steps": time_limit}))
+
+
+def closed_copies(identifier: str) -> Copies:
+    """Closed copies of an environment, for its spaces, time limit and notes only."""
+    copies = make_copies(identifier)
+    copies.close()
+    return copies
+
+
+gymnasium.register(NOISY_MUJOCO, entry_point=f"{__name__}:noisy_mujoco")
+for _name, _identifier in GYMNASIUM_IDS.items():
+    _entry, _limit = f"{__name__}:BoxWorldEnv", TIME_LIMITS[_name]
+    gymnasium.register(_identifier, _entry, max_episode_steps=_limit, kwargs={"world": _name})

@@ -140,11 +140,7 @@ class NoisyPole(BoxWorld):
     forces: ClassVar[tuple[float, ...]] = (-50.0, 0.0, 50.0)  # newtons
     masses: ClassVar[Pair] = (2.0, 8.0)  # of pole and cart, kilograms
     seconds: ClassVar[float] = 0.1  # of a step
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.reward not in ("fall", "balance"):
-            raise ConfigError(f"reward is '{self.reward}'; use 'fall' or 'balance'")
+    rewards: ClassVar[dict[str, Pair]] = {"fall": (-1.0, 0.0), "balance": (0.0, 1.0)}  # at a fall, before
 
     @property
     def reward_scale(self) -> float:  # type: ignore[override]
@@ -169,8 +165,7 @@ class NoisyPole(BoxWorld):
         following_velocity = velocity + self.seconds * (drive / inertia)
         fallen = np.abs(following_angle) > self.high[0]
         following = np.clip(np.stack([following_angle, following_velocity], axis=1), self.low, self.high)
-        reward = np.where(fallen, -1.0, 0.0) if self.reward == "fall" else np.where(fallen, 0.0, 1.0)
-        return Outcome(following, reward, fallen)
+        return Outcome(following, np.where(fallen, *self.rewards[self.reward]), fallen)
 
     def is_terminal(self, state: States) -> Flags:
         """Whether the pole lies beyond the box; no state of the box does."""

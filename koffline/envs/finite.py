@@ -5,7 +5,7 @@ Policies are tables (S, A) of probabilities. Entering a terminal state ends the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -39,7 +39,7 @@ class FiniteSample:
 class FiniteMDP:
     """A finite process: ``transition[s, a, s']``, ``reward`` per (s, a) or (s, a, s'), terminal flags, start.
 
-    Raises ConfigError when shapes contradict each other or probabilities do not sum to one.
+    Raises ConfigError when probabilities do not sum to one.
     """
 
     transition: np.ndarray  # (S, A, S)
@@ -51,22 +51,11 @@ class FiniteMDP:
         transition, reward, initial = (
             np.asarray(table, dtype=np.float64) for table in (self.transition, self.reward, self.initial)
         )
-        if transition.ndim != 3 or transition.shape[0] != transition.shape[2]:
-            raise ConfigError(
-                f"transition must have shape (S, A, S), received {transition.shape}; reshape it"
-            )
         if reward.shape == transition.shape[:2]:
             reward = np.repeat(reward[:, :, None], transition.shape[2], axis=2)
         terminal = np.asarray(self.terminal, dtype=bool)
-        _require_shape("reward", reward, transition.shape)
-        _require_shape("terminal", terminal, transition.shape[:1])
-        _require_shape("initial", initial, transition.shape[:1])
         _require_probabilities("transition[s, a]", transition[~terminal])
-        _require_probabilities("initial", initial)
-        if initial[terminal].any():
-            raise ConfigError(
-                "initial gives weight to a terminal state; start episodes in non-terminal states"
-            )
+        _require_probabilities("initial over states that are not terminal", initial[~terminal])
         vars(self).update(transition=transition, reward=reward, terminal=terminal, initial=initial)
 
     @property
@@ -116,7 +105,6 @@ class FiniteMDP:
 
     def _table(self, policy: Probabilities) -> Probabilities:
         policy = np.asarray(policy, dtype=np.float64)
-        _require_shape("policy", policy, (self.n_states, self.n_actions))
         _require_probabilities("policy[s]", policy[~self.terminal])
         return policy
 
@@ -129,14 +117,9 @@ class FiniteMDP:
         return moves, np.where(self.terminal, 0.0, gain)
 
 
-def _require_shape(name: str, table: np.ndarray, shape: tuple[int, ...]) -> None:
-    if table.shape != shape:
-        raise ConfigError(f"{name} has shape {table.shape}, expected {shape}; build it for the same S and A")
-
-
 def _require_probabilities(name: str, rows: np.ndarray) -> None:
-    gap = np.abs(np.asarray(rows).sum(axis=-1) - 1.0)
-    if np.any(np.asarray(rows) < 0) or np.any(gap > _SUM_TOLERANCE):
+    gap = np.abs(rows.sum(axis=-1) - 1.0)
+    if np.any(rows < 0) or np.any(gap > _SUM_TOLERANCE):
         raise ConfigError(
             f"{name} must be probabilities that sum to one (off by {gap.max():.2g}); normalise it"
         )
@@ -181,69 +164,53 @@ def tsitsiklis_van_roy() -> FiniteMDP:
     return FiniteMDP(transition, reward, np.arange(5) == 4, np.array([0.25, 0.25, 0.25, 0.25, 0.0]))
 
 
-@dataclass(eq=False)
-class GridProcess:
-    """A finite process with one state per cell, row-major, and a last state in which every episode ends."""
+@dataclass(frozen=True)
+class Grid:
+    """Cells of a box, row-major: ``shape`` counts them along each axis, ``low``, ``high`` are its corners."""
 
     low: Pair
     high: Pair
     shape: tuple[int, int]
-    mdp: FiniteMDP = field(init=False)
-
-    @property
-    def centres(self) -> Float[np.ndarray, "cell 2"]:
-        """Centres of the cells in native units, (n1·n2, 2)."""
-        axes = [
-            low + (np.arange(count) + 0.5) * (high - low) / count
-            for low, high, count in zip(self.low, self.high, self.shape, strict=True)
-        ]
-        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
 
     @property
     def cell_size(self) -> Float[np.ndarray, " 2"]:
         """Width and height of a cell in native units."""
         return (np.asarray(self.high) - np.asarray(self.low)) / np.asarray(self.shape)
 
+    @property
+    def centres(self) -> Float[np.ndarray, "cell 2"]:
+        """Centres of the cells in native units, (n1·n2, 2)."""
+        low, cells = np.asarray(self.low), np.array(list(np.ndindex(self.shape)))
+        return low + (cells + 0.5) * (np.asarray(self.high) - low) / np.asarray(self.shape)
+
     def cell_of(self, states: Points) -> Int[np.ndarray, " row"]:
         """The cell in which each state (N, 2) lies."""
-        place = np.floor(places(states, self.low, self.high, self.shape)).astype(np.int64)
+        place = np.floor(self._places(states)).astype(np.int64)
         return np.ravel_multi_index(tuple(place.T), self.shape, mode="clip")
 
     def weights_of(self, states: Points) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
         """The four cells around each state and their bilinear weights; constant beyond the outer centres."""
-        return bilinear_weights(places(states, self.low, self.high, self.shape), self.shape)
+        last = np.asarray(self.shape) - 1
+        place = np.clip(self._places(states) - 0.5, 0.0, last)
+        lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
+        share, corners = place - lower, list(np.ndindex(2, 2))
+        around = [np.minimum(lower + corner, last) for corner in corners]
+        cells = [np.ravel_multi_index(tuple(index.T), self.shape) for index in around]
+        weights = [np.where(corner, share, 1.0 - share).prod(axis=1) for corner in corners]
+        return np.stack(cells, axis=1), np.stack(weights, axis=1)
 
-    def values_at(
-        self, values: Float[np.ndarray, " state"], states: Points, interpolate: bool = False
-    ) -> Float[np.ndarray, " row"]:
-        """Values (n1·n2 + 1,) of cells read off at states (N, 2)."""
-        if not interpolate:
-            return values[self.cell_of(states)]
-        cells, weights = self.weights_of(states)
-        return (values[cells] * weights).sum(axis=1)
-
-
-def places(states: Points, low: Pair, high: Pair, shape: tuple[int, int]) -> Float[np.ndarray, "row 2"]:
-    """States of the box as places in units of cells: cell i of an axis reaches from i to i + 1."""
-    corner = np.asarray(low, dtype=np.float64)
-    share = (np.asarray(states, dtype=np.float64) - corner) / (np.asarray(high) - corner)
-    return share * np.asarray(shape)
+    def _places(self, states: Points) -> Float[np.ndarray, "row 2"]:
+        """States of the box as places in units of cells: cell i of an axis reaches from i to i + 1."""
+        corner = np.asarray(self.low, dtype=np.float64)
+        share = (np.asarray(states, dtype=np.float64) - corner) / (np.asarray(self.high) - corner)
+        return share * np.asarray(self.shape)
 
 
-def bilinear_weights(
-    place: Float[np.ndarray, "row 2"], shape: tuple[int, int]
-) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
-    """The four cells (row-major) around each place and their weights; constant beyond the outer centres."""
-    last = np.asarray(shape) - 1
-    place = np.clip(place - 0.5, 0.0, last)
-    lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
-    share = place - lower
-    cells, weights = [], []
-    for corner in np.ndindex(2, 2):
-        index = np.minimum(lower + corner, last)
-        cells.append(index[:, 0] * shape[1] + index[:, 1])
-        weights.append(np.where(corner, share, 1.0 - share).prod(axis=1))
-    return np.stack(cells, axis=1), np.stack(weights, axis=1)
+@dataclass(frozen=True, eq=False)
+class GridProcess(Grid):
+    """A finite process with one state per cell, and a last state in which every episode ends."""
+
+    mdp: FiniteMDP
 
 
 def discretise(
@@ -252,28 +219,22 @@ def discretise(
     generator: np.random.Generator,
     samples: int = 64,
     interpolate: bool = False,
-    aggregate: bool = False,
 ) -> GridProcess:
     """Transitions estimated from ``samples`` steps of the world out of every cell.
 
-    They start from the cell's centre, or with ``aggregate`` from points uniform in the cell. A step leads
-    to the cell it ends in, or with ``interpolate`` to the four cells around it by weight: one step then moves
-    values by less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal.
-    Memory is 16 (n1·n2)² A bytes. Raises ConfigError.
+    They start from points uniform in the cell and lead to the cell they end in; with ``interpolate`` they
+    start from its centre and lead to the four cells around the end by weight: one step then moves values by
+    less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal. Memory is
+    16 (n1·n2)² A bytes.
     """
-    if min(shape) < 1 or samples < 1:
-        raise ConfigError(
-            f"a grid of {shape} cells with {samples} samples cannot be made; give positive numbers"
-        )
     cells, actions = shape[0] * shape[1], world.n_actions
-    grid = GridProcess(world.low, world.high, shape)
-    centres = grid.centres
+    grid = Grid(world.low, world.high, shape)
     transition = np.zeros((cells + 1, actions, cells + 1))
     reward = np.zeros((cells + 1, actions))
     from_cell = np.repeat(np.arange(cells), samples)
     for action in range(actions):
-        start = centres[from_cell]
-        if aggregate:
+        start = grid.centres[from_cell]
+        if not interpolate:
             start = start + grid.cell_size * generator.uniform(-0.5, 0.5, size=start.shape)
         state, gain, ended = world.step(start, np.full(cells * samples, action), generator)
         reward[:cells, action] = gain.reshape(cells, samples).mean(axis=1)
@@ -285,6 +246,6 @@ def discretise(
         else:
             np.add.at(table, (from_cell[on], grid.cell_of(state[on])), 1.0 / samples)
     transition[cells, :, cells] = 1.0
-    terminal = np.append(world.is_terminal(centres), True)
-    grid.mdp = FiniteMDP(transition, reward, terminal, ~terminal / np.sum(~terminal))
-    return grid
+    terminal = np.append(world.is_terminal(grid.centres), True)
+    mdp = FiniteMDP(transition, reward, terminal, ~terminal / np.sum(~terminal))
+    return GridProcess(world.low, world.high, shape, mdp)

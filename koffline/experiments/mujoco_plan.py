@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.config import parse_assignments
-from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
+from koffline.envs import NOISY_MUJOCO
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, Place, joined, read_mujoco, six_digits

@@ -203,10 +203,10 @@ def grid_values(
 
     (Feng et al. 2019, sec:exp_eval)
     """
-    grid = discretise(world, world.grid, generator, samples, aggregate=True)
+    grid = discretise(world, world.grid, generator, samples)
     table = policy(world.observe(grid.centres))
     table = np.vstack([table, np.full((1, table.shape[1]), 1.0 / table.shape[1])])
-    values = grid.values_at(grid.mdp.state_values(table, gamma), states)
+    values = grid.mdp.state_values(table, gamma)[grid.cell_of(states)]
     return StateValues(values, np.zeros_like(values))
 
 

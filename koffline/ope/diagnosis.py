@@ -11,7 +11,7 @@ import numpy as np
 
 from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_copies, without_late_ends
-from koffline.ope.bellman_test.front import BellmanTest, bellman_test
+from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
 from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
@@ -162,14 +162,12 @@ def _logged_return(log: Transitions, gamma: float) -> float | None:
 
 
 def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
-    """Maps over two-dimensional states: one per discrete action if these are few, else one over all."""
+    """Maps over two-dimensional states, one per discrete action if these are few."""
     log = test.rows.transitions
-    if math.prod(log.observation_shape) != 2:
-        return ()
     space = log.action_space
-    by_action = isinstance(space, Discrete) and space.n <= _MOST_MAPS
-    actions = [int(action) for action in np.unique(log.actions)] if by_action else [None]
-    return tuple(test.witness.map(action=action) for action in actions)
+    if math.prod(log.observation_shape) != 2 or not isinstance(space, Discrete) or space.n > _MOST_MAPS:
+        return ()
+    return tuple(test.witness.map(int(action)) for action in np.unique(log.actions))
 
 
 def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]) -> tuple[str, ...]:

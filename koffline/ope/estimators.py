@@ -126,7 +126,7 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
-    settings, is_certified = workspace.settings, kind in names.CERTIFIED_SYSTEM_KINDS
+    settings, is_certified = workspace.settings, kind == names.KERNEL_CERTIFIED
     result = make_interval(
         kind,
         workspace.fixed_system if is_certified else workspace.held_system,

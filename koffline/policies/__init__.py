@@ -1,7 +1,32 @@
-"""Policies: what is evaluated, with checked outputs; `koffline.policy_specs` finds what a user names."""
+"""Policies, and koffline's own files of them: .npz of plain arrays, read without running code, byte-stable.
 
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
-from koffline.policies.policy_file import GridPolicy, save_grid_policy, save_mlp_policy
+A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b0 (out,), W1, b1, ...,
+`output`, and optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or
+`log_std`), `action_low`, `action_high`; their meaning is that of `Mlp`. A grid's: `format` =
+"koffline-grid-policy", `version` = 1, `low` (2,), `high` (2,), `action_values` (n1, n2, A), `temperature`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Shaped
+from numpy.typing import ArrayLike
+
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.envs.finite import Grid
+from koffline.errors import DataError, PolicyError, nearest_name
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, one_line, refuse
+from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
+from koffline.store.files import atomic_file
+from koffline.untrusted import arrays as untrusted
 
 __all__ = [
     "ContinuousPolicy",
@@ -11,3 +36,154 @@ __all__ = [
     "save_grid_policy",
     "save_mlp_policy",
 ]
+
+FORMAT, GRID_FORMAT = "koffline-policy", "koffline-grid-policy"
+VERSION = 1
+_KEYS = (*CHOICES, "temperature", *VECTORS, "log_std")
+_GRID_KEYS = ("low", "high", "action_values", "temperature")
+_REMEDY = "write it with koffline.policies.save_mlp_policy"
+
+
+@dataclass(frozen=True, eq=False)
+class GridPolicy:
+    """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant beyond them.
+
+    low, high: the box in native units. action_values: (n1, n2, A). Raises PolicyError.
+    """
+
+    low: tuple[float, float]
+    high: tuple[float, float]
+    action_values: np.ndarray  # (n1, n2, A)
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        values = np.asarray(self.action_values, dtype=np.float64)
+        if values.ndim != 3 or min(values.shape) < 1 or not np.isfinite(values).all():
+            raise PolicyError(f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)")
+        box = np.array([self.low, self.high], np.float64)
+        if box.shape != (2, 2) or not np.isfinite(box).all() or not (box[0] < box[1]).all():
+            raise PolicyError(f"low is {self.low}, high {self.high}; give two corners, low below high")
+        if not 0.0 < self.temperature < math.inf:
+            raise PolicyError(f"temperature is {self.temperature}; give a positive number")
+        object.__setattr__(self, "action_values", values)
+
+    @property
+    def n(self) -> int:
+        """Number of actions."""
+        return self.action_values.shape[-1]
+
+    def __call__(self, observations: Shaped[np.ndarray, "row 2"]) -> Float[np.ndarray, "row action"]:
+        """Probabilities (N, A) of observations (N, 2) in native units."""
+        shape = self.action_values.shape[0], self.action_values.shape[1]
+        cells, weights = Grid(self.low, self.high, shape).weights_of(observations)
+        corners = self.action_values.reshape(-1, self.n)[cells]  # (N, 4, A)
+        return softmax(np.einsum("nc,nca->na", weights, corners) / self.temperature)
+
+
+def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
+    """Write a policy file; the same policy gives the same bytes, and the file appears whole or not at all."""
+    write_arrays(Path(path), GRID_FORMAT, VERSION, {key: getattr(policy, key) for key in _GRID_KEYS})
+
+
+def save_mlp_policy(
+    path: str | Path, layers: Sequence[tuple[ArrayLike, ArrayLike]], output: str, **settings: Any
+) -> None:
+    """Write a policy file; the same content gives the same bytes, and the file appears whole or not at all.
+
+    layers: (W, b) pairs of shapes (in, out) and (out,), stored as float32 if they are, else float64.
+    output and settings: as in `Mlp`; `log_std` may stand for `std`.
+
+    Raises PolicyError for content that `Mlp` refuses, and for an unknown setting.
+    """
+    columns: dict[str, Any] = {}
+    for layer, (weight, bias) in enumerate(layers):
+        columns |= {f"W{layer}": weight, f"b{layer}": bias}
+    columns |= {"output": output, **{key: value for key, value in settings.items() if value is not None}}
+    arrays = {key: _stored(value) for key, value in columns.items()}
+    try:
+        mlp_from_arrays(arrays)  # checked before writing: the file must be readable
+    except PolicyError as error:
+        raise PolicyError(f"cannot write {path}: {error}") from error
+    write_arrays(Path(path), FORMAT, VERSION, arrays)
+
+
+def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+    """The network or grid in a file as a policy for a log with these spaces. Raises PolicyError."""
+    try:
+        arrays = untrusted.read_arrays(path)
+    except Exception as error:  # a hostile or truncated archive raises errors of any type
+        raise PolicyError(f"{path}: the .npz cannot be read ({one_line(error)}); {_REMEDY}") from error
+    kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
+    known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
+    is_old = version is None or version.shape != () or version != VERSION
+    wrong = {
+        f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT),
+        f"policy file version {version}; this koffline reads version {VERSION}": is_old,
+    }
+    refuse(wrong, str(path))
+    try:
+        made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from error
+    except (TypeError, ValueError) as error:  # of NumPy, for text in place of numbers
+        raise PolicyError(f"{path}: the arrays make no policy ({one_line(error)}); {_REMEDY}") from error
+    if isinstance(made, Mlp):
+        return mlp_policy(made, str(path), action_space, observation_shape)
+    check_spaces(str(path), Discrete(made.n), (2,), action_space, observation_shape)
+    return DiscretePolicy(made.n, made, str(path), (2,))
+
+
+def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any]) -> None:
+    """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
+    stored = {"format": np.array(kind), "version": np.array(version, np.int64)}
+    stored |= {key: _stored(value) for key, value in arrays.items()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for key, array in stored.items():  # fixed time stamps: the bytes depend on the content alone
+            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
+            entry.create_system = 3
+            entry.external_attr = 0o644 << 16
+            content = io.BytesIO()
+            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
+            archive.writestr(entry, content.getvalue())
+    try:
+        with atomic_file(path, force=True) as temporary:
+            temporary.write_bytes(buffer.getvalue())
+    except DataError as error:
+        raise PolicyError(str(error)) from None
+
+
+def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
+    """The network in a policy file's arrays. Raises PolicyError for missing, unknown or wrong ones."""
+    depth = max(1, sum(key.startswith("W") for key in arrays))
+    weights, biases = ([f"{kind}{layer}" for layer in range(depth)] for kind in "Wb")
+    missing = [key for key in (*weights, *biases, "output") if key not in arrays]
+    unknown = [key for key in arrays if key not in (*_KEYS, *weights, *biases)]
+    remedy = nearest_name(unknown[0], ["W0", "b0", *_KEYS]) if unknown else ""
+    wrong = {
+        f"{', '.join(missing)} missing; give W0, b0, W1, b1, ... and output": missing,
+        f"{', '.join(unknown)}: no setting of a policy file; {remedy}": unknown,
+        "std and log_std are both given; give one of them": "std" in arrays and "log_std" in arrays,
+    }
+    refuse(wrong)
+    values: dict[str, Any] = {k: str(a) if k in CHOICES else a.astype(np.float64) for k, a in arrays.items()}
+    layers = [tuple(values.pop(key) for key in names) for names in (weights, biases)]
+    if "log_std" in values:
+        values["std"] = np.asarray(np.exp(values.pop("log_std")))
+    heat = float(values.pop("temperature", 1.0))
+    return Mlp(layers[0], layers[1], temperature=heat, **values)
+
+
+def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
+    if set(arrays) != set(_GRID_KEYS):
+        raise PolicyError(f"the arrays are {', '.join(sorted(arrays))}; {', '.join(_GRID_KEYS)} are needed")
+    low, high = arrays["low"].astype(np.float64).tolist(), arrays["high"].astype(np.float64).tolist()
+    return GridPolicy(tuple(low), tuple(high), arrays["action_values"], float(arrays["temperature"]))
+
+
+def _stored(value: Any) -> np.ndarray:
+    """The array as written: text, float32, or float64 for every other kind of number."""
+    array = np.asarray(value)
+    if array.dtype.kind != "U" and array.dtype != np.float32:
+        array = array.astype(np.float64)
+    return np.ascontiguousarray(array).reshape(array.shape).astype(array.dtype.newbyteorder("<"), copy=False)

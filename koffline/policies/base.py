@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Shaped
 
-from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import KofflineError, PolicyError
 
 CHUNK_ROWS = 4096
@@ -67,9 +67,10 @@ def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> 
 
 @dataclass(frozen=True, eq=False)
 class ContinuousPolicy:
-    """A mean action, and draws, of k numbers for each observation.
+    """An action of k numbers for each observation, or draws of them.
 
-    mean_function: observations (N, ...) -> actions (N, k).
+    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws;
+    None where that is unknown.
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
     observation_shape: shape of one observation; None accepts any.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
@@ -79,7 +80,7 @@ class ContinuousPolicy:
     """
 
     k: int
-    mean_function: Callable[..., Any] = field(repr=False)
+    mean_function: Callable[..., Any] | None = field(repr=False)
     sample_function: Callable[..., Any] | None = field(default=None, repr=False)
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
@@ -93,7 +94,9 @@ class ContinuousPolicy:
         return self.sample_function is None
 
     def mean(self, observations: Observations) -> Actions:
-        """Mean actions (N, k), float64; for a deterministic policy its actions. Raises PolicyError."""
+        """Actions (N, k), float64; of a random policy their mean, if known. Raises PolicyError."""
+        if self.mean_function is None:
+            raise PolicyError(f"{self.name}: the mean of its draws is unknown; draw actions by sample")
         return _in_chunks(self, self.mean_function, checked_actions, (self.k,), observations)
 
     def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
@@ -101,11 +104,6 @@ class ContinuousPolicy:
         if self.sample_function is None:
             return self.mean(observations)
         return _in_chunks(self, self.sample_function, checked_actions, (self.k,), observations, generator)
-
-    @property
-    def has_density(self) -> bool:
-        """Whether `log_density` is known."""
-        return not self.why_no_density
 
     @property
     def why_no_density(self) -> str:
@@ -127,13 +125,6 @@ class ContinuousPolicy:
 Policy = DiscretePolicy | ContinuousPolicy
 
 
-def check_fits(policy: Policy, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """The policy itself when it fits the log's spaces; PolicyError otherwise."""
-    own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
-    check_spaces(policy.name, own, policy.observation_shape, action_space, observation_shape)
-    return policy
-
-
 def check_spaces(
     name: str,
     own_space: ActionSpace,
@@ -149,19 +140,6 @@ def check_spaces(
         f"the policy takes observations of shape {shape}, the log has {logged}": shape not in (None, logged),
     }
     refuse({f"{what}; give a policy trained for this log": is_so for what, is_so in wrong.items()}, name)
-
-
-def check_output_shape(policy: Policy, observation_shape: Sequence[int]) -> Policy:
-    """Check the shape of what the policy returns for two rows of zeros; for files that do not say it.
-
-    The values are not checked: zeros need not be a valid observation. Raises PolicyError; returns the policy.
-    """
-    is_discrete = isinstance(policy, DiscretePolicy)
-    function = policy.function if isinstance(policy, DiscretePolicy) else policy.mean_function
-    raw = _call(function, policy.name, np.zeros((2, *observation_shape), np.float32))
-    size = policy.n if isinstance(policy, DiscretePolicy) else policy.k
-    _output(raw, 2, size, policy.name, is_discrete)
-    return policy
 
 
 def describe_actions(space: ActionSpace) -> str:

@@ -46,7 +46,7 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) 
     low, high = finite_box(action_space, "uniform")
     return ContinuousPolicy(
         action_space.k,
-        lambda rows: np.tile((low + high) / 2, (len(rows), 1)),
+        None,
         lambda rows, generator: generator.uniform(low, high, (len(rows), action_space.k)),
         "uniform",
         shape,
@@ -57,11 +57,9 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) 
 def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> Policy:
     """With probability epsilon a uniform action, otherwise the base policy's.
 
-    Raises PolicyError for epsilon outside [0, 1] and for a continuous box that is not finite.
+    Raises PolicyError for a continuous box that is not finite.
     """
     name = f"epsilon:{epsilon:g}:{base.name}"
-    if not 0.0 <= epsilon <= 1.0:
-        raise PolicyError(f"{name}: epsilon is {epsilon:g}; give a probability in [0, 1]")
     if isinstance(base, DiscretePolicy):
         n = base.n
 
@@ -73,9 +71,6 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
     if epsilon == 0.0:
         return base
     low, high = finite_box(action_space, name)
-
-    def mean(observations: np.ndarray) -> np.ndarray:
-        return epsilon * (low + high) / 2 + (1.0 - epsilon) * base.mean(observations)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         actions = base.sample(observations, generator)
@@ -92,9 +87,9 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
             return uniform
         return np.logaddexp(uniform, math.log1p(-epsilon) + base.log_density(observations, actions))
 
-    density = log_density if base.has_density else None
+    density = None if base.why_no_density else log_density
     shape, rows = base.observation_shape, base.chunk_rows
-    return ContinuousPolicy(base.k, mean, sample, name, shape, rows, density, base.cut_to)
+    return ContinuousPolicy(base.k, None, sample, name, shape, rows, density, base.cut_to)
 
 
 def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -185,38 +180,34 @@ class Mlp:
         for what, choices in CHOICES.items():
             given = getattr(self, what)
             refuse({f"{what} is {given!r}; give one of {', '.join(choices)}": given not in choices})
-        width = len(self.weights[0]) if self.weights[0].ndim else 0
+        width = None
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             fits = weight.ndim == 2 and weight.size > 0 and bias.shape == weight.shape[1:]
             shapes = f"W{layer} has shape {weight.shape}, b{layer} {bias.shape}; give (in, out) and (out,)"
-            finite = np.isfinite(weight).all() and np.isfinite(bias).all()
             wrong = {
-                f"{shapes}, `in` the layer before's `out`": not fits or len(weight) != width,
-                "give finite weights": not finite,
+                f"{shapes}, `in` the layer before's `out`": not fits or width not in (None, len(weight)),
+                "give finite weights": not (np.isfinite(weight).all() and np.isfinite(bias).all()),
             }
             refuse(wrong, f"layer {layer}")
             width = weight.shape[1]
-        low, high, std, heat = self.action_low, self.action_high, self.std, self.temperature
-        is_gaussian = self.output == "gaussian"
-        refuse(
-            {
-                f"temperature is {heat}; give a positive number": not 0 < heat < math.inf,
-                'std; give it with output "gaussian", and only there': (std is None) == is_gaussian,
-                "action_low and action_high; give both or neither": (low is None) != (high is None),
-                'action_low and action_high are for output "tanh" or "gaussian"; leave them out': (
-                    low is not None and not is_gaussian and self.output != "tanh"
-                ),
-            }
-        )
         for what in VECTORS:
             value, size = getattr(self, what), self.inputs if what.startswith("observ") else self.outputs
+            least = 0.0 if what.endswith("std") else -math.inf
             if value is not None:
-                least = 0.0 if what.endswith("std") else -math.inf
                 is_off = value.shape not in ((), (size,)) or not ((value > least) & (value < math.inf)).all()
                 kind = f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
                 refuse({f"{what} is {value}; give {kind}": is_off})
-        if low is not None and not np.all(low < high):
-            raise PolicyError(f"action_low is {low}, action_high {high}; give lower bounds below upper ones")
+        low, high = self.action_low, self.action_high
+        ordered = low is None if high is None else low is not None and bool(np.all(low < high))
+        bounded = "action_low and action_high: give both, lower bounds below upper ones, and only for output"
+        wrong = {
+            f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
+            'std; give it with output "gaussian", and only there': (self.std is None)
+            == (self.output == "gaussian"),
+            f'{bounded} "tanh" or "gaussian"': not ordered
+            or (low is not None and self.output not in ("tanh", "gaussian")),
+        }
+        refuse(wrong)
 
     @property
     def inputs(self) -> int:

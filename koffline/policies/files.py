@@ -19,7 +19,7 @@ import multiprocessing
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -236,28 +236,25 @@ class OnnxFunction:
         options.log_severity_level = 4
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._content = content
-        self.session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """The output for rows (N, …)."""
-        (given,) = self.session.get_inputs()
+        """The output for rows (N, …); onnxruntime refuses what does not fit the model."""
+        (given,) = self._session.get_inputs()
         values = np.ascontiguousarray(observations, dtype=_DTYPES[given.type])
-        return np.asarray(self.session.run(None, {given.name: values})[0])
+        (output,) = self._session.run(None, {given.name: values})
+        return np.asarray(output)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OnnxFunction, (self._content,)
 
 
-def load_onnx(path: Path, observation_shape: Sequence[int]) -> OnnxFunction:
-    """The function in a file.
-
-    Raises PolicyError for a missing onnxruntime, a corrupt file, several inputs or outputs, a batch size that
-    is fixed, and observations that do not fit.
-    """
+def load_onnx(path: Path) -> OnnxFunction:
+    """The function in a file. Raises PolicyError for a missing onnxruntime and a corrupt file."""
     try:
         content = path.read_bytes()
         check_onnx(content)
-        function = OnnxFunction(content)
+        return OnnxFunction(content)
     except ImportError as error:
         what = f"reading ONNX needs onnxruntime ({one_line(error)})"
         raise PolicyError(f"{path}: {what}; pip install 'koffline[onnx]'") from error
@@ -266,18 +263,3 @@ def load_onnx(path: Path, observation_shape: Sequence[int]) -> OnnxFunction:
     except Exception as error:
         what = f"the ONNX file cannot be read ({one_line(error)})"
         raise PolicyError(f"{path}: {what}; export it again") from error
-    inputs, outputs = function.session.get_inputs(), function.session.get_outputs()
-    if len(inputs) != 1 or len(outputs) != 1:
-        names = f"inputs {[item.name for item in inputs]}, outputs {[item.name for item in outputs]}"
-        raise PolicyError(f"{path}: the model has {names}; export it with one of each")
-    batch, *own = inputs[0].shape
-    shape, kind = tuple(observation_shape), inputs[0].type
-    free = tuple(side if isinstance(side, int) else there for side, there in zip(own, shape, strict=False))
-    other = f"observations of shape {tuple(own)}, the log has {shape}"
-    wrong = {
-        f"an input of type {kind}; export it with a float32 input": kind not in _DTYPES,
-        f"{other}; give a policy trained for this log": len(own) != len(shape) or free != shape,
-        f"exactly {batch} rows at a time; export it with a free batch size": isinstance(batch, int),
-    }
-    refuse({f"the model takes {what}": is_so for what, is_so in wrong.items()}, str(path))
-    return function

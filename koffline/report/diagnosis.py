@@ -130,10 +130,9 @@ def _draw_map(axes: Any, one: WitnessMap, seen: np.ndarray, limit: float, thresh
         axes.contourf(*one.axes, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
         axes.contour(*one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2)
     axes.set_facecolor(_NO_ROWS)
-    title = "all actions" if one.action is None else f"action {describe_action(one.action)}"
-    axes.set_title(title, fontsize=10)
-    axes.set_xlabel(f"state {one.columns[0]}")
-    axes.set_ylabel(f"state {one.columns[1]}")
+    axes.set_title(f"action {describe_action(one.action)}", fontsize=10)
+    axes.set_xlabel("state 0")
+    axes.set_ylabel("state 1")
     axes.grid(visible=False)
     return mesh
 

@@ -30,9 +30,9 @@ import numpy as np
 import torch
 
 import koffline
+from koffline.ope.bellman_test import make_forms
 from koffline.ope.bellman_test.case import make_case, make_settings
-from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, random_signs
-from koffline.ope.bellman_test.front import make_form
+from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, draw_signs, random_signs
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
@@ -160,10 +160,10 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
         features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
     )
     case = make_case(q, log, draw.policy, settings)
-    form, _ = make_form(case)
-    law = NullLaw(form.draw(DRAWS, np.random.default_rng(seed)), LEVEL)
+    forms, _ = make_forms(case)
+    law = NullLaw(draw_signs(forms, DRAWS, np.random.default_rng(seed)), LEVEL)
     power = 0.0 if case.is_hopeless else law.power(0.3 * draw.scale)
-    return {"p_value": law.p_value(form.statistic), "power": power}
+    return {"p_value": law.p_value(law.draws.statistic), "power": power}
 
 
 def study(cell: Cell) -> dict[str, Any]:
@@ -212,8 +212,9 @@ def repeat_by_pairs(data: str, n: int, seed: int) -> float:
     total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
-    law = NullLaw(SignDraws(statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
-    return law.p_value(float(total @ gram @ total) / n)
+    statistic = float(total @ gram @ total) / n
+    law = NullLaw(SignDraws(statistic, statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
+    return law.p_value(statistic)
 
 
 def study_by_pairs(sizes: Sequence[int], repetitions: int) -> Iterator[dict[str, Any]]:

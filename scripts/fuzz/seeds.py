@@ -140,7 +140,7 @@ def checkpoint_seeds() -> list[bytes]:
 
 def policy_seeds() -> list[bytes]:
     """Both kinds of our own policy files."""
-    from koffline.policies.policy_file import GridPolicy, save_grid_policy, save_mlp_policy
+    from koffline.policies import GridPolicy, save_grid_policy, save_mlp_policy
 
     grid = GridPolicy((0.0, 0.0), (1.0, 1.0), np.zeros((2, 2, 2)))
     return [

@@ -73,9 +73,8 @@ def test_tuples_follow_the_tables(generator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"transition": np.ones((1, 2))}, r"transition must have shape \(S, A, S\)"),
         ({"transition": np.full((1, 1, 1), 0.5)}, "sum to one"),
-        ({"initial": np.full(1, 0.4)}, "initial must be probabilities"),
+        ({"initial": np.full(1, 0.4)}, "initial over states that are not terminal must be"),
     ],
 )
 def test_contradictions_are_refused(change, message):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from koffline.envs import NOISY_MUJOCO
 from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS
-from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
 from koffline.envs.make import make_env
 from koffline.errors import ConfigError
 
@@ -101,6 +101,7 @@ def test_the_next_state_scatters_as_much_as_it_should() -> None:
         ("koffline/PuddleWorld-v0", {"nose": 0.1}, "has no such setting"),
         (NOISY_MUJOCO, {"environment": "CartPole-v1"}, "transition_noise needs an environment of MuJoCo"),
         (NOISY_MUJOCO, {"environment": PENDULUM, "transition_noise": -0.1}, "transition_noise is -0.1"),
+        (NOISY_MUJOCO, {"environment": "Pendlum-v1"}, "there is no environment 'Pendlum-v1'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(identifier, settings, message) -> None:

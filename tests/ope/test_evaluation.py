@@ -96,7 +96,7 @@ REFUSED = [
     ({"instruments": 10**10}, "instruments"),
     ({"features": 10**9}, "features"),
     ({"estimator": "wpdiss"}, "did you mean 'wpdis'"),
-    ({"norm_bound": 0.0, "interval": "dual"}, "0.0: input should be greater than 0"),
+    ({"norm_bound": 0.0, "interval": "kernel-certified"}, "0.0: input should be greater than 0"),
     ({"reward_bounds": (float("-inf"), 1.0)}, "reward_bounds"),
     ({"interval": "kernel_certified"}, "did you mean 'kernel-certified'"),
     ({"estimator": "mql", "level": 1.0 - 1e-9, "interval": "kernel-calibrated"}, "draws"),

@@ -100,7 +100,7 @@ def test_copies_and_given_starts_keep_their_groups() -> None:
         ("speed", {}, "no feature 'speed'; give a number from 0 to 1"),
         ({"it": [1, 2]}, {}, "it has 2 labels, the log 30 episodes"),
         (0, {"estimator": "dr"}, "are those of kloss, fqe, lstd, not of dr"),
-        (0, {"interval": "dual"}, "are of kind bootstrap, not dual"),
+        (0, {"interval": "kernel-certified"}, "are of kind bootstrap, not kernel-certified"),
     ],
 )
 def test_what_cannot_be_a_group_is_said_before_anything_is_trained(by, options, words, monkeypatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 import koffline
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError, DataError
-from koffline.ope.bellman_test.front import bellman_test
+from koffline.ope.bellman_test import bellman_test
 from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row_values
 from koffline.ope.provenance import Provenance, measure_freshness, row_fingerprints
 from koffline.ope.value_functions import as_value_function

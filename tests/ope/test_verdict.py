@@ -85,7 +85,7 @@ def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval(
     assert next(iter(found.as_dict())) == "verdict"
 
 
-@pytest.mark.parametrize("command", ["--interval=kernel-certified", "--interval=dual", "--estimator=all"])
+@pytest.mark.parametrize("command", ["--interval=kernel-certified", "--estimator=all"])
 def test_no_number_on_the_screen_looks_like_knowledge_where_there_is_none(command, tmp_path) -> None:
     log = discrete_log()
     write_transitions(log.replace(actions=np.zeros(len(log), dtype=np.int64)), tmp_path / "log.hdf5")

@@ -1,1 +1,225 @@
-"""A calibrated test of Q = Q^π with the kernel Bellman loss, its power, and where the equation fails."""
+"""``koffline.bellman_test``: does Q solve the Bellman equation where the log has rows, and where not?"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError
+from koffline.kernels import random_fourier_features
+from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
+from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, draw_signs, gram_form
+from koffline.ope.bellman_test.witness import Witness
+from koffline.ope.cross_fit import CrossFitted, read_value_function
+from koffline.ope.provenance import Provenance, measure_freshness
+from koffline.ope.results import Record
+from koffline.ope.value_functions import ValueFunction
+from koffline.policies import Policy
+from koffline.policy_specs import as_policy
+
+_FEATURES = 1000
+_SHOWN = {"level", "gamma", "draws", "seed"}
+_EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
+_MOST_EXACT_ROWS = 20_000
+
+
+@dataclass(frozen=True, eq=False)
+class BellmanTest(Record):
+    """Test of H0: E[residual | state, action] = 0, that is of Q = Q^π where the log has rows.
+
+    ``statistic`` is T = n·V̂ in squared units of the reward, ``p_value`` how often T is as large under H0.
+    ``power`` is the chance of a rejection if values were off everywhere by ``alternative``, in units of the
+    return; ``detectable`` the smallest such error found with 80 % power. ``n`` rows count, ``units`` got a
+    random sign that changes T. ``kernel_loss`` is the U-statistic: free of bias for
+    independent rows, may be negative. ``held_out``: no row was trained on; None: unknown. ``features``: 0 for
+    the exact kernel. ``seconds``: wall clock. ``rows``: residuals, values and weights row by row.
+    """
+
+    statistic: float
+    p_value: float
+    level: float
+    power: float
+    alternative: float
+    detectable: float | None
+    n: int
+    units: int
+    held_out: bool | None
+    value_function: str
+    policy: str
+    gamma: float
+    kernel_loss: float
+    rms_residual: float
+    mean_residual: float
+    return_scale: float
+    bandwidth: float
+    features: int
+    draws: int
+    seed: int
+    seconds: float
+    warnings: tuple[str, ...]
+    witness: Witness = field(repr=False)
+
+    @property
+    def alternative_name(self) -> str:
+        """Description of the alternative of the power."""
+        return f"an error of {self.alternative:.3g} everywhere"
+
+    @property
+    def rows(self) -> BellmanCase:
+        """Residuals, values and weights by row."""
+        return self.witness.case
+
+    @property
+    def kernel_ratio(self) -> float:
+        """The V-statistic over what noise alone leaves: 1 is perfect. NaN where all residuals are zero."""
+        own = self.rows.own_products
+        return self.statistic * self.n / own if own > 0.0 else math.nan
+
+    @property
+    def rejects(self) -> bool:
+        """Whether the p-value is at most the level."""
+        return self.p_value <= self.level
+
+    @property
+    def conclusion(self) -> str:
+        """One or two sentences for a person."""
+        numbers = f"p = {self.p_value:.3g}, level {self.level:g}"
+        if self.rejects:
+            return (
+                f"rejected ({numbers}): {self.value_function} does not solve the Bellman equation of "
+                f"{self.policy} where this log has rows"
+            )
+        smallest = "no error of this kind can be found"
+        if self.detectable is not None:
+            smallest = f"the smallest such error found with probability 0.8 is {self.detectable:.3g}"
+        return (
+            f"not rejected ({numbers}): that is no proof; {self.alternative_name} would be found with "
+            f"probability {self.power:.2f}, {smallest}, and nothing is said of states without rows"
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([self.conclusion, *(f"warning: {sentence}" for sentence in self.warnings)])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types, without arrays; numbers that are not finite become None."""
+        return {**super().as_dict(), "rejects": self.rejects, "conclusion": self.conclusion}
+
+
+def bellman_test(
+    q: Any,
+    transitions: Transitions,
+    policy: Any,
+    gamma: float | None = None,
+    *,
+    seed: int = 0,
+    trained_on: Transitions | Provenance | None = None,
+    allow_training_rows: bool = False,
+    **options: Any,
+) -> BellmanTest:
+    """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
+
+    q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
+    (observations, actions) -> (N,) …), or what
+    `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
+    over models).
+    policy, gamma: as in `koffline.evaluate`.
+    trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
+    refused unless ``allow_training_rows``. options: fields of
+    `koffline.ope.bellman_test.case.BellmanSettings`.
+    Along trajectories one-step residuals are martingale differences, so rows need not be independent.
+    ``power`` and ``detectable`` take what the alternative adds to a residual as given by (s, a); they are
+    approximate where it depends on the transition, as with termination at random.
+    Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
+    (Feng et al. 2019, equ:vstat)
+    """
+    started = time.perf_counter()
+    function, policy, settings = _read(q, transitions, policy, gamma, {"seed": seed, **options})
+    held_out: bool | None = True
+    said: tuple[str, ...] = ()
+    if not isinstance(function, CrossFitted):
+        held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
+    case = make_case(function, transitions, policy, settings)
+    forms, features = make_forms(case)
+    drawn = draw_signs(forms, settings.draws, np.random.default_rng(seed + 1))
+    law, statistic = NullLaw(drawn, settings.level), drawn.statistic
+    shift, share = settings.alternative * case.reward_scale, case.weights / case.weights.sum()
+    return BellmanTest(
+        **settings.model_dump(include=_SHOWN),
+        statistic=statistic,
+        p_value=law.p_value(statistic),
+        power=0.0 if case.is_hopeless else law.power(shift),
+        alternative=shift,
+        detectable=None if case.is_hopeless else law.detectable_shift(shift),
+        n=case.n,
+        units=case.signs,
+        held_out=held_out,
+        value_function=function.name,
+        policy=policy.name,
+        kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
+        rms_residual=float(np.sqrt(share @ case.residuals**2)),
+        mean_residual=float(share @ case.residuals),
+        return_scale=case.reward_scale,
+        bandwidth=case.space.kernel.bandwidth,
+        features=features,
+        seconds=time.perf_counter() - started,
+        warnings=(*function.notes, *said, *case.warnings),
+        witness=Witness(case),
+    )
+
+
+def witness_function(
+    q: Any, transitions: Transitions, policy: Any, gamma: float | None = None, **options: Any
+) -> Witness:
+    """The witness of the kernel loss alone, as `BellmanTest.witness`; training rows are not refused.
+
+    options: fields of `koffline.ope.bellman_test.case.BellmanSettings`, the seed among them.
+
+    (Feng et al. 2019, thm:rkhs)
+    """
+    function, policy, settings = _read(q, transitions, policy, gamma, options)
+    return Witness(make_case(function, transitions, policy, settings))
+
+
+def _read(
+    q: Any, transitions: Transitions, policy: Any, gamma: float | None, options: dict[str, Any]
+) -> tuple[ValueFunction | CrossFitted, Policy, BellmanSettings]:
+    """The value function, the policy and the settings, checked."""
+    gamma = transitions.metadata.gamma if gamma is None else gamma
+    settings = make_settings(gamma=gamma, **options)
+    space, shape = transitions.action_space, transitions.observation_shape
+    policy = as_policy(policy, space, shape, features=transitions.metadata.features)
+    return read_value_function(q, space, shape), policy, settings
+
+
+def make_forms(case: BellmanCase) -> tuple[list[GramForm | FeatureForm], int]:
+    """A form per value function: exact for few rows, else in random features; their number, 0 where exact."""
+    count, rows = case.settings.features, len(case.transitions)
+    if count is None:
+        count = 0 if rows <= _EXACT_ROWS else _FEATURES
+    if count == 0 and rows > _MOST_EXACT_ROWS:
+        raise ConfigError(
+            f"features=0 asks for the Gram matrix of {rows} rows, more than {_MOST_EXACT_ROWS}; leave "
+            "features out or give some thousand"
+        )
+    return [_form_of_rows(case, rows, count) for rows in case.folds], count
+
+
+def _form_of_rows(case: BellmanCase, rows: np.ndarray, count: int) -> GramForm | FeatureForm:
+    """The form of the rows of one value function."""
+    rows, kernel = rows[case.weights[rows] > 0.0], case.space.kernel
+    scores, shifts = (case.weights[rows] * each[rows] for each in (case.residuals, case.shifts))
+    inputs = case.inputs[torch.as_tensor(rows)]
+    if count == 0:
+        return gram_form(scores, shifts, kernel.gram(inputs).numpy(), case.n)
+    generator = torch.Generator().manual_seed(case.settings.seed)
+    features = random_fourier_features(kernel, inputs.shape[1], count, generator)
+    if not 0 < len(rows) <= min(count, _EXACT_ROWS):
+        return FeatureForm(scores, shifts, inputs, features, case.n)
+    columns = features(inputs)
+    return gram_form(scores, shifts, (columns @ columns.mT).numpy(), case.n)

@@ -25,7 +25,6 @@ from koffline.policies import Policy
 
 _FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not dominate the scale
 _MEDIAN_ROWS = 1500  # rows for the median distance, evenly spaced: enough for an error of 1 %
-_KERNEL_SAMPLE = 500
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # largest residual whose fourth power is finite
 _ULPS = 4.0  # residuals smaller than this many rounding errors of their terms are zero
@@ -71,22 +70,21 @@ class KernelSpace:
     """Coordinates and kernel of the test; the same coordinates as `EvaluationProblem.kernel_inputs`.
 
     ``location``, ``scale (k,)``: of states and continuous actions. ``n_actions``: discrete actions stand
-    beside the state as one-hot columns; None otherwise. ``with_actions``: False where actions are ignored.
+    beside the state as one-hot columns; None otherwise.
     """
 
     kernel: Gaussian
     location: np.ndarray
     scale: np.ndarray
     n_actions: int | None
-    with_actions: bool = True
 
-    def place(self, observations: np.ndarray, actions: np.ndarray | None = None) -> Float[Tensor, "row k"]:
+    def place(self, observations: np.ndarray, actions: np.ndarray) -> Float[Tensor, "row k"]:
         """Kernel inputs (N, k) float64 of observations (N, …) and actions (N,) or (N, a)."""
         columns = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-        if self.with_actions and self.n_actions is None:
+        if self.n_actions is None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
         placed = np.clip((columns - self.location) / self.scale, -_FAR, _FAR)
-        if self.with_actions and self.n_actions is not None:
+        if self.n_actions is not None:
             placed = np.concatenate([placed, np.eye(self.n_actions)[np.asarray(actions)]], axis=1)
         return torch.as_tensor(placed)
 
@@ -160,7 +158,8 @@ def make_case(
     later = next_row_values(q, transitions, policy, settings.action_draws, generator)
     values, later = row_values(q, transitions), problem.discounts * later
     inputs = torch.as_tensor(problem.kernel_inputs)
-    kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[_evenly_spaced(counted, _MEDIAN_ROWS)]))
+    spaced = np.linspace(0, len(counted) - 1, min(len(counted), _MEDIAN_ROWS)).astype(np.int64)
+    kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[torch.as_tensor(counted[spaced])]))
     case = BellmanCase(
         transitions=transitions,
         settings=settings,
@@ -191,13 +190,13 @@ def _residuals(
     rewards = problem.rewards * problem.reward_scale
     with np.errstate(over="ignore", invalid="ignore"):
         residuals = rewards + later - values
-    for what, numbers in (("reward", rewards), ("value", values), ("residual", residuals)):
-        row = int(np.argmin(np.abs(numbers) < _LARGEST))
-        if not abs(numbers[row]) < _LARGEST:
-            raise DataError(
-                f"the {what} of row {row} is {numbers[row]:.3g}, far from any return of a log; check the "
-                f"model's units, and rescale rewards and values below {_LARGEST:g}"
-            )
+    is_far = ~(np.abs(residuals) < _LARGEST)
+    if is_far.any():
+        row = int(is_far.argmax())
+        raise DataError(
+            f"the reward of row {row} is {rewards[row]:.3g}, its value {values[row]:.3g}, far from any "
+            "return of a log; check the model's units, and rescale rewards and values"
+        )
     single = np.array_equal(values, values.astype(np.float32))
     precision = float(np.finfo(np.float32 if single else np.float64).eps)
     sizes = precision * (np.abs(values) + np.abs(later))
@@ -218,17 +217,4 @@ def _doubts(case: BellmanCase) -> list[str]:
         )
     elif signs < _FEW_SIGNS:
         found.append(f"Only {signs} rows have a residual: the level is only roughly kept.")
-    rows = _evenly_spaced(np.flatnonzero(case.weights), _KERNEL_SAMPLE)
-    gram = case.space.kernel.gram(case.inputs[rows]).abs()
-    near = float((gram.sum() - gram.diagonal().sum()) / (len(rows) * (len(rows) - 1)))
-    if near < 1.0 / case.n:
-        found.append(
-            f"The kernel sees every row almost alone (mean value between rows {near:.1e}): errors that rows "
-            "share go unseen; give a larger bandwidth."
-        )
     return found
-
-
-def _evenly_spaced(rows: np.ndarray, most: int) -> Tensor:
-    """At most ``most`` of the row numbers, evenly spaced."""
-    return torch.as_tensor(rows[np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(np.int64)])

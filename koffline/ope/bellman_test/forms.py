@@ -9,7 +9,7 @@ only what an alternative adds to products of different scores counts for the pow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.kernels import FourierFeatures, Kernel
+from koffline.kernels import FourierFeatures
 
 _BLOCK = 8192
 _ROUNDING = 1.0 - 1e-12
@@ -43,8 +43,9 @@ class Moments(NamedTuple):
 
 
 class SignDraws(NamedTuple):
-    """B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic."""
+    """T, and B draws: T* (B,), and what an alternative c adds to T − mean: 2c·linear (B,) + c²·quadratic."""
 
+    statistic: float
     statistics: np.ndarray
     linear: np.ndarray
     moments: Moments
@@ -58,16 +59,13 @@ class GramForm:
     crossed: np.ndarray
     shifted: np.ndarray
 
-    @property
-    def statistic(self) -> float:
-        """T = Σ_gh m_gh."""
-        return max(float(self.products.sum()), 0.0)
-
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* = εᵀMε for B draws; the moments are exact."""
+        """T = Σ_gh m_gh and T* = εᵀMε for B draws; the moments are exact."""
         signs = random_signs((draws, len(self.products)), generator)
+        statistics = np.einsum("bg,bg->b", signs @ self.products, signs)
         linear = self.crossed.sum(axis=0) - np.diagonal(self.crossed)  # Σ_{h≠g} s_hᵀf_g, (G,)
-        return SignDraws(np.einsum("bg,bg->b", signs @ self.products, signs), signs @ linear, self.moments())
+        statistic = max(float(self.products.sum()), 0.0)
+        return SignDraws(statistic, statistics, signs @ linear, self.moments())
 
     def moments(self) -> Moments:
         """Exact moments under random signs."""
@@ -80,12 +78,24 @@ class GramForm:
         )
 
 
+def gram_form(
+    scores: Float[np.ndarray, " score"],
+    shifts: Float[np.ndarray, " score"],
+    gram: Float[np.ndarray, "score score"],
+    rows: int,
+) -> GramForm:
+    """The form with a Gram matrix: O(G²). rows: n."""
+    against, shift_against = scores[:, None] * gram, shifts[:, None] * gram
+    return GramForm(against * scores / rows, shift_against * scores / rows, shift_against * shifts / rows)
+
+
 @dataclass(frozen=True, eq=False)
 class FeatureForm:
     """Scores in m features, computed block by block: O(G m) memory is never needed.
 
-    f_g is ``scores[g]`` times the features of ``inputs[g]``, s_g ``shifts[g]`` times them; ``rows``: n. The
-    growth of the null's spread is left out: among thousands of scores alternatives of interest are small.
+    f_g is ``scores[g]`` times the features of ``inputs[g]``, which have length one, s_g ``shifts[g]`` times
+    them; ``rows``: n. The growth of the null's spread is left out: among thousands of scores alternatives of
+    interest are small.
     """
 
     scores: Float[np.ndarray, " score"]
@@ -94,87 +104,40 @@ class FeatureForm:
     features: FourierFeatures
     rows: int
 
-    @property
-    def statistic(self) -> float:
-        """T = ‖Σ_g f_g‖²."""
-        return float(np.square(self._totals[0]).sum())
-
     def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* = ‖Σ_g ε_g f_g‖² for B draws; O(G m B) time, one pass over the rows."""
-        projected = torch.zeros(draws, self._totals.shape[1], dtype=torch.float64)
-        own = torch.zeros(draws, dtype=torch.float64)
-        mean = shift_own = 0.0
-        for block, shifts in self._blocks():
-            signs = torch.as_tensor(random_signs((len(block), draws), generator))
-            projected.addmm_(signs.mT, block)  # (B, g) @ (g, m)
-            own += signs.mT @ (block * shifts).sum(dim=1)
-            mean += float(block.square().sum())
-            shift_own += float(shifts.square().sum())
-        found, shift = projected.numpy(), self._totals[1]
-        statistics, linear = np.square(found).sum(axis=1), found @ shift - own.numpy()
-        quadratic = float(shift @ shift) - shift_own
-        return SignDraws(statistics, linear, Moments(mean, float(statistics.var()), quadratic))
-
-    def condensed(self) -> GramForm:
-        """Exact equivalent as a `GramForm`, in O(G² m) time, for few scores."""
-        scores, shifts = (torch.cat(parts).numpy() for parts in zip(*self._blocks(), strict=True))
-        return GramForm(scores @ scores.T, shifts @ scores.T, shifts @ shifts.T)
-
-    @cached_property
-    def _totals(self) -> np.ndarray:
-        """Sums Σ_g f_g and Σ_g s_g, (2, m)."""
-        coefficients = torch.as_tensor(np.stack([self.scores, self.shifts]))
-        total = torch.zeros(2, 2 * self.features.frequencies.shape[1], dtype=torch.float64)
+        """T = ‖Σ_g f_g‖² and T* = ‖Σ_g ε_g f_g‖² for B draws; O(G m B) time, one pass over the rows."""
+        # Scores with the signs of every draw, with their own, and shifts, each as a row.
+        totals = torch.zeros(draws + 2, 2 * self.features.frequencies.shape[1], dtype=torch.float64)
+        own = np.zeros(draws)
         for start in range(0, len(self.inputs), _BLOCK):
             part = slice(start, start + _BLOCK)
-            total += coefficients[:, part] @ self.features(self.inputs[part])
-        return total.numpy() / np.sqrt(self.rows)
+            scores, shifts = self.scores[part], self.shifts[part]
+            signed = random_signs((len(scores), draws), generator) * scores[:, None]
+            rows = torch.as_tensor(np.column_stack([signed, scores, shifts])).mT
+            totals.addmm_(rows, self.features(self.inputs[part]))  # (B + 2, g) @ (g, m)
+            own += shifts @ signed / self.rows
+        *drawn, whole, shift = totals.numpy() / np.sqrt(self.rows)
+        statistics = np.square(drawn).sum(axis=1)
+        mean, shift_own = (float(each @ each) / self.rows for each in (self.scores, self.shifts))
+        moments = Moments(mean, float(statistics.var()), float(shift @ shift) - shift_own)
+        return SignDraws(float(whole @ whole), statistics, np.asarray(drawn) @ shift - own, moments)
 
-    def _blocks(self) -> Iterator[tuple[Float[Tensor, "score feature"], Float[Tensor, "score feature"]]]:
-        """Pairs of f_g and s_g in order, some thousand at a time."""
-        for start in range(0, len(self.inputs), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            columns = self.features(self.inputs[part]).numpy() / np.sqrt(self.rows)
-            scores, shifts = (each[part, None] * columns for each in (self.scores, self.shifts))
-            yield torch.as_tensor(scores), torch.as_tensor(shifts)
 
-
-@dataclass(frozen=True, eq=False)
-class SumForm:
-    """T = Σ_k T_k of separate value functions on separate rows, whose residuals are never multiplied.
+def draw_signs(
+    parts: Sequence[GramForm | FeatureForm], draws: int, generator: np.random.Generator
+) -> SignDraws:
+    """T = Σ_k T_k and its draws, of separate value functions on separate rows.
 
     Products across folds would be biased under cross-fitting: a fold's noise enters its own residuals and,
     through the models fitted to it, the others' with the opposite sign.
     """
-
-    parts: tuple[GramForm | FeatureForm, ...]
-
-    @property
-    def statistic(self) -> float:
-        """Σ T_k."""
-        return sum(part.statistic for part in self.parts)
-
-    def draw(self, draws: int, generator: np.random.Generator) -> SignDraws:
-        """T* with independent signs for every part."""
-        statistics, linear, moments = zip(*(part.draw(draws, generator) for part in self.parts), strict=True)
-        together = Moments(*map(sum, zip(*moments, strict=True)))
-        return SignDraws(np.sum(statistics, axis=0), np.sum(linear, axis=0), together)
-
-
-QuadraticForm = GramForm | FeatureForm | SumForm
-
-
-def gram_form(
-    scores: Float[np.ndarray, " score"],
-    shifts: Float[np.ndarray, " score"],
-    inputs: Float[Tensor, "score k"],
-    kernel: Kernel,
-    rows: int,
-) -> GramForm:
-    """The form with the exact Gram matrix of ``inputs``: O(G²). rows: n."""
-    gram = kernel.gram(inputs).numpy()
-    against, shift_against = scores[:, None] * gram, shifts[:, None] * gram
-    return GramForm(against * scores / rows, shift_against * scores / rows, shift_against * shifts / rows)
+    drawn = [part.draw(draws, generator) for part in parts]
+    return SignDraws(
+        sum(one.statistic for one in drawn),
+        np.sum([one.statistics for one in drawn], axis=0),
+        np.sum([one.linear for one in drawn], axis=0),
+        Moments(*map(sum, zip(*(one.moments for one in drawn), strict=True))),
+    )
 
 
 def random_signs(shape: tuple[int, int], generator: np.random.Generator) -> np.ndarray:

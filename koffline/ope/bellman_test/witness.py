@@ -5,9 +5,7 @@ The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -51,15 +49,11 @@ class WitnessValues(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class WitnessMap:
-    """Over a grid of two coordinates of the flat observation, ``columns``: ``axes`` are x (W,) and y (H,).
-
-    ``values``: of (H, W) arrays. ``action``: the action of the map; None: averaged (see `Witness.map`).
-    """
+    """For one action, over a grid of states of two numbers: ``axes`` x (W,), y (H,), ``values`` (H, W)."""
 
     axes: tuple[np.ndarray, np.ndarray]
     values: WitnessValues
-    action: object
-    columns: tuple[int, int]
+    action: Any
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,48 +86,30 @@ class Witness:
 
     case: BellmanCase = field(repr=False)
 
-    def __call__(self, observations: np.ndarray, actions: np.ndarray | None = None) -> WitnessValues:
+    def __call__(self, observations: np.ndarray, actions: np.ndarray) -> WitnessValues:
         """Evaluate at observations (Q, …) and actions (Q,) or (Q, a). Raises DataError."""
         observations, shape = np.asarray(observations), self.case.transitions.observation_shape
         if observations.shape[1:] != shape or not np.isfinite(observations).all():
             received = f"observations have shape {observations.shape}, the log's rows {shape}"
             raise DataError(f"{received}; give finite numbers (Q, …) of the same shape")
-        if self.case.space.with_actions:
-            actions = self._checked_actions(actions, len(observations))
         places = self.case.space.place(observations, actions).numpy()
-        total, spread = self._sums(places)[:2]
+        total, spread = self._sums(places)
         seen = total[:, 1] > 1e-8
         mass = np.where(seen, total[:, 1], np.nan)
         effective = np.divide(total[:, 1] ** 2, spread[:, 1], out=np.zeros(len(places)), where=seen)
         witness = total[:, 0] / self.case.weights.sum()
         return WitnessValues(witness, total[:, 0] / mass, np.sqrt(spread[:, 0]) / mass, effective)
 
-    def map(
-        self, resolution: int = 50, action: object = None, columns: tuple[int, int] = (0, 1)
-    ) -> WitnessMap:
-        """Evaluate over a grid of two coordinates, with the others at their mean.
-
-        ``action``: the one the map is for; None: the kernel ignores actions, so that residuals of all actions
-        are averaged as the log holds them.
-        """
-        shape = self.case.transitions.observation_shape
-        flat = self._flat(slice(None))
-        if max(columns) >= flat.shape[1]:
-            raise ConfigError(
-                f"a map over columns {columns} needs them among the {flat.shape[1]} of an observation; "
-                "use top_regions"
-            )
-        counted = flat[self.case.weights > 0.0][:, columns]
-        x, y = (np.linspace(numbers.min(), numbers.max(), resolution) for numbers in counted.T)
-        grid = np.meshgrid(x, y)
-        places = np.tile(np.average(flat, axis=0, weights=self.case.weights), (grid[0].size, 1))
-        places[:, columns] = np.stack([numbers.ravel() for numbers in grid], axis=1)
-        if action is None:
-            found = self._states_only()(places.reshape(-1, *shape))
-        else:
-            found = self(places.reshape(-1, *shape), np.stack([np.asarray(action)] * len(places)))
-        shaped = WitnessValues(*(part.reshape(grid[0].shape) for part in found))
-        return WitnessMap((x, y), shaped, action, columns)
+    def map(self, action: Any, resolution: int = 50) -> WitnessMap:
+        """Evaluate at an action over a grid of states of two numbers. Raises ConfigError for other states."""
+        shape, states = self.case.transitions.observation_shape, self._flat(self.case.weights > 0.0)
+        if states.shape[1] != 2:
+            raise ConfigError(f"a map needs states of two numbers, these have {shape}; use top_regions")
+        x, y = (np.linspace(numbers.min(), numbers.max(), resolution) for numbers in states.T)
+        places = np.stack(np.meshgrid(x, y), axis=-1).reshape(-1, *shape)
+        found = self(places, np.stack([np.asarray(action)] * len(places)))
+        shaped = WitnessValues(*(part.reshape(resolution, resolution) for part in found))
+        return WitnessMap((x, y), shaped, action)
 
     def top_regions(self, k: int = 5) -> list[Region]:
         """At most k separate regions, the largest |z| first; the thresholds hold for all places at once.
@@ -141,18 +117,16 @@ class Witness:
         Places are 400 rows drawn with the seed. A region holds the rows of one action within one bandwidth
         (kernel value above e⁻¹) of its place.
         """
-        if k < 1:
-            raise ConfigError(f"k is {k}; give a number of regions of at least 1")
         generator = np.random.default_rng(self.case.settings.seed)
         rows = np.flatnonzero(self.case.weights > 0.0)
         rows = np.sort(generator.choice(rows, min(len(rows), _CANDIDATES), replace=False))
         signs = np.zeros((len(self.case.weights), _SIGN_DRAWS))
         signs[self.case.weights > 0.0] = random_signs((self.case.n, _SIGN_DRAWS), generator)
-        total, spread, drawn = self._sums(self.case.inputs[rows].numpy(), signs)
+        total, spread = self._sums(self.case.inputs[rows].numpy(), signs)
         usable = (spread[:, 0] > 0.0) & (total[:, 1] ** 2 > _FEWEST_EFFECTIVE * spread[:, 1])
         scale = np.where(usable, np.sqrt(np.where(usable, spread[:, 0], 1.0)), np.inf)
         scores = total[:, 0] / scale
-        largest = np.abs(drawn / scale[:, None]).max(axis=0)
+        largest = np.abs(total[:, 2:] / scale[:, None]).max(axis=0)
         threshold = float(np.quantile(largest, 1.0 - self.case.settings.level))
         regions: list[Region] = []
         left = np.abs(scores)
@@ -162,41 +136,27 @@ class Witness:
             left[np.isin(rows, regions[-1].rows)] = left[best] = 0.0
         return regions
 
-    def _checked_actions(self, actions: np.ndarray | None, count: int) -> np.ndarray:
-        """Check actions: (Q,) in 0 … n − 1, or finite (Q, k). Raises DataError."""
-        n, expected = self.case.space.n_actions, (count, *self.case.transitions.actions.shape[1:])
-        if actions is None or np.shape(actions) != expected:
-            got = "none" if actions is None else f"shape {np.shape(actions)}"
-            raise DataError(
-                f"the witness needs one action per observation, got {got}; give actions {expected}"
-            )
-        found = np.asarray(actions, dtype=np.float64)
-        fine = np.isfinite(found) if n is None else np.isin(found, np.arange(n))
-        if not fine.all():
-            needed = "finite numbers" if n is None else f"whole numbers from 0 to {n - 1}"
-            raise DataError(f"actions hold {found[~fine][0]:g}; give {needed}")
-        return found if n is None else found.astype(np.int64)
+    def _sums(self, places: np.ndarray, signs: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Sums at places (Q, k): Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2).
 
-    def _sums(
-        self, places: np.ndarray, signs: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2) at places (Q, k); with signs of rows Σ k·wδ·sign (Q, B)."""
+        With signs of rows the first go on with Σ k·wδ·sign (Q, 2 + B).
+        """
         weights, residual = self.case.weights, self.case.residuals * self.case.weights
-        columns = torch.as_tensor(np.stack([residual, weights], axis=1))
-        total, spread = np.zeros((len(places), 2)), np.zeros((len(places), 2))
-        drawn = np.zeros((len(places), 0 if signs is None else signs.shape[1]))
-        for rows, near in self._kernel_blocks(places):
-            total += (near @ columns[rows]).numpy()
-            spread += (near.square() @ columns[rows].square()).numpy()
-            if signs is not None:
-                drawn += near.numpy() * residual[rows] @ signs[rows]
-        return total, spread, drawn
+        signs = np.zeros((len(residual), 0)) if signs is None else signs
+        total, spread = np.zeros((len(places), 2 + signs.shape[1])), np.zeros((len(places), 2))
+        size = max(1, _BLOCK_NUMBERS // max(len(places), 1))
+        for start in range(0, len(residual), size):
+            rows = slice(start, start + size)
+            near = self.case.space.kernel.gram(torch.as_tensor(places), self.case.inputs[rows]).numpy()
+            columns = np.column_stack([residual[rows], weights[rows], residual[rows, None] * signs[rows]])
+            total += near @ columns  # (Q, b) @ (b, 2 + B)
+            spread += np.square(near) @ np.square(columns[:, :2])
+        return total, spread
 
     def _region(self, row: int, score: float, threshold: float) -> Region:
         """Rows of positive weight within a bandwidth of one row; of its action where actions are discrete."""
         log, space = self.case.transitions, self.case.space
-        place = self.case.inputs[row : row + 1].numpy()
-        close = np.concatenate([near.numpy()[0] for _, near in self._kernel_blocks(place)])
+        close = space.kernel.gram(self.case.inputs[row : row + 1], self.case.inputs)[0].numpy()
         inside = (close >= np.exp(-1.0)) & (self.case.weights > 0.0)
         if space.n_actions is not None:
             inside &= np.asarray(log.actions) == log.actions[row]
@@ -212,21 +172,6 @@ class Witness:
         """Observations (Q, d) of some rows."""
         observations = np.asarray(self.case.transitions.observations[rows], dtype=np.float64)
         return observations.reshape(len(observations), -1)
-
-    def _states_only(self) -> Witness:
-        """Witness of the same residuals with a kernel that ignores actions."""
-        space, width = self.case.space, self._flat(slice(1)).shape[1]
-        alone = dataclasses.replace(
-            space, location=space.location[:width], scale=space.scale[:width], with_actions=False
-        )
-        return Witness(dataclasses.replace(self.case, space=alone, inputs=self.case.inputs[:, :width]))
-
-    def _kernel_blocks(self, places: np.ndarray) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Pairs (slice of rows, k(place, row) (Q, b))."""
-        at, size = torch.as_tensor(places), max(1, _BLOCK_NUMBERS // max(len(places), 1))
-        for start in range(0, len(self.case.inputs), size):
-            rows = slice(start, start + size)
-            yield rows, self.case.space.kernel.gram(at, self.case.inputs[rows])
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ from koffline.ope import names
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
 from koffline.ope.importance.statistics import (
-    Difference,
+    Deviations,
     EpisodeStatistic,
     StepwiseMean,
     magic,
@@ -25,6 +25,10 @@ BOOTSTRAP_DRAWS = 1000
 _FEW_EPISODES = 10.0
 _UNEVEN = 0.5  # below it, 95 % intervals covered the truth in 76 to 91 % of logs of finite chains
 _CUT_SHARE = 0.01
+_NEEDS = {
+    False: "one episode has all the weight, or too many resampled logs none, or the level asks for too many",
+    True: "it needs exact behavior probabilities, episodes of equal weight, and reward_bounds",
+}
 _NO_WEIGHT = (
     "the policy takes none of the logged actions: every episode's weight is zero after {steps}; use a policy "
     "that can take them (epsilon:0.1:<policy>) or an estimator without episode weights (kloss, fqe, mwl)"
@@ -61,7 +65,7 @@ def estimate_one(
         assert isinstance(whole, StepwiseMean)
         cuts, mix = magic(whole, intervals.resample(whole, weights.n_episodes, draws, generator))
         value, error = float(mix @ whole.partial_values(cuts)), None
-        mixed = {"blend_steps": list(cuts), "blend_shares": mix.tolist()}
+        mixed = {"blend_steps": cuts, "blend_shares": mix.tolist()}
     if not np.isfinite(value):
         raise DataError(
             f"the largest weight is e^{weights.log_weights.max():.0f}, beyond what numbers hold; cap "
@@ -111,7 +115,8 @@ def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size
         return None
     returns = weights.episode_sums(problem.gamma**weights.steps * problem.rewards)
     logged = plain_mean(returns, weights.shares)
-    gap, own = Difference(whole, logged), 1.0 / float(np.square(weights.shares).sum())
+    gap = Deviations(whole.value - logged.value, whole.deviations - logged.deviations)
+    own = 1.0 / float(np.square(weights.shares).sum())
     ends = intervals.student_interval(gap, level, size), intervals.student_interval(logged, level, own)
     return Uplift(gap.value, ends[0], logged.value, ends[1])
 
@@ -151,22 +156,8 @@ def _warnings(
         f"No episode has weight left from step {gone} on: {rest}.": (
             gone is not None and name not in names.WHOLE_WEIGHT
         ),
+        f"No interval of kind {interval}: {_NEEDS[interval in names.CERTIFIED_EPISODE_KINDS]}.": (
+            not found and episodes > 1
+        ),
     }
-    notes = [*problem.ratios.warnings, *(sentence for sentence, applies in sentences.items() if applies)]
-    notes += () if model is None else model.notes
-    if not found and episodes > 1:
-        notes.append(f"No interval of kind {interval}: {_why_no_interval(interval, problem)}.")
-    return tuple(notes)
-
-
-def _why_no_interval(interval: str, problem: EpisodeProblem) -> str:
-    if interval not in names.CERTIFIED_EPISODE_KINDS:
-        return (
-            "one episode has all the weight, too many resampled logs have none, or the level asks for too "
-            "many of them"
-        )
-    if problem.ratios.is_estimated:
-        return "it needs exact behavior probabilities, these are estimated"
-    if problem.rewards.min() == problem.rewards.max():
-        return "all rewards are alike, which shows nothing of their range; give reward_bounds"
-    return "it needs bounded means of episodes of equal weight"
+    return (*problem.ratios.warnings, *(sentence for sentence, applies in sentences.items() if applies))

@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special, stats
 
-from koffline.ope.importance.problem import EpisodeWeights
-from koffline.ope.importance.statistics import Difference, EpisodeStatistic, standard_error
+from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeWeights
+from koffline.ope.importance.statistics import Deviations, EpisodeStatistic, standard_error
 from koffline.ope.intervals.settings import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
@@ -29,13 +29,12 @@ _CERTIFIED_ASSUMPTIONS = (
 )
 # Candidate caps, fixed in advance: the choice among them costs only a factor in the level.
 _CAPS = (1.0, 2.0, 5.0, 10.0, 30.0, 100.0, 1000.0)
-_MOST_NUMBERS = 1 << 20  # numbers in one batch of draws, 8 MB
 _BEYOND, _MOST_DRAWS = 5, 100_000  # least draws beyond each end, most draws in total
 _FEWEST_DRAWS = 0.9  # share of draws that must be finite
 
 
 def student_interval(
-    statistic: EpisodeStatistic | Difference, level: float, effective_size: float
+    statistic: EpisodeStatistic | Deviations, level: float, effective_size: float
 ) -> Interval | None:
     """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
 
@@ -77,7 +76,7 @@ def resample(
     statistic: EpisodeStatistic, n: int, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, " draw"]:
     """The statistic of resampled episodes, in batches."""
-    batch, found = max(1, min(draws, _MOST_NUMBERS // statistic.width)), []
+    batch, found = max(1, min(draws, MOST_NUMBERS // max(n, STEPS))), []
     for start in range(0, draws, batch):
         counts = generator.multinomial(n, np.full(n, 1.0 / n), size=min(batch, draws - start))
         found.append(statistic.resampled(counts.astype(np.float64)))

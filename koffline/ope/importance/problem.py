@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -18,7 +19,8 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _ROW_BYTES = 150  # bytes of a row's columns, ratios and weights
 _NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
-_NEVER = -np.inf
+STEPS, MOST_NUMBERS = 1024, 1 << 20  # most steps, and most numbers, in a block of steps of all episodes
+_NEVER, _LEAST = -np.inf, np.finfo(np.float64).min
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +29,8 @@ class RowValues:
 
     ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
     ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
-    trained on their episode. ``weights (N,)``: ω of rows, where the models have any. ``notes``: what else to
-    know of the model. DataError for what is not finite.
+    trained on their episode. ``weights (N,)``: ω of rows, where the models have any.
+    DataError for what is not finite.
     """
 
     now: np.ndarray
@@ -36,7 +38,6 @@ class RowValues:
     starts: np.ndarray
     unseen: float = 1.0
     weights: np.ndarray | None = None
-    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("now", "later", "starts"):
@@ -56,7 +57,6 @@ class EpisodeWeights:
     """
 
     log_weights: Float[np.ndarray, " row"]
-    steps: Int[np.ndarray, " row"]
     starts: Int[np.ndarray, " episode"]
     lengths: Int[np.ndarray, " episode"]
     shares: Float[np.ndarray, " episode"]
@@ -72,9 +72,9 @@ class EpisodeWeights:
         return int(self.lengths.max())
 
     @cached_property
-    def episodes(self) -> Int[np.ndarray, " row"]:
-        """Number (N,) of each row's episode."""
-        return np.repeat(np.arange(self.n_episodes), self.lengths)
+    def steps(self) -> Int[np.ndarray, " row"]:
+        """Number (N,) of each row's step in its episode."""
+        return np.arange(len(self.log_weights)) - np.repeat(self.starts, self.lengths)
 
     @cached_property
     def last(self) -> Float[np.ndarray, " episode"]:
@@ -82,61 +82,33 @@ class EpisodeWeights:
         return self.log_weights[self.starts + self.lengths - 1]
 
     @cached_property
-    def log_shares(self) -> Float[np.ndarray, " episode"]:
-        """Logarithms (E,) of the shares."""
-        return np.log(self.shares)
-
-    @cached_property
     def final(self) -> Float[np.ndarray, " episode"]:
         """Products share · weight (E,) of whole episodes, with maximum 1; zeros without any weight."""
-        logs = self.last + self.log_shares
+        logs = self.last + np.log(self.shares)
         return np.exp(logs - logs.max()) if logs.max() > _NEVER else np.zeros(len(logs))
-
-    @cached_property
-    def log_totals(self) -> Float[np.ndarray, " step"]:
-        """Logarithms (T,) of Σ_i share_i · w_t of episode i; −inf at steps without weight."""
-        return self._log_sums(1)
 
     @cached_property
     def effective_sizes(self) -> Float[np.ndarray, " step"]:
         """Effective sizes (T,): (Σw)² / Σw² over episodes at each step; 0 without weight."""
-        totals = self.log_totals
-        present = totals > _NEVER
-        sizes = np.zeros(self.horizon)
-        sizes[present] = np.exp(2.0 * totals[present] - self._log_sums(2)[present])
-        return sizes
+        squares = np.concatenate([np.square(parts).sum(axis=0) for _, _, parts in self.blocks()])
+        return np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0.0)
 
-    @cached_property
-    def relative(self) -> Float[np.ndarray, " row"]:
-        """Self-normalised weights (N,): w_t / Σ_i share_i w_t, with mean one."""
-        totals = self.log_totals[self.steps]
-        present = totals > _NEVER
-        relative = np.zeros(len(totals))
-        relative[present] = np.exp(self.log_weights[present] - totals[present])
-        return relative
+    def blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
+        """Blocks of steps: their numbers, rows (E, b), parts (E, b) of episodes in each step's weight.
+
+        An episode that is over stays at its last row. Parts sum to one, or are zero at steps without weight.
+        """
+        size = max(1, min(STEPS, MOST_NUMBERS // self.n_episodes))
+        for start in range(0, self.horizon, size):
+            steps = np.arange(start, min(start + size, self.horizon))
+            rows = self.starts[:, None] + np.minimum(steps, self.lengths[:, None] - 1)
+            logs = self.log_weights[rows] + np.log(self.shares)[:, None]
+            parts = np.exp(logs - np.maximum(logs.max(axis=0), _LEAST))  # against overflow
+            yield steps, rows, parts / np.maximum(parts.sum(axis=0), np.finfo(np.float64).tiny)
 
     def episode_sums(self, rows: Float[np.ndarray, " row"]) -> Float[np.ndarray, " episode"]:
         """Sums (E,) over the rows of each episode."""
         return np.add.reduceat(rows, self.starts)
-
-    def _log_sums(self, power: int) -> Float[np.ndarray, " step"]:
-        """Logarithms (T,) of Σ_i (share_i w_t)^power; ended episodes keep their last weight."""
-        rows = power * (self.log_weights + self.log_shares[self.episodes])
-        ending = power * (self.last + self.log_shares)
-        over = np.logaddexp.accumulate(_log_sums_by(ending, self.lengths, self.horizon + 1))
-        return np.logaddexp(_log_sums_by(rows, self.steps, self.horizon), over[: self.horizon])
-
-
-def _log_sums_by(
-    logs: Float[np.ndarray, " entry"], groups: Int[np.ndarray, " entry"], size: int
-) -> Float[np.ndarray, " group"]:
-    """(size,) log Σ exp over the entries of each group; −inf for a group of zeros or of nothing."""
-    largest = np.full(size, _NEVER)
-    np.maximum.at(largest, groups, logs)
-    shift = np.where(largest > _NEVER, largest, 0.0)
-    sums = np.bincount(groups, weights=np.exp(logs - shift[groups]), minlength=size)
-    with np.errstate(divide="ignore"):
-        return np.log(sums) + shift
 
 
 def make_weights(
@@ -160,8 +132,7 @@ def make_weights(
                 f"weights change inside an episode (row {int(uneven[0])}); importance weights belong to "
                 "whole episodes: give all rows of an episode the same weight"
             )
-    assert transitions.steps is not None, "a log with episodes has steps"
-    return EpisodeWeights(log_weights, np.asarray(transitions.steps), starts, lengths, own / own.sum())
+    return EpisodeWeights(log_weights, starts, lengths, own / own.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +166,7 @@ class EpisodeProblem:
     @property
     def weightless_from(self) -> int | None:
         """First step at which no episode has weight; None if there is no such step."""
-        gone = np.flatnonzero(self.weights.log_totals == _NEVER)
+        gone = np.flatnonzero(self.weights.effective_sizes == 0.0)
         return int(gone[0]) if len(gone) else None
 
     def effective_size(self, stepwise: bool) -> float:
@@ -208,8 +179,8 @@ class EpisodeProblem:
 
     def select(self, model: RowValues) -> RowValues:
         """The model's values of the rows and episodes that count."""
-        rows, starts = self.counted, model.starts[self.counted_episodes]
-        return RowValues(model.now[rows], model.later[rows], starts, model.unseen, notes=model.notes)
+        rows = self.counted
+        return RowValues(model.now[rows], model.later[rows], model.starts[self.counted_episodes])
 
     def diagnostics(self) -> dict[str, Any]:
         """Diagnostics of the weights as plain numbers."""

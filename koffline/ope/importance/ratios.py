@@ -92,7 +92,7 @@ def action_log_probabilities(
         taken = probabilities[np.arange(len(transitions)), np.asarray(transitions.actions)]
         with np.errstate(divide="ignore"):
             return np.log(taken)
-    if not policy.has_density:
+    if policy.why_no_density:
         raise PolicyError(
             f"{policy.name}: {policy.why_no_density}; importance ratios need the density of logged actions: "
             "use an estimator that asks the policy for actions (kloss, fqe, mwl)"
@@ -266,12 +266,10 @@ def _model(
         return _Model(name, space.n, likelihood, torch.from_numpy(actions), unit, features, generator)
     raw = np.asarray(transitions.actions, dtype=np.float64)
     spread = np.maximum(raw.std(axis=0), 1e-8 * np.maximum(np.abs(raw).max(axis=0), 1.0))
-    centre, place = raw.mean(axis=0), np.zeros(raw.shape)
-    name, bounds = "conditional Gaussian", (np.full(space.k, -np.inf), np.full(space.k, np.inf))
-    if cut_to is not None:
-        below, above = at_bounds(raw, *cut_to)
-        place = above.astype(np.float64) - below
-        name, bounds = "conditional Gaussian cut off at the bounds", cut_to
+    centre, bounds = raw.mean(axis=0), cut_to or (np.full(space.k, -np.inf), np.full(space.k, np.inf))
+    below, above = at_bounds(raw, *bounds)
+    place = above.astype(np.float64) - below
+    name = "conditional Gaussian" + (" cut off at the bounds" if cut_to else "")
     low, high = (torch.from_numpy((side - centre) / spread) for side in bounds)
     columns = torch.from_numpy(np.stack([(raw - centre) / spread, place], axis=2))
     unit = -np.where(place == 0.0, np.log(spread), 0.0).sum(axis=1)

@@ -2,7 +2,7 @@
 
 ``value``: the estimate. ``deviations`` (E,): the estimate minus that without the episode, NaN where nothing
 would be left. ``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN
-where nothing is left. ``width``: numbers that one resampled estimate takes.
+where nothing is left.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import nnls
-from scipy.sparse import csr_matrix
 
 from koffline.ope.importance.problem import EpisodeWeights, RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # an episode with this share of the weight leaves none for the others
-_MOST_NUMBERS = 1 << 20  # weights of ended episodes per block
 # Constants of MAGIC.
 _RIDGE = 1e-10  # relative to the trace: equal estimates make the matrix singular
 _MOST_CUTS = 25
@@ -40,11 +39,6 @@ class WeightedMean:
         """Share (E,) of each episode in the weights, with sum one."""
         parts = self.shares * np.exp(self.log_weights - self.log_weights.max())
         return parts / parts.sum()
-
-    @property
-    def width(self) -> int:
-        """Numbers per resampled estimate: E."""
-        return len(self.values)
 
     @cached_property
     def value(self) -> float:
@@ -68,7 +62,7 @@ class StepwiseMean:
     """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t.
 
     ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps at
-    which no weight is left add nothing. Partial sums go up to and with a step: −1: y0 alone, None: the whole.
+    which no weight is left add nothing. Partial sums are of y0 and so many steps: 0: y0 alone, T: the whole.
     """
 
     weights: EpisodeWeights
@@ -76,107 +70,63 @@ class StepwiseMean:
     first: Float[np.ndarray, " episode"]
     gamma: float
 
-    @property
-    def width(self) -> int:
-        """Numbers per resampled estimate: the larger of E and T."""
-        return max(self.weights.n_episodes, self.weights.horizon)
-
-    @cached_property
-    def powers(self) -> Float[np.ndarray, " step"]:
-        """Powers γ^t, (T,)."""
-        return self.gamma ** np.arange(self.weights.horizon)
-
-    @cached_property
-    def row_parts(self) -> Float[np.ndarray, " row"]:
-        """Share (N,) of each row in the weights of its step."""
-        return self.weights.shares[self.weights.episodes] * self.weights.relative
-
-    @cached_property
-    def step_means(self) -> Float[np.ndarray, " step"]:
-        """Weighted mean (T,) of x at each step."""
-        w = self.weights
-        return np.bincount(w.steps, weights=self.row_parts * self.rows, minlength=w.horizon)
-
     @cached_property
     def value(self) -> float:
         """The estimate."""
-        return float(self.partial_values([None])[0])
+        return float(self.partial_values([self.weights.horizon])[0])
 
     @cached_property
     def deviations(self) -> Float[np.ndarray, " episode"]:
         """Estimate minus that without each episode, (E,)."""
-        return self.partial_deviations([None])[:, 0]
+        return self.partial_deviations([self.weights.horizon])[:, 0]
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) estimates from resampled episodes."""
-        w = self.weights
-        shape, places = (w.n_episodes, w.horizon), (w.episodes, w.steps)
-        below = (csr_matrix((self.row_parts, places), shape).T @ counts.T).T  # (B, T)
-        above = (csr_matrix((self.row_parts * self.rows, places), shape).T @ counts.T).T
-        for members, length, parts in self._ended_parts():
-            below[:, length:] += counts[:, members] @ parts
-        means = np.divide(above, below, out=np.zeros_like(above), where=below > 0.0)
-        start = (counts @ (w.shares * self.first)) / (counts @ w.shares)
-        return start + _running(self.powers * means)[:, -1]
+        shares = self.weights.shares
+        totals = (counts @ (shares * self.first)) / (counts @ shares)
+        for steps, parts, x in self._blocks():
+            below = counts @ parts  # (B, E) @ (E, b) = (B, b)
+            means = np.divide(counts @ (parts * x), below, out=np.zeros_like(below), where=below > 0.0)
+            totals += means @ self.gamma**steps
+        return totals
 
-    def partial_values(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, " cut"]:
-        """(J,) sums up to and with each of ``last_steps``."""
-        start = self.weights.shares @ self.first
-        return start + _running(self.powers * self.step_means)[self._picks(last_steps)]
+    def partial_values(self, cuts: Sequence[int]) -> Float[np.ndarray, " cut"]:
+        """(J,) sums of each of these numbers of steps."""
+        means = np.concatenate([(parts * x).sum(axis=0) for _, parts, x in self._blocks()])
+        sums = np.cumsum(self.gamma ** np.arange(len(means)) * means)
+        return self.weights.shares @ self.first + np.append(0.0, sums)[list(cuts)]
 
-    def partial_deviations(self, last_steps: Sequence[int | None]) -> Float[np.ndarray, "episode cut"]:
+    def partial_deviations(self, cuts: Sequence[int]) -> Float[np.ndarray, "episode cut"]:
         """Partial sums minus those without the episode, (E, J).
 
-        With p the part of an episode in a step's weights its mean of x moves by p (x − mean) / (1 − p), x = 0
-        after the end; a step that would be left without weight loses its mean.
+        With p the part of an episode in a step's weights its mean of x moves by p (x − mean) / (1 − p); a
+        step that would be left without weight loses its mean.
         """
-        w, picks = self.weights, self._picks(last_steps)
-        start = _pull(w.shares, self.first, w.shares @ self.first)
-        deviations = np.repeat(start[:, None], len(picks), axis=1)
-        moves = self.powers[w.steps] * _pull(self.row_parts, self.rows, self.step_means[w.steps])
-        for column, pick in enumerate(picks):
-            deviations[:, column] += w.episode_sums(np.where(w.steps < pick, moves, 0.0))
-        for members, length, parts in self._ended_parts():
-            later = self.powers[length:] * _pull(parts, 0.0, self.step_means[length:])
-            deviations[members] += _running(later)[:, np.maximum(picks - length, 0)]
+        shares, wanted = self.weights.shares, np.asarray(cuts)
+        total = _pull(shares, self.first, shares @ self.first)
+        deviations = np.repeat(total[:, None], len(wanted), axis=1)
+        for steps, parts, x in self._blocks():
+            moves = self.gamma**steps * _pull(parts, x, (parts * x).sum(axis=0))
+            sums = total[:, None] + np.cumsum(moves, axis=1)
+            here = np.isin(wanted - 1, steps)
+            deviations[:, here] = sums[:, wanted[here] - 1 - steps[0]]
+            total = sums[:, -1]
         return deviations
 
-    def _ended_parts(self) -> Iterator[tuple[Int[np.ndarray, " member"], int, np.ndarray]]:
-        """Blocks of episodes of one length with their parts (n, T − length) in the weights of later steps."""
-        w = self.weights
-        for length in np.unique(w.lengths).tolist():
-            group = np.flatnonzero((w.lengths == length) & (w.last > -np.inf))
-            size = max(1, _MOST_NUMBERS // max(w.horizon - length, 1))
-            for start in range(0, len(group) if length < w.horizon else 0, size):
-                members = group[start : start + size]
-                logs = w.last[members] + w.log_shares[members]
-                # Not above zero: an ended episode is part of every later sum of weights.
-                yield members, length, np.exp(logs[:, None] - w.log_totals[length:])
-
-    def _picks(self, last_steps: Sequence[int | None]) -> Int[np.ndarray, " cut"]:
-        """(J,) numbers of steps that are added."""
-        return np.array([self.weights.horizon if last is None else last + 1 for last in last_steps])
+    def _blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
+        """Blocks of steps: their numbers, the parts (E, b) of episodes in the weights, and x (E, b)."""
+        for steps, rows, parts in self.weights.blocks():
+            yield steps, parts, np.where(steps < self.weights.lengths[:, None], self.rows[rows], 0.0)
 
 
 EpisodeStatistic = WeightedMean | StepwiseMean
 
 
-@dataclass(frozen=True, eq=False)
-class Difference:
-    """Difference of two means over the same episodes, in which their common sampling error cancels."""
+class Deviations(NamedTuple):
+    """A value and its deviations alone: the difference of two means, whose common sampling error cancels."""
 
-    more: EpisodeStatistic
-    less: EpisodeStatistic
-
-    @property
-    def value(self) -> float:
-        """The first minus the second."""
-        return self.more.value - self.less.value
-
-    @property
-    def deviations(self) -> Float[np.ndarray, " episode"]:
-        """Deviations (E,) of the first minus those of the second."""
-        return self.more.deviations - self.less.deviations
+    value: float
+    deviations: Float[np.ndarray, " episode"]
 
 
 def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
@@ -223,13 +173,7 @@ def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | flo
     return np.where(alone, means, moves)
 
 
-def _running(steps: np.ndarray) -> np.ndarray:
-    """Cumulative sums along the last axis with a zero in front."""
-    first = np.zeros((*steps.shape[:-1], 1))
-    return np.concatenate([first, np.cumsum(steps, axis=-1)], axis=-1)
-
-
-def standard_error(statistic: EpisodeStatistic | Difference) -> float | None:
+def standard_error(statistic: EpisodeStatistic | Deviations) -> float | None:
     """Jackknife standard error sqrt((E − 1)/E · Σ deviation²); None if one episode has all the weight.
 
     For a plain mean it is the textbook s / √E. (Efron 1982)
@@ -243,11 +187,11 @@ def standard_error(statistic: EpisodeStatistic | Difference) -> float | None:
 
 def magic(
     whole: StepwiseMean, draws: Float[np.ndarray, " draw"]
-) -> tuple[tuple[int | None, ...], Float[np.ndarray, " cut"]]:
+) -> tuple[list[int], Float[np.ndarray, " cut"]]:
     """Cuts and shares x of a blend Σ_j x_j g_j of the partial estimates of a weighted doubly robust one.
 
-    g_j follows weighted residuals up to step j and the model from there: −1 is the model alone, None the
-    whole log. Shares sum to one.
+    g_j follows weighted residuals for j steps and the model from there: 0 is the model alone, T the whole
+    log. Shares sum to one.
 
     Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the jackknife covariance of the g_j (the weights' noise included)
     and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level 0.5.
@@ -265,10 +209,10 @@ def magic(
     return cuts, least_error_mix(covariance + np.outer(bias, bias))
 
 
-def cut_steps(horizon: int) -> tuple[int | None, ...]:
-    """−1, 0, 1, 2, 4, … and None for the whole log: at most 25, spread evenly in the logarithm."""
-    inner = np.unique(np.round(np.geomspace(1, max(horizon - 1, 1), _MOST_CUTS - 2)).astype(int)) - 1
-    return (-1, *(int(step) for step in inner if step < horizon - 1), None)
+def cut_steps(horizon: int) -> list[int]:
+    """Numbers of steps 0, 1, 2, 4, … and the horizon: at most 25, spread evenly in the logarithm."""
+    inner = np.round(np.geomspace(1, max(horizon - 1, 1), _MOST_CUTS - 2)).astype(int)
+    return [0, *np.unique(inner[inner < horizon]).tolist(), horizon]
 
 
 def least_error_mix(errors: Float[np.ndarray, "cut cut"]) -> Float[np.ndarray, " cut"]:

@@ -25,7 +25,6 @@ from koffline.ope.intervals.settings import (
     describe_starts,
     enough_draws,
 )
-from koffline.ope.intervals.value_range import best_constant
 from koffline.ope.names import KERNEL_CALIBRATED
 from koffline.ope.results import Interval
 
@@ -52,7 +51,8 @@ class Profile:
 
     ``influences``: a with η̂ − η ≈ Σa, (N,) from residuals scaled for leverage (HC2) and then from centred
     values of start states (where these are given: of the actions drawn there). ``slopes``: da/dt.
-    ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂).
+    ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂). Residuals are martingale differences and therefore
+    uncorrelated, so the standard error of η̂ is ‖a‖.
     """
 
     value: float
@@ -62,16 +62,6 @@ class Profile:
     slopes: Float[Tensor, " influence"]
     leverage: Float[Tensor, " row"]
     loss: float
-
-    @property
-    def starts(self) -> Float[Tensor, " drawn"]:
-        """Influences of start states."""
-        return self.influences[len(self.residuals) :]
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error sqrt Σa²; residuals are martingale differences and therefore uncorrelated."""
-        return float(self.influences.square().sum().sqrt())
 
 
 @torch.no_grad()
@@ -109,6 +99,13 @@ def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[sli
     for begin in range(0, len(system), size):
         rows = slice(begin, begin + size)
         yield rows, system.instruments(system.kernel_inputs[rows])
+
+
+def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:
+    """θ0: the constant that solves the Bellman equation on average where the class has one, else zero."""
+    weights = system.row_weights
+    level = (weights @ system.rewards) / (weights @ (1.0 - system.discounts))
+    return torch.where(system.free, level, torch.zeros_like(system.start_mean))
 
 
 def ridged_fit(system: FeatureSystem, ridge: float) -> Float[Tensor, " parameter"]:
@@ -194,12 +191,6 @@ def calibrated_interval(
         ),
         describe_misspecified(profile.loss, threshold): profile.loss > threshold,
     }
-    details = {
-        "standard_error": profile.standard_error,
-        "quantile": quantile,
-        "rows_that_count": counted,
-        "largest_leverage": float(profile.leverage.max()),
-    }
     return IntervalResult(
         KERNEL_CALIBRATED,
         interval,
@@ -208,7 +199,6 @@ def calibrated_interval(
         least_loss=profile.loss,
         misspecified=profile.loss > threshold,
         warnings=tuple(sentence for sentence, applies in sentences.items() if applies),
-        details=details,
     )
 
 

@@ -1,4 +1,4 @@
-"""Intervals from all parameters with a kernel loss within sampling error: certified, simultaneous, dual.
+"""Intervals from all parameters with a kernel loss within sampling error: certified, simultaneous.
 
 Sampling error of the kernel loss of the true value function: at the true Q the residual
 δ_i = y_i − E[y_i | x_i] is noise, with y = r + discount · E_{a'~π} Q(s', a') inside an interval of length R.
@@ -9,26 +9,28 @@ and n² V̂ = ‖S‖².
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
-from koffline.ope.intervals.calibrated import make_profile, wild_threshold
+from koffline.ope.intervals.calibrated import best_constant, make_profile, wild_threshold
 from koffline.ope.intervals.settings import (
     IntervalResult,
     KernelIntervalSettings,
     describe_misspecified,
     describe_starts,
 )
-from koffline.ope.intervals.value_range import Feasible
-from koffline.ope.names import DUAL, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
+from koffline.ope.names import KERNEL_SIMULTANEOUS
 from koffline.ope.results import Interval
 
-DUAL_STEPS = 500
 NORM_FACTOR = 2.0  # the default ρ is this multiple of the fitted norm
 NORM_RIDGE = 1e-4  # the ridge of the fit behind it, relative to the mean curvature
+_GRID = np.logspace(-16.0, 6.0, 89)  # relative to the largest curvature
 
 _CERTIFIED = (
     "Holds for any number of rows fixed beforehand: each next state and reward depend on the past only "
@@ -47,6 +49,91 @@ _BEYOND = (
     "is wrong; use richer features or a larger norm_bound"
 )
 _VACUOUS = "the interval is all that rewards and γ allow: the log is too small for this kind of promise."
+
+
+@dataclass(frozen=True, eq=False)
+class Feasible:
+    """{θ: V̂(θ) = ‖v − Bθ‖² ≤ λ, ‖θ − θ0‖ ≤ ρ} in the right singular basis of B, for any λ and ρ.
+
+    ``squares (p,)``: curvatures, the squared singular values. ``pull (p,)``: Bᵀ(v − Bθ0). ``direction (p,)``:
+    c. ``loss``: V̂(θ0). ``offset``: cᵀθ0.
+    """
+
+    squares: np.ndarray
+    pull: np.ndarray
+    direction: np.ndarray
+    loss: float
+    offset: float
+
+    @classmethod
+    def of(cls, system: FeatureSystem) -> Feasible:
+        """The system's constraints around its best constant."""
+        centre = best_constant(system)
+        instruments, columns = system.projected.shape
+        # With more parameters than instruments, empty instruments complete the basis.
+        missing = max(columns - 1 - instruments, 0)
+        projected = torch.nn.functional.pad(system.projected, (0, 0, 0, missing))
+        matrix, gap = projected[:, :-1], projected[:, -1] - projected[:, :-1] @ centre
+        left, values, right = torch.linalg.svd(matrix, full_matrices=False)
+        along = left.mT @ gap
+        return cls(
+            squares=values.square().numpy(),
+            pull=(values * along).numpy(),
+            direction=(right @ system.start_mean).numpy(),
+            loss=float(along @ along) + float((gap - left @ along).norm()) ** 2,
+            offset=system.value(centre),
+        )
+
+    @cached_property
+    def taus(self) -> np.ndarray:
+        """Grid (T,) of multipliers τ."""
+        return _GRID * max(float(self.squares.max()), 1e-12)
+
+    def fitted_norm(self, ridge: float) -> float:
+        """‖θ̂ − θ0‖ of the minimiser with this ridge, relative to the mean curvature."""
+        return float(np.linalg.norm(self.pull / (self.squares + ridge * self.squares.mean())))
+
+    def least_loss(self, norm_bound: float) -> float:
+        """The smallest V̂ in the ball, from below: max over τ of min over θ of V̂ + τ(‖θ − θ0‖² − ρ²)."""
+        return max(0.0, float((self._losses(self.taus) - self.taus * norm_bound**2).max()))
+
+    def value_range(self, threshold: float, norm_bound: float) -> tuple[float, float] | None:
+        """The extremes of cᵀθ; None where no θ is feasible.
+
+        For any τ ≥ 0 the sum of both constraints is one ellipsoid around θ_τ = θ0 + (BᵀB + τI)⁻¹Bᵀ(v − Bθ0),
+        so cᵀθ ≤ cᵀθ_τ + sqrt([λ + τρ² − min(V̂ + τ‖θ − θ0‖²)] · cᵀ(BᵀB + τI)⁻¹c): valid for every τ, and the
+        least of them is the maximum itself (strong duality); infinite τ: the ball alone.
+        (Feng et al. 2020, the feature-space bound)
+        """
+        if np.any(threshold + self.taus * norm_bound**2 - self._losses(self.taus) < 0.0):
+            return None
+        low, high = (self._extreme(threshold, norm_bound, sign) for sign in (-1.0, 1.0))
+        return self.offset - low, self.offset + high
+
+    def _losses(self, taus: np.ndarray) -> np.ndarray:
+        """min over θ of V̂ + τ‖θ − θ0‖², (T,)."""
+        return self.loss - (self.pull**2 / (self.squares + taus[:, None])).sum(axis=1)
+
+    def _extreme(self, threshold: float, norm_bound: float, sign: float) -> float:
+        """The least bound of ± (cᵀθ − cᵀθ0) near the best τ of the grid, or that of the ball alone."""
+        from scipy.optimize import minimize_scalar
+
+        def bounds_at(taus: np.ndarray) -> np.ndarray:
+            curvature = self.squares + taus[:, None]
+            centre = sign * (self.direction * self.pull / curvature).sum(axis=1)
+            room = threshold + taus * norm_bound**2 - self._losses(taus)
+            return centre + np.sqrt(np.maximum(room, 0.0) * (self.direction**2 / curvature).sum(axis=1))
+
+        bounds = bounds_at(self.taus)
+        best = int(np.argmin(bounds))
+        found = minimize_scalar(
+            lambda log: float(bounds_at(np.exp([log]))[0]),
+            bounds=tuple(np.log(self.taus[[max(best - 1, 0), min(best + 1, len(bounds) - 1)]])),
+            method="bounded",
+            options={"xatol": 1e-10},
+        )
+        ball = norm_bound * float(np.linalg.norm(self.direction))
+        return min(float(bounds[best]), float(found.fun), ball)
 
 
 def target_range(
@@ -83,37 +170,20 @@ def start_deviation(
     return (values[1] - values[0]) * math.sqrt(math.log(2.0 / delta) * float(torch.square(share).sum()) / 2.0)
 
 
-def feature_interval(
-    system: FeatureSystem,
-    kind: str = KERNEL_CERTIFIED,
-    settings: KernelIntervalSettings | None = None,
-    steps: int = DUAL_STEPS,
-) -> IntervalResult:
+def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalSettings) -> IntervalResult:
     """The extremes of cᵀθ over {V̂(θ) ≤ λ, ‖θ − θ0‖ ≤ ρ}, widened for the choice of start states.
 
-    λ by kind: a martingale bound for "kernel-certified" and "dual", a wild bootstrap for
-    "kernel-simultaneous". "dual" has the ends of "kernel-certified" at its optimum: bounds from weights found
-    in at most ``steps`` iterations, valid after any number. Half of the allowed probability goes to the start
-    states, unless these are given. No feasible θ, or ends that cross: no interval, and ``misspecified``.
-    (Feng et al. 2020; Feng et al. 2021 for the dual)
+    λ by kind: a martingale bound for "kernel-certified", a wild bootstrap for "kernel-simultaneous". Half of
+    the allowed probability goes to the start states, unless these are given. No feasible θ: no interval, and
+    ``misspecified``. (Feng et al. 2020)
     """
-    settings = settings or KernelIntervalSettings()
     feasible, bounds = Feasible.of(system), settings.values_within(system)
-    fitted = feasible.fitted_norm(NORM_RIDGE)
-    norm = NORM_FACTOR * fitted if settings.norm_bound is None else settings.norm_bound
-    is_exact = system.fixed_starts and system.start_draws == 1  # c has no sampling error
-    threshold, margin = _chances(system, kind, settings, settings.delta if is_exact else settings.delta / 2.0)
-    margin = 0.0 if is_exact else margin
-    least = feasible.least_loss(norm)
-    ends: dict[str, float] | None
-    if kind == DUAL:
-        low, high = (sign * feasible.dual_end(threshold, norm, steps, sign) for sign in (-1.0, 1.0))
-        ends = {"low": low, "high": high, "steps": steps} if low <= high else None
-    else:
-        ends = feasible.value_range(threshold, norm)
+    norm = settings.norm_bound or NORM_FACTOR * feasible.fitted_norm(NORM_RIDGE)
+    threshold, margin = _chances(system, kind, settings)
+    least, ends = feasible.least_loss(norm), feasible.value_range(threshold, norm)
     interval, alarm = None, describe_misspecified(least, threshold)
     if ends is not None:
-        low, high, alarm = ends.pop("low") - margin, ends.pop("high") + margin, _BEYOND.format(*bounds)
+        low, high, alarm = ends[0] - margin, ends[1] + margin, _BEYOND.format(*bounds)
         if low <= bounds[1] and high >= bounds[0]:
             text = _assumptions(system, kind, settings, norm)
             interval = Interval(low, high, settings.level, kind, text, norm).within(bounds)
@@ -123,31 +193,29 @@ def feature_interval(
         interval,
         threshold=threshold,
         least_loss=least,
-        norm_bound=norm,
-        fitted_norm=fitted,
         misspecified=interval is None,
         warnings=(alarm,) if alarm else (),
-        details={**(ends or {}), "start_margin": margin},
     )
 
 
-def _chances(
-    system: FeatureSystem, kind: str, settings: KernelIntervalSettings, delta: float
-) -> tuple[float, float]:
-    """Threshold λ, and the sampling error of the mean over start states that are not given."""
-    from scipy import stats
-
+def _chances(system: FeatureSystem, kind: str, settings: KernelIntervalSettings) -> tuple[float, float]:
+    """Threshold λ, and the sampling error of the mean over start states (0 where that has none)."""
+    is_exact, half = system.fixed_starts and system.start_draws == 1, (1.0 - settings.level) / 2.0
+    delta = 2.0 * half if is_exact else half
     if kind == KERNEL_SIMULTANEOUS:
+        from scipy import stats
+
         profile = make_profile(system)
-        margin = float(profile.starts.square().sum()) ** 0.5 * float(
-            stats.norm.ppf(1.0 - settings.delta / 4.0)
-        )
-        return wild_threshold(system, profile, settings.draws, settings.seed, 1.0 - delta), margin
-    values, may_end = settings.values_within(system), bool((system.discounts == 0.0).any())
-    length = target_range(settings.rewards_within(system), values, system.gamma, may_end)
-    draws = system.start_draws if system.fixed_starts else 1  # else draws share the state
-    margin = start_deviation(values, system.start_weights, settings.delta / 2.0) / draws**0.5
-    return martingale_threshold(length, system.row_weights, delta), margin
+        starts = profile.influences[len(system) :]
+        margin = float(starts.square().sum()) ** 0.5 * float(stats.norm.ppf(1.0 - half / 2.0))
+        threshold = wild_threshold(system, profile, settings.draws, settings.seed, 1.0 - delta)
+    else:
+        values, may_end = settings.values_within(system), bool((system.discounts == 0.0).any())
+        length = target_range(settings.rewards_within(system), values, system.gamma, may_end)
+        threshold = martingale_threshold(length, system.row_weights, delta)
+        draws = system.start_draws if system.fixed_starts else 1  # else draws share the state
+        margin = start_deviation(values, system.start_weights, half) / draws**0.5
+    return threshold, 0.0 if is_exact else margin
 
 
 def _assumptions(system: FeatureSystem, kind: str, settings: KernelIntervalSettings, norm: float) -> str:

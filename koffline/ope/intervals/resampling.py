@@ -7,6 +7,7 @@ units (episodes, or rows) by how often they were drawn; its θ* = θ̂ + (n⁻¹
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -31,8 +32,6 @@ from koffline.ope.names import BOOTSTRAP_PIVOT
 from koffline.ope.results import Interval
 from koffline.replicas import StackedMLP
 
-_ONE_UNIT = "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
-_MATRIX = {True: "its matrix too", False: "its matrix held: the first order"}
 _STREAM, _NOISE_STREAM = 6061, 6062  # random streams
 _MOST_PRODUCTS = 3e10  # multiplications in the sums of one bootstrap: some seconds on one core
 _MOST_NUMBERS = 5e7  # numbers in the matrices of all draws: 400 MB
@@ -63,6 +62,11 @@ class LinearEquation:
     start_weights: Float[Tensor, " start"]
     ridge: Float[Tensor, "parameter parameter"]
     theta: Float[Tensor, " parameter"]
+
+    @property
+    def value(self) -> float:
+        """Value cᵀθ̂."""
+        return float(self.start_weights @ (self.starts @ self.theta)) / float(self.start_weights.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,50 +131,53 @@ def resample_values(
     return (means * thetas).sum(dim=1).numpy(), exact
 
 
-def pivotal_interval(value: float, draws: Float[np.ndarray, " draw"], level: float) -> tuple[float, float]:
-    """[2v − q_high, 2v − q_low]: the bootstrap distribution of the error, turned around.
+def resampled_errors(
+    equations: Iterable[LinearEquation], units: Units, draws: int, seed: int
+) -> tuple[Float[np.ndarray, " draw"], str]:
+    """Errors of the mean value of several equations over the same resampled logs, and what was resampled.
+
+    Raises KofflineError for a single unit, and if more than a tenth of the resampled logs have no answer.
+    """
+    if len(units.present) < 2:
+        raise KofflineError(
+            "the log has one episode: a bootstrap has nothing to choose from; log more episodes"
+        )
+    counts, parts, exact = units.draw_counts(draws, seed), [], True
+    for equation in equations:
+        values, exact = resample_values(equation, units, counts)
+        parts.append(values - equation.value)
+    errors = np.mean(parts, axis=0)
+    if np.isfinite(errors).sum() < max(2, math.ceil(0.9 * draws)):
+        raise KofflineError("too many resampled logs have no answer; give more episodes")
+    return errors, "its matrix too" if exact else "its matrix held: the first order"
+
+
+def turned_around(value: float, errors: Float[np.ndarray, " draw"], level: float, text: str) -> Interval:
+    """[v − q_high, v − q_low] of the distribution of errors, those that are finite.
 
     (Hao et al. 2021, the distributional correction)
     """
     tail = (1.0 - level) / 2.0
-    low, high = np.quantile(draws[np.isfinite(draws)], (tail, 1.0 - tail))
-    return 2.0 * value - float(high), 2.0 * value - float(low)
-
-
-def usable(draws: Float[np.ndarray, " draw"]) -> bool:
-    """Whether enough draws are finite for a quantile."""
-    return bool(np.isfinite(draws).sum() >= max(2, math.ceil(0.9 * len(draws))))
+    low, high = np.quantile(errors[np.isfinite(errors)], (tail, 1.0 - tail))
+    return Interval(value - float(high), value - float(low), level, BOOTSTRAP_PIVOT, text)
 
 
 @torch.no_grad()
 def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> IntervalResult:
-    """[2η̂ − q_high, 2η̂ − q_low] of the kernel-loss minimiser over resampled episodes (rows without episodes).
-
-    (Hao et al. 2021)
-    """
+    """Bootstrap of the kernel-loss minimiser over resampled episodes (rows without episodes)."""
     units = Units(system.unit_starts, system.row_weights, system.fixed_starts)
-    count = len(units.present)
-    if count < 2:
-        return IntervalResult(BOOTSTRAP_PIVOT, None, warnings=(_ONE_UNIT,))
-    equation = kernel_equation(system)
-    values, exact = resample_values(equation, units, units.draw_counts(settings.draws, settings.seed))
+    equation, count = kernel_equation(system), len(units.present)
     value, warnings = system.value(equation.theta), []
-    if count < _FEW_UNITS:
+    if 2 <= count < _FEW_UNITS:
         warnings.append(f"the bootstrap has {count} {units.name} to draw from; its interval is too narrow")
-    if not usable(values):
-        warnings.append("too many resampled logs have no answer; there is no bootstrap interval")
-        return IntervalResult(BOOTSTRAP_PIVOT, None, value=value, warnings=tuple(warnings))
+    try:
+        errors, matrix = resampled_errors([equation], units, settings.draws, settings.seed)
+    except KofflineError as error:
+        return IntervalResult(BOOTSTRAP_PIVOT, None, value=value, warnings=(*warnings, str(error)))
     starts = describe_starts(system.fixed_starts, "start states resampled with them")
-    text = _ASSUMPTIONS.format(units=units.name, matrix=_MATRIX[exact], starts=starts)
-    ends = pivotal_interval(value, values, settings.level)
-    interval = Interval(*ends, settings.level, BOOTSTRAP_PIVOT, text)
-    return IntervalResult(
-        BOOTSTRAP_PIVOT,
-        interval.within(settings.values_within(system)),
-        value=value,
-        warnings=tuple(warnings),
-        details={"draws": len(values), "spread": float(values.std(ddof=1)), "units": count},
-    )
+    text = _ASSUMPTIONS.format(units=units.name, matrix=matrix, starts=starts)
+    interval = turned_around(value, errors, settings.level, text).within(settings.values_within(system))
+    return IntervalResult(BOOTSTRAP_PIVOT, interval, value=value, warnings=tuple(warnings))
 
 
 def kernel_equation(system: FeatureSystem) -> LinearEquation:
@@ -190,7 +197,7 @@ def kernel_equation(system: FeatureSystem) -> LinearEquation:
 
 @torch.no_grad()
 def last_layer_bootstrap(fitted: FittedValues, head: str, level: float = 0.95, seed: int = 0) -> Interval:
-    """[2Ĵ − q_high, 2Ĵ − q_low] over resampled episodes, from the networks trained on the whole log.
+    """Bootstrap over resampled episodes from the networks trained on the whole log.
 
     For ``kloss`` each draw solves the kernel loss again (its instruments ΨᵀWZ held), for ``lstd`` and ``fqe``
     the temporal-difference equation, which a converged fitted Q evaluation has solved. Differences between
@@ -203,29 +210,20 @@ def last_layer_bootstrap(fitted: FittedValues, head: str, level: float = 0.95, s
     if not len(alive):
         raise KofflineError(f"{fitted.describe_diverged()}; lower learning_rate")
     units = Units(problem.episode_starts, torch.as_tensor(problem.row_weights), problem.fixed_starts)
-    if len(units.present) < 2:
-        raise KofflineError(_ONE_UNIT)
-    counts = units.draw_counts(draws, seed)
-    deviations, exact = np.zeros(draws), True
-    for replica in alive.tolist():
-        equation = network_equation(fitted, replica, head)
-        values, exact = resample_values(equation, units, counts)
-        whole = float(equation.start_weights @ (equation.starts @ equation.theta))
-        deviations += (values - whole / float(equation.start_weights.sum())) / len(alive)
-    if not usable(deviations):
-        raise KofflineError("too many resampled logs have no answer; give more episodes")
+    equations = (network_equation(fitted, replica, head) for replica in alive.tolist())
+    errors, matrix = resampled_errors(equations, units, draws, seed)
+    errors *= problem.reward_scale
     replicas = fitted.replica_values[head][alive, 1]
-    value, errors = float(replicas.mean()), deviations * problem.reward_scale
     if len(replicas) > 1:
         spread = float(replicas.std(ddof=1)) / len(replicas) ** 0.5
-        errors = errors + np.random.default_rng([seed, _NOISE_STREAM]).normal(0.0, spread, size=draws)
+        errors += np.random.default_rng([seed, _NOISE_STREAM]).normal(0.0, spread, size=draws)
     text = _NETWORK_ASSUMPTIONS.format(
         units=units.name,
         equation="kernel loss" if head == "kloss" else "temporal-difference equation",
-        matrix=_MATRIX[exact],
+        matrix=matrix,
         starts=describe_starts(problem.fixed_starts, "start states with them"),
     )
-    return Interval(*pivotal_interval(value, value + errors, level), level, BOOTSTRAP_PIVOT, text)
+    return turned_around(float(replicas.mean()), errors, level, text)
 
 
 def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEquation:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from koffline.config import Section
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.limits import value_bounds
-from koffline.ope.results import Interval, Record, check_level
+from koffline.ope.results import Interval, Record
 
 DRAWS = 999
 _MOST_DRAWS = 200_000
@@ -34,18 +33,6 @@ class KernelIntervalSettings(Section):
     reward_bounds: tuple[float, float] | None = None
     draws: int = DRAWS
     seed: int = 0
-
-    @field_validator("value_bounds", "reward_bounds")
-    @classmethod
-    def _ordered(cls, bounds: tuple[float, float] | None) -> tuple[float, float] | None:
-        if bounds is not None and bounds[0] > bounds[1]:
-            raise ValueError("the lower bound comes first")
-        return bounds
-
-    @property
-    def delta(self) -> float:
-        """Allowed probability that the interval misses the value."""
-        return 1.0 - self.level
 
     def values_within(self, system: FeatureSystem) -> tuple[float, float]:
         """Bounds of every Q(s, a): given, or what bounds of rewards and γ imply."""
@@ -79,7 +66,6 @@ def check_reward_bounds(
 
 def enough_draws(level: float, draws: int = DRAWS) -> int:
     """Number of draws, raised until each tail of the level holds at least one. Raises ConfigError."""
-    check_level(level)
     fewest = math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
     if fewest > _MOST_DRAWS:
         raise ConfigError(
@@ -103,11 +89,8 @@ class IntervalResult(Record):
     value: float | None = None
     threshold: float | None = None
     least_loss: float | None = None
-    norm_bound: float | None = None
-    fitted_norm: float | None = None
     misspecified: bool = False
     warnings: tuple[str, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
 
 
 def describe_misspecified(loss: float, threshold: float) -> str:

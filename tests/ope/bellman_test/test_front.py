@@ -1,12 +1,15 @@
-"""`koffline.bellman_test` from outside: by hand, what it says, what it refuses."""
+"""`koffline.bellman_test` from outside: by hand, what it says, what it refuses, and its size and power.
+
+The evidence on size and power at length is scripts/bench/bellman_size.py.
+"""
 
 import numpy as np
 import pytest
 
 import koffline
+import koffline.ope.bellman_test as front
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
-from koffline.ope.bellman_test import front
-from tests.ope.bellman_test.problems import ONLY_ACTION, simple_q
+from tests.ope.bellman_test.problems import ONLY_ACTION, known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
 
@@ -99,3 +102,36 @@ def test_bad_values_logs_and_policies_are_one_line(
     with pytest.raises(kind, match=message) as caught:
         koffline.bellman_test(q, log, policy, 0.9)
     assert "\n" not in str(caught.value)
+
+
+def rejections(repetitions: int, n: int, kind: str, error: float = 0.0, **options: object) -> int:
+    """Number of rejections at 5 % of Q^π + error · N(0, 1) per row's state and action."""
+    count = 0
+    for seed in range(repetitions):
+        known = known_problem(seed, n, kind)
+        table = error * np.random.default_rng(seed + 999).standard_normal(4096)
+
+        def q(s, a, known=known, table=table):
+            place = (np.abs(s[:, 0] * 1e5).astype(np.int64) + 7 * np.asarray(a)) % 4096
+            return known.q(s, a) + table[place]
+
+        count += koffline.bellman_test(q, known.transitions, known.policy, 0.9, seed=seed, **options).rejects
+    return count
+
+
+def test_size_is_near_the_level() -> None:
+    """At 5 % more than 5 of 20 have probability below 1e-3."""
+    assert rejections(20, 60, "iid", draws=99) <= 5
+    assert rejections(20, 50, "trajectory", draws=99) <= 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["iid", "trajectory", "episodes"])
+def test_size(kind: str) -> None:
+    """200 repetitions: outside 2 … 21 with probability 0.002 where the rate is 5 %."""
+    assert 2 <= rejections(200, 200, kind, draws=299) <= 21
+
+
+@pytest.mark.slow
+def test_power_against_wrong_values() -> None:
+    assert rejections(10, 150, "iid", error=1.5) >= 8

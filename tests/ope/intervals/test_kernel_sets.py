@@ -1,22 +1,25 @@
-"""Certified, simultaneous and dual intervals: bounds by hand, the inequality behind them, alarms."""
+"""Certified and simultaneous intervals: bounds and extremes by hand, by brute force, alarms."""
 
 import dataclasses
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
 
+from koffline.ope.intervals.calibrated import best_constant
 from koffline.ope.intervals.kernel_sets import (
+    Feasible,
     feature_interval,
     martingale_threshold,
     start_deviation,
     target_range,
 )
 from koffline.ope.intervals.settings import KernelIntervalSettings
-from koffline.ope.intervals.value_range import Feasible
-from koffline.ope.names import DUAL, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
-from tests.ope.intervals.systems import finite_system, true_parameters
+from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
+from tests.ope.intervals.systems import finite_system, small_system, true_parameters
 
 _ONES = torch.ones(100, dtype=torch.float64)
 
@@ -65,8 +68,8 @@ def test_parts_add_up() -> None:
     assert result.threshold == pytest.approx(martingale_threshold(length, system.row_weights, 0.05))
     margin = start_deviation((-0.5, 1.0), system.start_weights, 0.05)
     found = Feasible.of(system).value_range(result.threshold, 3.0)
-    assert result.interval.low == pytest.approx(max(found["low"] - margin, -0.5))
-    assert result.interval.high == pytest.approx(min(found["high"] + margin, 1.0))
+    assert result.interval.low == pytest.approx(max(found[0] - margin, -0.5))
+    assert result.interval.high == pytest.approx(min(found[1] + margin, 1.0))
     assert "given" in result.interval.assumptions
 
 
@@ -78,7 +81,7 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
     poor = dataclasses.replace(
         system, now=flat, later=flat, starts=flat, rewards=system.rewards + 5.0 * system.kernel_inputs[:, 0]
     )
-    for kind in (KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS, DUAL):
+    for kind in (KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS):
         settings = KernelIntervalSettings(draws=99, value_bounds=(-10.0, 10.0))
         result = feature_interval(poor, kind, settings)
         assert result.interval is None
@@ -88,18 +91,61 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
         json.dumps(result.as_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize("name", ["chain_tuples", "grid_on"])
-def test_the_dual_equals_the_certified_interval_and_stops_anywhere(name: str) -> None:
-    _, system = finite_system(name, rows=2000)
-    known = {"chain_tuples": (-0.5, 1.0), "grid_on": (-2.0, 3.0)}[name]
-    settings = KernelIntervalSettings(value_bounds=known)
-    certified = feature_interval(system, settings=settings).interval
-    widths = []
-    for steps in (0, 3, 500):
-        result = feature_interval(system, DUAL, settings, steps).interval
-        assert result.high >= certified.high - 1e-6
-        assert result.low <= certified.low + 1e-6
-        widths.append(result.width)
-    assert widths == sorted(widths, reverse=True)
-    assert (result.low, result.high) == pytest.approx((certified.low, certified.high), abs=1e-4)
-    assert result.kind == "dual"
+def _loss(system, theta: np.ndarray) -> float:
+    psi = system.instruments(system.kernel_inputs).numpy()
+    total = np.zeros(psi.shape[1])
+    for i in range(len(system)):
+        delta = float(system.rewards[i]) - float(system.difference[i].numpy() @ theta)
+        total += float(system.row_weights[i]) * delta * psi[i]
+    return float(total @ total) / len(system) ** 2
+
+
+@pytest.mark.parametrize(
+    ("seed", "constants", "extra", "norm"), [(0, 0, 0.05, 2.0), (1, 0, 0.5, 0.8), (2, 1, 100.0, 0.5)]
+)
+def test_extremes_agree_with_brute_force(seed: int, constants: int, extra: float, norm: float) -> None:
+    system = small_system(seed, constants=constants)
+    feasible = Feasible.of(system)
+    centre = best_constant(system).numpy()
+    threshold = feasible.least_loss(norm) + extra
+    found = feasible.value_range(threshold, norm)
+    direction = system.start_mean.numpy()
+    limits = [
+        {"type": "ineq", "fun": lambda theta: threshold - _loss(system, theta)},
+        {"type": "ineq", "fun": lambda theta: norm**2 - np.sum((theta - centre) ** 2)},
+    ]
+    ends = {}
+    for sign in (1.0, -1.0):
+        tries = [
+            minimize(
+                lambda theta, sign=sign: -sign * direction @ theta,
+                centre + 0.3 * norm * np.random.default_rng(k).standard_normal(3),
+                constraints=limits,
+                method="SLSQP",
+                options={"maxiter": 500, "ftol": 1e-13},
+            )
+            for k in range(4)
+        ]
+        ends[sign] = max(-t.fun for t in tries if t.success and all(g["fun"](t.x) > -1e-7 for g in limits))
+    assert found[1] == pytest.approx(ends[1.0], abs=1e-5)
+    assert found[0] == pytest.approx(-ends[-1.0], abs=1e-5)
+
+
+def test_one_parameter_by_hand() -> None:
+    # V̂(θ) = (1 − 2θ)², c = 3: |1 − 2θ| ≤ 0.2 gives θ in [0.4, 0.6]
+    feasible = Feasible(np.array([4.0]), np.array([2.0]), np.array([3.0]), loss=1.0, offset=10.0)
+    found = feasible.value_range(0.04, 100.0)
+    assert found == pytest.approx((11.2, 11.8), abs=1e-6)
+    found = feasible.value_range(0.04, 0.5)  # the ball cuts at 0.5
+    assert found == pytest.approx((11.2, 11.5), abs=1e-6)
+    found = feasible.value_range(9.0, 0.5)  # only the ball binds
+    assert found == pytest.approx((8.5, 11.5), abs=1e-12)
+
+
+def test_nothing_is_feasible() -> None:
+    feasible = Feasible(np.array([4.0]), np.array([2.0]), np.array([3.0]), loss=1.5, offset=0.0)
+    assert feasible.value_range(0.4, 100.0) is None  # the least loss is 0.5
+    assert feasible.least_loss(100.0) == pytest.approx(0.5, abs=1e-9)
+    assert feasible.least_loss(0.25) == pytest.approx(1.5 - 1.0 + 0.25, abs=1e-4)  # (1 − 2·¼)² + ½
+    assert feasible.value_range(0.7, 0.25) is None
+    assert feasible.value_range(0.8, 0.25) is not None

@@ -8,18 +8,19 @@ import torch
 
 import koffline.ope.intervals.resampling as resampling
 from koffline.config import make_settings
+from koffline.errors import ConfigError
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
-from koffline.ope.intervals.calibrated import make_profile
+from koffline.ope.intervals.calibrated import best_constant, make_profile
 from koffline.ope.intervals.resampling import (
     Units,
     kernel_equation,
     network_equation,
     pivot_interval,
     resample_values,
+    resampled_errors,
 )
-from koffline.ope.intervals.settings import KernelIntervalSettings
-from koffline.ope.intervals.value_range import best_constant
+from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
 from koffline.ope.last_layer import last_layer
 from koffline.ope.learning import draw_ensemble
 from koffline.ope.names import SYSTEM_KINDS
@@ -74,9 +75,9 @@ def test_first_order_where_matrices_are_too_large(monkeypatch: pytest.MonkeyPatc
 def test_spread_agrees_with_the_sandwich() -> None:
     """Two ways to the same asymptotic variance; 400 draws know a spread to 3.5 %, n = 2000 adds its own."""
     _, system = finite_system("chain_tuples", rows=2000)
-    result = pivot_interval(system, KernelIntervalSettings(draws=400))
-    assert result.details["spread"] == pytest.approx(make_profile(system).standard_error, rel=0.12)
-    assert "rows resampled" in result.interval.assumptions
+    errors, _ = resampled_errors([kernel_equation(system)], _units(system), 400, 0)
+    assert errors.std(ddof=1) == pytest.approx(float(make_profile(system).influences.norm()), rel=0.12)
+    assert "rows resampled" in pivot_interval(system, KernelIntervalSettings(draws=99)).interval.assumptions
 
 
 @pytest.mark.parametrize("kind", SYSTEM_KINDS)
@@ -91,9 +92,9 @@ def test_rewards_that_are_all_zero(kind: str) -> None:
 
 
 def test_high_levels_get_the_draws_they_need() -> None:
-    _, system = finite_system("chain_tuples", rows=300)
-    result = make_interval("bootstrap-pivot", system, level=0.9995, draws=999)
-    assert result.details["draws"] == 3999
+    assert (enough_draws(0.9995, 999), enough_draws(0.95, 999)) == (3999, 999)
+    with pytest.raises(ConfigError, match="which a bootstrap could only tell by"):
+        make_interval("bootstrap-pivot", small_system(), level=1.0 - 1e-9)
 
 
 @pytest.fixture(scope="module")

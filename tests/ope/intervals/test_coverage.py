@@ -1,12 +1,17 @@
-"""Coverage over many draws of exact problems; docs/results/intervals.json has the larger study."""
+"""Coverage over many draws of exact problems, and the larger study: its page says what its file says."""
+
+import json
+from pathlib import Path
 
 import pytest
 
 from koffline.ope.intervals.calibrated import calibrated_interval
 from koffline.ope.intervals.kernel_sets import feature_interval
 from koffline.ope.intervals.settings import KernelIntervalSettings
+from scripts.bench import interval_coverage
 from tests.ope.intervals.systems import finite_system, true_parameters
 
+ROOT = Path(__file__).parents[3]
 _DRAWS = 300
 
 
@@ -32,7 +37,14 @@ def test_certified_intervals_always_hold_the_truth(name: str) -> None:
     )
     for seed in range(12):
         exact, system = finite_system(name, 5000 + seed, 20_000)
-        for kind in ("kernel-certified", "dual"):
-            result = feature_interval(system, kind, settings, 50)
-            assert result.interval.holds(exact.value)
-            assert result.interval.width < 1.5
+        result = feature_interval(system, "kernel-certified", settings)
+        assert result.interval.holds(exact.value)
+        assert result.interval.width < 1.5
+
+
+def test_the_page_says_what_the_file_says_and_certified_intervals_covered() -> None:
+    rows = json.loads((ROOT / "docs" / "results" / "intervals.json").read_text())["rows"]
+    page = (ROOT / "docs" / "intervals.md").read_text(encoding="utf-8")
+    assert interval_coverage.with_table(page, rows) == page
+    assert {row["rows"] for row in rows} == set(interval_coverage.SIZES)
+    assert all(row["coverage"] >= 0.95 for row in rows if row["kind"] in ("kernel-certified", "dual"))
