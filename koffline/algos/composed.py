@@ -49,7 +49,7 @@ class KernelForwarder:
 class ComposedConfig(KernelCriticConfig):
     """Options of the kernel loss in an algorithm of d3rlpy's, whose own options have its names.
 
-    tau: rate of d3rlpy's target networks; it must be positive. memory and backup are not for these.
+    tau: rate of d3rlpy's target networks; it must be positive. backup is not for these.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
@@ -64,7 +64,6 @@ class ComposedAlgo(KernelCriticAlgo):
         name = type(self).__name__
         wrong = {
             f"tau is 0, but the slow copy that it moves values s' in {name}; raise it": config.tau == 0.0,
-            f"memory is set, which {name} does not have; leave it out": config.memory > 0.0,
             f"backup is '{config.backup}', but {name} backs up what d3rlpy's does; leave it out": (
                 config.backup != "own"
             ),
