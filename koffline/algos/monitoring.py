@@ -1,24 +1,22 @@
-"""Monitoring of a run: d3rlpy's loggers (files, TensorBoard, W&B) and evaluators, returns in environments.
+"""Monitoring of a run: d3rlpy's files and evaluators, and returns in environments.
 
-Loggers serve a run that is trained epoch by epoch; no evaluator disturbs the random numbers of training.
+No evaluator disturbs the random numbers of training.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from d3rlpy import logging as d3rlpy_logging
 from d3rlpy import metrics
-from d3rlpy.logging.file_adapter import default_json_encoder
+from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
 
 from koffline.algos.model_files import load
 from koffline.data.replay import ColumnarReplayBuffer
@@ -152,94 +150,32 @@ def own_randomness(seed: int) -> Iterator[None]:
             np.random.set_state(theirs)  # noqa: NPY002
 
 
-class FileLogger(d3rlpy_logging.FileAdapter):
-    """Logger of d3rlpy's params.json and one CSV per metric, in a folder that a resumed run appends to."""
+class RunLogger(FileAdapter):
+    """Logger of params.json and a CSV per metric, for a run that calls `fit` once per epoch.
 
-    def __init__(self, algo: Any, folder: Path, gradients: bool) -> None:
+    Epochs and steps are counted from those `before` this call; a resumed run appends to its files. gradients:
+    the size of every gradient is logged too.
+    """
+
+    def __init__(self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]) -> None:
         super().__init__(algo, str(folder))
-        self._gradients = gradients
+        self._gradients, (self._epochs, self._steps) = gradients, before
+
+    def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
+        """Return this logger: to `fit` it is its own factory."""
+        return self
 
     def write_params(self, params: dict[str, Any]) -> None:
         """Write params.json, whole or not at all."""
         text = json.dumps(params, default=default_json_encoder, indent=2)
         write_text(Path(self.logdir, "params.json"), text)
 
+    def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
+        """Append a line to the metric's file."""
+        super().write_metric(self._epochs + epoch, self._steps + step, name, float(value))
+
     def watch_model(self, epoch: int, step: int) -> None:
         """Log the size of every gradient; existing files keep their header."""
         if self._gradients:
             self._is_model_watched = any(Path(self.logdir).glob("*_grad.csv"))
-            super().watch_model(epoch, step)
-
-
-class RunLogger(d3rlpy_logging.CombineAdapter, d3rlpy_logging.LoggerAdapterFactory):
-    """Logger of a run that calls `fit` once per epoch; epochs and steps are counted over the whole run."""
-
-    def __init__(self, folder: Path, gradients: bool, others: Sequence[Any]) -> None:
-        self._adapters: Sequence[Any] = []
-        self._folder, self._gradients, self._others = folder, gradients, others
-        self._before, self._has_params = (0, 0), False
-
-    def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
-        """Return this logger; the first call creates the loggers it writes to."""
-        if not self._adapters:
-            made = [other.create(algo, experiment_name, n_steps_per_epoch) for other in self._others]
-            self._adapters = [FileLogger(algo, self._folder, self._gradients), *made]
-        return self
-
-    def start_epoch(self, epochs: int, steps: int) -> None:
-        """Set the numbers of epochs and steps before the epoch that begins."""
-        self._before = (epochs, steps)
-
-    def write_params(self, params: dict[str, Any]) -> None:
-        """Write the parameters, once in a run."""
-        if not self._has_params:
-            super().write_params(params)
-        self._has_params = True
-
-    def before_write_metric(self, epoch: int, step: int) -> None:
-        """Announce a metric to all loggers."""
-        super().before_write_metric(*self._counted(epoch, step))
-
-    def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
-        """Write a metric to all loggers."""
-        super().write_metric(*self._counted(epoch, step), name, float(value))
-
-    def after_write_metric(self, epoch: int, step: int) -> None:
-        """Tell all loggers that the metric is written."""
-        super().after_write_metric(*self._counted(epoch, step))
-
-    def watch_model(self, epoch: int, step: int) -> None:
-        """Log the model's gradients in all loggers."""
-        super().watch_model(*self._counted(epoch, step))
-
-    def close(self) -> None:
-        """Do nothing at the end of an epoch; `finish` closes the loggers."""
-
-    def finish(self) -> None:
-        """Close all loggers at the end of the run."""
-        super().close()
-
-    def _counted(self, epoch: int, step: int) -> tuple[int, int]:
-        return self._before[0] + epoch, self._before[1] + step
-
-
-def make_logger(
-    folder: Path,
-    gradients: bool = True,
-    tensorboard: bool = False,
-    wandb: bool = False,
-    wandb_project: str | None = None,
-) -> RunLogger:
-    """Logger of a run with the requested backends. Raises ConfigError if an optional package is missing."""
-    wanted = {"tensorboard": "tensorboardX"} if tensorboard else {}
-    wanted |= {"wandb": "wandb"} if wandb else {}
-    for name, package in wanted.items():
-        if importlib.util.find_spec(package) is None:
-            needs = f"logger.{name} needs the package {package}"
-            raise ConfigError(f"{needs}; install it with pip install 'koffline[{name}]'")
-    others: list[Any] = []
-    if tensorboard:
-        others.append(d3rlpy_logging.TensorboardAdapterFactory(root_dir=str(folder / "tensorboard")))
-    if wandb:
-        others.append(d3rlpy_logging.WanDBAdapterFactory(project=wandb_project))
-    return RunLogger(folder, gradients, others)
+            super().watch_model(self._epochs + epoch, self._steps + step)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
@@ -137,16 +137,13 @@ _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
 
 
 class LoggerSettings(Section):
-    """Where metrics go besides d3rlpy's CSV files.
+    """What is logged besides the metrics.
 
-    gradients: also write the size of gradients, as d3rlpy does. tensorboard: also there (extra tensorboard).
-    wandb: also to Weights & Biases (extra wandb). wandb_project: the project there.
+    gradients: also write the size of gradients, as d3rlpy does.
     """
 
+    model_config = ConfigDict(extra="ignore")  # files of earlier versions name other loggers here
     gradients: bool = True
-    tensorboard: bool = False
-    wandb: bool = False
-    wandb_project: str | None = None
 
 
 class TrainConfig(Section):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from koffline.algos import from_config
-from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, make_logger, own_randomness
+from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, own_randomness
 from koffline.data import remote
 from koffline.data.d3rlpy_import import quiet
 from koffline.data.disk.batches import BlockSampler
@@ -145,7 +145,6 @@ def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
     evaluators = _make_evaluators(config, data)
     for evaluator in evaluators.values():
         evaluator.try_out(algo)
-    make_logger(Path(), **config.logger.model_dump())  # raises ConfigError where its package is missing
     return Parts(algo, buffer, draws, evaluators, _record(config, data, device))
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.algos.monitoring import make_logger
+from koffline.algos.monitoring import RunLogger
 from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar
@@ -88,18 +88,16 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
     warn_of_versions(folder, parts.record)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
     progress = restore_state(folder, fingerprint, parts, first_epoch)
-    logger = make_logger(folder, **config.logger.model_dump())
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
             try:
-                progress = _train_epoch(config, folder, parts, logger, progress, show)
+                progress = _train_epoch(config, folder, parts, progress, show)
             except DivergedError as error:  # the same run would diverge again
                 write_record(folder, {**record, "diverged": str(error)})
                 raise
             if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
             save_state(folder, fingerprint, parts, progress)
-    logger.finish()
     metrics, model = progress.metrics or {}, folder / f"model_{progress.steps}.d3"
     if not model.exists():  # removed by hand after the run
         _save_model(algo, model)
@@ -119,13 +117,11 @@ def _train_epoch(
     config: TrainConfig,
     folder: Path,
     parts: Parts,
-    logger: Any,
     progress: Progress,
     show: Callable[[int], None],
 ) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
-    logger.start_epoch(progress.epochs, progress.steps)
     started = time.perf_counter()
     with _divergence(parts.algo, progress.steps):
         ((_, metrics),) = parts.algo.fit(
@@ -134,7 +130,9 @@ def _train_epoch(
             n_steps_per_epoch=steps,
             experiment_name=folder.resolve().name,
             with_timestamp=False,
-            logger_adapter=logger,
+            logger_adapter=RunLogger(
+                parts.algo, folder, config.logger.gradients, (progress.epochs, progress.steps)
+            ),
             show_progress=False,
             save_interval=2,  # never: epoch 1 is the only one that `fit` sees, models are saved by the run
             evaluators=parts.evaluators,
