@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
-from d3rlpy.base import LearnableConfig, register_learnable
+from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.serializable_config import CONFIG_STORAGE
 from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses, taken
-from koffline.algos.options import CriticConfig
+from koffline.algos.options import CriticConfig, registered
 from koffline.errors import ConfigError
 
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
@@ -106,21 +106,10 @@ class KLossFQEConfig(CriticConfig):
     policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
     """
 
-    kind: ClassVar[str] = "kloss_fqe"
-
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
         default=None,
         metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
     )
-
-    def make(self, device: Any) -> _FQE:
-        """The evaluator of the policy in the config. Raises ConfigError where there is none."""
-        if self.policy is None:
-            what = "kloss_fqe has no policy to evaluate"
-            raise ConfigError(f"{what}; use KLossFQE(algo, config) or DiscreteKLossFQE")
-        algo = self.policy.create(device)
-        is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-        return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, self, device)
 
 
 class _FQE(KernelCriticAlgo):
@@ -203,4 +192,13 @@ class DiscreteKLossFQE(_FQE):
     action_type = ActionSpace.DISCRETE
 
 
-register_learnable(KLossFQEConfig)
+@registered("kloss_fqe", KLossFQEConfig)
+def evaluator_of(config: KLossFQEConfig, device: Any) -> _FQE:
+    """The evaluator of the policy in a config. Raises ConfigError where there is none."""
+    if config.policy is None:
+        raise ConfigError(
+            "kloss_fqe has no policy to evaluate; use KLossFQE(algo, config) or DiscreteKLossFQE"
+        )
+    algo = config.policy.create(device)
+    is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
+    return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, config, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
 from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function, create_parameter
 from d3rlpy.optimizers import OptimizerWrapper
 from d3rlpy.torch_utility import convert_to_torch, hard_sync
-from torch import nn
+from torch import Tensor, nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.algos.kernel_critic import (
@@ -27,6 +28,7 @@ from koffline.algos.kernel_critic import (
 )
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
+from koffline.kernel_loss import state_value_residual
 from koffline.policies.base import refuse
 from koffline.store.files import atomic_file
 
@@ -189,3 +191,43 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         if lost <= 0.0:  # without termination and discount no value is finite
             return 0.0
         return float(self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
+
+
+class KernelForwarder:
+    """d3rlpy's ensemble of critics, with the kernel loss for its error."""
+
+    def __init__(self, forwarder: Any, kernel: KernelBellmanLoss) -> None:
+        self._forwarder, self._kernel = forwarder, kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forwarder, name)
+
+    def compute_error(
+        self, observations: Tensor, actions: Tensor, rewards: Tensor, target: Tensor, terminals: Tensor,
+        gamma: Any,
+    ) -> Tensor:  # fmt: skip
+        """Kernel loss of δ = r + discount · target − Q(s, a), summed over critics; targets (N, 1).
+
+        (Feng et al. 2019, equ:ourloss)
+        """
+        values = self._forwarder.compute_expected_q(observations, actions, "none").squeeze(2)
+        discounts, later = (gamma * (1.0 - terminals)).squeeze(1), target.squeeze(1).expand_as(values)
+        residual = state_value_residual(rewards.squeeze(1), discounts, values, later)
+        return self._kernel(residual, observations, actions).sum()
+
+
+class ComposedAlgo(KernelCriticAlgo):
+    """An algorithm of d3rlpy's, the next base class, whose critics minimise the kernel Bellman loss."""
+
+    def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
+        """d3rlpy's implementation, its modules with the kernel, which is saved with them."""
+        super(KernelCriticAlgo, self).inner_create_impl(shape, size)
+        impl: Any = self._impl
+        modules, kernel = impl.modules, self.make_kernel(shape, size)
+        parts = {field.name: getattr(modules, field.name) for field in dataclasses.fields(modules)}
+        made = dataclasses.make_dataclass(
+            type(modules).__name__, [("kernel", KernelBellmanLoss)], bases=(type(modules),), frozen=True
+        )
+        impl._modules = made(**parts, kernel=kernel)
+        impl._checkpointer = impl.modules.create_checkpointer(self._device)
+        impl._q_func_forwarder = KernelForwarder(impl._q_func_forwarder, kernel)

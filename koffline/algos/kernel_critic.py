@@ -143,16 +143,22 @@ class KernelImpl(QLearningAlgoImplBase):
         return torch.stack([q(observations, actions).q_value.squeeze(1) for q in functions])
 
     def values_of_both(
-        self, batch: TorchMiniBatch, next_actions: Tensor | None = None
-    ) -> tuple[Float[Tensor, "critic row *action"], Float[Tensor, "critic row *action"]]:
-        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy where there is one."""
+        self, batch: TorchMiniBatch, next_actions: Tensor | None = None, beside: Tensor | None = None
+    ) -> tuple[Float[Tensor, "critic rows *action"], Float[Tensor, "critic row *action"]]:
+        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy where there is one.
+
+        beside: further actions at s, whose values follow those of the logged ones.
+        """
+        observations, actions = batch.observations, None if next_actions is None else batch.actions
+        if beside is not None:
+            observations, actions = torch.cat((observations,) * 2), torch.cat((batch.actions, beside))
         if (slow := self._modules.slow_q_funcs) is not None:
             with torch.no_grad():
                 there = self.q_values(batch.next_observations, next_actions, slow)
-            return self.q_values(batch.observations, None if next_actions is None else batch.actions), there
-        both = torch.cat((batch.observations, batch.next_observations))
-        acted = None if next_actions is None else torch.cat((batch.actions, next_actions))
-        here, there = self.q_values(both, acted).chunk(2, dim=1)
+            return self.q_values(observations, actions), there
+        both = torch.cat((observations, batch.next_observations))
+        acted = None if next_actions is None else torch.cat((actions, next_actions))
+        here, there = self.q_values(both, acted).split([len(observations), len(batch.rewards)], dim=1)
         return here, there
 
     def backed_up(self, values: Float[Tensor, "critic row *rest"]) -> Float[Tensor, "critics row *rest"]:
