@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses, taken
+from koffline.algos.model_files import export_policy
 from koffline.algos.options import CriticConfig, registered
 from koffline.errors import ConfigError
 
@@ -124,12 +125,10 @@ class _FQE(KernelCriticAlgo):
         is_algo = isinstance(algo, QLearningAlgoBase) and not isinstance(algo, _FQE)
         if not is_algo or algo.get_action_type() != self.get_action_type():
             what = f"{type(self).__name__} evaluates an algorithm for {self.action_type.name.lower()} actions"
-            kinds = "KLossFQE for continuous actions, DiscreteKLossFQE for discrete ones"
-            remedy = f"koffline.load(path) reads one from a file; {kinds}"
+            remedy = (
+                "koffline.load(path) reads one; for discrete actions take DiscreteKLossFQE, else KLossFQE"
+            )
             raise ConfigError(f"{what}, received a {type(algo).__name__}; {remedy}")
-        if config is not None and not isinstance(config, KLossFQEConfig):
-            what = f"{type(self).__name__} received a {type(config).__name__}"
-            raise ConfigError(f"{what}; give a KLossFQEConfig, which has the same options")
         self._algo = algo
         super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
 
@@ -143,9 +142,6 @@ class _FQE(KernelCriticAlgo):
         algo = self._algo
         if algo.impl is None:
             algo.create_impl(shape, size)
-        if algo.impl is None:
-            what = f"{type(algo).__name__} has no networks to save with its evaluator"
-            raise ConfigError(f"{what}; evaluate it with koffline.evaluate(log, 'uniform', …)")
         own, log = (tuple(algo.observation_shape), algo.action_size), (tuple(shape), size)
         if own != log:
             what = f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and"
@@ -175,8 +171,6 @@ class _FQE(KernelCriticAlgo):
 
     def save_policy(self, fname: str) -> None:
         """Save the policy that is evaluated."""
-        from koffline.algos.model_files import export_policy
-
         export_policy(self._algo, fname)
 
 

@@ -129,22 +129,17 @@ def _factory(
     value = {"type": value or "none"} if value is None or isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
         raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
-    for key in value:
-        if key not in ("type", "params"):
-            raise ConfigError(f"{where}.{key} is unknown; it has 'type' and 'params', options go into params")
+    if other := value.keys() - {"type", "params"}:
+        raise ConfigError(
+            f"{where}.{min(other)} is unknown; it has 'type' and 'params', options go into params"
+        )
     kind, params = value.get("type", default["type"]), value.get("params") or {}
     known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
-    if may_be_none and kind in (None, "none"):
-        refuse({f"{where}.params is given without a type; name the type as well": params}, kind=ConfigError)
+    if may_be_none and kind in (None, "none") and not params:
         return {"type": "none", "params": {}}
     if not isinstance(kind, str) or kind not in known:
         names = [*known, "none"] if may_be_none else known
         raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
-    for key in params:
-        owners = sorted(name for name, each in registry.config_list.items() if key in _slots_of(each))
-        if owners and kind not in owners:
-            what = f"{where}.params.{key} is no option of the type '{kind}' but of {', '.join(owners)}"
-            raise ConfigError(f"{what}; set {where}.type as well")
     laid_over = default["params"] if kind == default["type"] else None
     return {"type": kind, "params": _filled(known[kind], params, f"{where}.params", laid_over)}
 

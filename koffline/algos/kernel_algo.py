@@ -26,6 +26,7 @@ from koffline.algos.kernel_critic import (
     KernelImpl,
     shift_values,
 )
+from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
 from koffline.kernel_loss import state_value_residual
@@ -86,15 +87,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def fitter(
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """d3rlpy's `fitter`. Raises ConfigError for other kinds of actions and for less than one epoch."""
-        wanted, found = self.get_action_type(), dataset.dataset_info.action_space
-        other = f"{type(self).__name__} is for {wanted.name.lower()} actions; choose an algorithm for"
+        """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy leaves out."""
         numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
-        wrong = {
-            f"{other} {found.name.lower()} actions, the log's": wanted != found,
-            f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch,
-        }
-        refuse(wrong, kind=ConfigError)
+        refuse({f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch}, kind=ConfigError)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
@@ -121,8 +116,6 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def save_policy(self, fname: str) -> None:
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
-        from koffline.algos.model_files import export_policy
-
         export_policy(self, fname)
 
     def make_modules(self, shape: Sequence[int], size: int) -> KernelCriticModules:
