@@ -6,7 +6,6 @@ cut back to their length at the checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
@@ -18,9 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from koffline.batches import ReplicaPlan, Table
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import load_tensors
@@ -58,15 +55,6 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
             f"checkpoint {path} belongs to a run with other data or settings; delete it or name another"
         )
     return state
-
-
-def fingerprint_of(table: Table, flat: Tensor, plan: ReplicaPlan, *settings: object) -> str:
-    """Digest of everything a run's result depends on."""
-    digest = hashlib.sha256(repr((plan.learning_rates, plan.batch_seeds, plan.row_set_of, settings)).encode())
-    for tensor in (flat, *(column for _, column in table.columns()), *plan.row_sets):
-        digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -126,15 +126,6 @@ class DualStep(Step):
     def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
         self._dual, self._source, self.second, self._adam = objective, source, second, StackedAdam(second)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`."""
-        return {"second": self.second, "adam": self._adam.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.second.copy_(state["second"])
-        self._adam.load_state_dict(state["adam"])
-
 
 class GradientTD2Step(DualStep):
     """Step of GTD2: w, (R, P), is `second` and is updated at the same old parameters as the value."""

@@ -27,14 +27,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.checkpoints import fingerprint_of, read_checkpoint, write_checkpoint
 from koffline.dual_objectives import DualObjective, make_step
 from koffline.errors import ConfigError
 from koffline.objectives import CopyTarget, FollowTarget, Objective
@@ -44,7 +42,6 @@ from koffline.steps import BatchSource, StackedAdam
 Network = TypeVar("Network", bound=StackedNetwork)
 Probe = Callable[[int, Network], Tensor]
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses; a check waits for the device
-_KEPT = ("step", "seconds", "summed", "diverged_at", "losses", "loss_steps", "probes", "probe_steps")
 
 
 @runtime_checkable
@@ -68,14 +65,6 @@ class FitSettings:
     schedule: Literal["constant", "cosine"] = "constant"
     record_every: int = 50
     threads: int = 1
-
-
-@dataclass(frozen=True)
-class Checkpointing:
-    """Path and interval of checkpoints; an existing file of the same run is continued."""
-
-    path: Path
-    every: int = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +96,6 @@ def fit(
     probe: Probe[Network] | None = None,
     probe_every: int = 0,
     progress: Progress | None = None,
-    checkpoint: Checkpointing | None = None,
 ) -> FitRecord[Network]:
     """Train copies of `network`'s replicas on `table`; `network` itself is left as it is.
 
@@ -116,13 +104,7 @@ def fit(
     Raises ConfigError when plan, network, objective and table do not fit each other.
     """
     with threads(settings.threads), torch.no_grad():
-        run = _Run(table, network, objective, plan, settings)
-        fingerprint = ""
-        if checkpoint is not None:
-            fingerprint = fingerprint_of(table, network.flat, plan, objective, settings)
-            if (state := read_checkpoint(checkpoint.path, fingerprint)) is not None:
-                run.load_state_dict(state)
-        before, started = run.seconds, time.perf_counter()
+        run, started = _Run(table, network, objective, plan, settings), time.perf_counter()
         while run.step < settings.steps:
             has_recorded = run.update()
             if probe is not None and probe_every and run.step % probe_every == 0:
@@ -130,10 +112,7 @@ def fit(
                 run.probe_steps.append(run.step)
             if has_recorded and progress is not None:
                 progress.update(run.step, settings.steps, float(run.losses[-1].nanmedian()))
-            run.seconds = before + time.perf_counter() - started
-            if checkpoint is not None and run.step % checkpoint.every == 0:
-                write_checkpoint(checkpoint.path, {"fingerprint": fingerprint, **run.state_dict()})
-        return run.record()
+        return run.record(time.perf_counter() - started)
 
 
 @contextmanager
@@ -171,7 +150,7 @@ def _onednn_is_exact() -> bool:
 
 
 class _Run(Generic[Network]):
-    """State of one call of `fit`; everything in it is restored by a checkpoint."""
+    """State of one call of `fit`."""
 
     def __init__(
         self,
@@ -200,7 +179,6 @@ class _Run(Generic[Network]):
         self._window = rows.new_zeros(self._watched, len(plan))
         self._sums = rows.new_zeros(len(plan), dtype=torch.float64)
         self.summed = self.step = 0
-        self.seconds = 0.0
         self.diverged_at: list[int | None] = [None] * len(plan)
         self.losses: list[Tensor] = []
         self.loss_steps: list[int] = []
@@ -223,8 +201,8 @@ class _Run(Generic[Network]):
         is_last = self.step == self._settings.steps
         return self._watch(is_last) if self.step % self._watched == 0 or is_last else False
 
-    def record(self) -> FitRecord[Network]:
-        """Record of the run."""
+    def record(self, seconds: float) -> FitRecord[Network]:
+        """Record of the run, which took `seconds`."""
         finite = torch.isfinite(self.network.flat).all(dim=1).tolist()
         for replica, good in enumerate(finite):
             if not good:  # the last step may have diverged after the last loss was computed
@@ -237,26 +215,8 @@ class _Run(Generic[Network]):
             probe_steps=tuple(self.probe_steps),
             diverged_at=tuple(self.diverged_at),
             steps=self.step,
-            seconds=self.seconds,
+            seconds=seconds,
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`: tensors and plain values."""
-        kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT}
-        return self._tensors() | kept | {"adam": self._adam.state_dict(), "dual": self._step.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        for name, tensor in self._tensors().items():
-            tensor.copy_(state[name])
-        self._adam.load_state_dict(state["adam"])
-        self._step.load_state_dict(state["dual"])
-        for name in _KEPT:
-            setattr(self, name, state[name])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        target = {} if self._target is None else {"target": self._target.flat}
-        return {"flat": self.network.flat, "window": self._window, "sums": self._sums} | target
 
     def _watch(self, is_last: bool) -> bool:
         """Check the losses since the last check for divergence; add them to the history."""

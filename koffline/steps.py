@@ -139,13 +139,6 @@ class Step:
         found = self._objective.compute_gradients(residual, batch.discounts, gram)
         return found.loss, pullback(spread_gradient(found.value, batch.readout))
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-
 
 class Memory:
     """Moving average m (R, f) of mini-batches' mean ψδ. share: kept per step, a number or (R, 1)."""
@@ -203,15 +196,6 @@ class MemoryStep(Step):
         found = full_gradient(network, batch, gradients)
         self._before.copy_(network.flat)
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`."""
-        return {**self._memory.state_dict(), "before": self._before}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self._memory.load_state_dict(state)
-        self._before.copy_(state["before"])
 
 
 class StackedAdam:

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
+from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
 from koffline.kernels import Linear
@@ -73,8 +74,12 @@ def test_fit_is_the_plain_loop_for_every_replica(name, plan, form):
     rates = (1e-2, 1e-3, 3e-3, 1e-2)
     network = network_of(form, (1, 1, 2, 3))
     before = network.flat.clone()
-    record = fit(table, network, objective, ReplicaPlan(rates, seeds), settings)
+    probe = {"probe": lambda step, trained: trained.flat[:, 0], "probe_every": 3}
+    record = fit(table, network, objective, ReplicaPlan(rates, seeds), settings, **probe)
     assert torch.equal(network.flat, before)
+    assert record.probe_steps == (3, 6, 9)
+    assert torch.equal(record.probes[2], record.network.flat[:, 0])
+    assert not torch.equal(record.probes[0], record.probes[1])
     assert record.diverged_at == (None,) * 4
     assert record.loss_steps == (3, 6, 9)
     for replica, (seed, rate) in enumerate(zip(seeds, rates, strict=True)):
@@ -100,6 +105,30 @@ def test_fitted_evaluation_finds_the_exact_values(objective):
     network = StackedMLP.initialise((4, 1), [0], dtype=torch.float64)
     record = fit(table, network, objective, ReplicaPlan.of_seeds([0], 0.1), settings)
     torch.testing.assert_close(record.network.forward(one_hot)[0, :, 0], exact, rtol=0.0, atol=5e-3)
+
+
+@pytest.mark.parametrize(("name", "every"), [("rg", 1), ("rg", 10), ("rg", 50), ("gtd2", 10), ("sbeed", 10)])
+def test_a_diverged_replica_is_named_and_never_a_number(name, every):
+    """Adam moves every weight by about its rate: 1e200 overflows the squared residual in the second step."""
+    table, plan = make_table("state"), ReplicaPlan((1e-3, 1e200, 1e-3), (0, 1, 2))
+    objective = {"rg": ResidualGradient(), "gtd2": GradientTD2(), "sbeed": SaddlePoint(ascent_steps=2)}[name]
+    settings = FitSettings(steps=30, batch_size=9, record_every=every)
+    record = fit(table, network_of("state", range(3)), objective, plan, settings)
+    assert record.diverged_at == (None, 0 if name == "sbeed" else 1, None)  # SBEED's f moves before V
+    assert record.network.flat[1].isnan().all()
+    assert record.network.forward(table.inputs)[1].isnan().all()
+    alone = fit(table, network_of("state", [2]), objective, ReplicaPlan.of_seeds([2]), settings)
+    torch.testing.assert_close(record.network.flat[2], alone.network.flat[0], rtol=0.0, atol=1e-10)
+    assert record.losses[:, [0, 2]].isfinite().all()
+    assert not record.losses[0, 1].isfinite() or every == 1
+
+
+def test_a_last_step_that_breaks_a_replica_is_noticed():
+    plan, settings = ReplicaPlan((1e-3, math.inf), (0, 1)), FitSettings(steps=1, batch_size=9)
+    record = fit(make_table("state"), network_of("state", range(2)), ResidualGradient(), plan, settings)
+    assert record.losses.isfinite().all()
+    assert record.diverged_at == (None, 1)
+    assert record.network.flat[1].isnan().all()
 
 
 def fit_two(table=None, objective=None, seeds=range(2)):

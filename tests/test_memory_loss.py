@@ -109,19 +109,6 @@ def test_features_of_the_laplacian_agree_with_its_kernel():
     torch.testing.assert_close(psi @ psi.mT, Laplacian(2.0).gram(x), atol=0.05, rtol=0.0)
 
 
-def test_a_run_goes_on_where_it_was_saved():
-    table = make_table("state")
-    objective, network = MemoryLoss(Gaussian(1.0), 0.9, features=64), networks()
-    source = BatchSource(table, objective.kernel, PLAN, BatchSchedule(PLAN, len(table), 8))
-    first, second = (make_step(objective, source, network, PLAN) for _ in range(2))
-    with torch.no_grad():
-        for number in range(3):
-            first.compute(number, network, None, RATES)
-        second.load_state_dict(first.state_dict())
-        expected, found = (step.compute(3, network, None, RATES) for step in (first, second))
-    torch.testing.assert_close(found[1].clone(), expected[1].clone(), rtol=0.0, atol=0.0)
-
-
 @pytest.mark.parametrize("memory", [1.0, -0.1, float("nan")])
 def test_impossible_memories_are_refused(memory):
     with pytest.raises(ConfigError, match="memory is"):

@@ -149,13 +149,13 @@ class KernelImpl(QLearningAlgoImplBase):
 
         beside: further actions at s, whose values follow those of the logged ones.
         """
-        observations, actions = batch.observations, None if next_actions is None else batch.actions
+        observations, actions = batch.observations, batch.actions
         if beside is not None:
             observations, actions = torch.cat((observations,) * 2), torch.cat((batch.actions, beside))
         if (slow := self._modules.slow_q_funcs) is not None:
             with torch.no_grad():
                 there = self.q_values(batch.next_observations, next_actions, slow)
-            return self.q_values(observations, actions), there
+            return self.q_values(observations, None if next_actions is None else actions), there
         both = torch.cat((observations, batch.next_observations))
         acted = None if next_actions is None else torch.cat((actions, next_actions))
         here, there = self.q_values(both, acted).split([len(observations), len(batch.rewards)], dim=1)
