@@ -18,7 +18,6 @@ import torch
 from d3rlpy import metrics
 from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
 
-from koffline.algos.model_files import load
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.envs.make import Copies
@@ -34,30 +33,25 @@ _EVALUATORS: dict[str, Any] = {
     "soft_opc": metrics.SoftOPCEvaluator,
     "continuous_action_diff": metrics.ContinuousActionDiffEvaluator,
     "discrete_action_match": metrics.DiscreteActionMatchEvaluator,
-    "compare_continuous_action_diff": metrics.CompareContinuousActionDiffEvaluator,
-    "compare_discrete_action_match": metrics.CompareDiscreteActionMatchEvaluator,
 }
 
 
 class LogEvaluator:
     """One of d3rlpy's evaluators, by its type in a config, over a log of its own.
 
-    options: `return_threshold` of soft_opc; `base`, the .d3 file of the model that a compare_… evaluator
-    looks at. Raises ConfigError where it is for other logs.
+    options: `return_threshold` of soft_opc. Raises ConfigError where it is for other logs.
     """
 
     def __init__(self, kind: str, log: Transitions, name: str, **options: Any) -> None:
-        self._name, base = f"evaluators.{name}", load(options["base"]) if "base" in options else None
+        self._name = f"evaluators.{name}"
         other = Discrete if "continuous_action" in kind else Continuous if "discrete_action" in kind else ()
-        shape = log.observation_shape if base is None else tuple(np.atleast_1d(base.observation_shape))
         wrong = {
             f"{kind} is for other actions than {log.action_space}": isinstance(log.action_space, other),
             "soft_opc needs episodes, the log has none": kind == "soft_opc" and not log.has_episodes,
-            f"the base model is for observations {shape}, not the log's": shape != log.observation_shape,
         }
         wrong = {f"{self._name}: {what}; leave it out": is_so for what, is_so in wrong.items()}
         refuse(wrong, kind=ConfigError)
-        self._evaluator = _EVALUATORS[kind](**options if base is None else {"base_algo": base})
+        self._evaluator = _EVALUATORS[kind](**options)
         is_of_starts = kind == "initial_value" and log.has_episodes
         self._log = log.select(log.episode_starts) if is_of_starts else log
 

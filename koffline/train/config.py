@@ -13,7 +13,7 @@ from koffline.config import Section, parse_assignments, read_layers, read_sectio
 from koffline.errors import ConfigError, nearest_name
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
-_FILES = ("data.source", "algo.policy", "evaluators.*.base")
+_FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
 
 
@@ -102,18 +102,6 @@ class SoftOPCSettings(Section):
     return_threshold: float
 
 
-class CompareSettings(Section):
-    """How far actions are from those of another model.
-
-    type: compare_continuous_action_diff or compare_discrete_action_match. part: train or held_out; held_out
-    where there is such a part. base: the .d3 file of the other model.
-    """
-
-    type: Literal["compare_continuous_action_diff", "compare_discrete_action_match"]
-    part: Part
-    base: str
-
-
 class EnvironmentSettings(Section):
     """Mean return of episodes played in a Gymnasium environment, from the same starts every time.
 
@@ -128,7 +116,7 @@ class EnvironmentSettings(Section):
     epsilon: float = Field(0.0, ge=0.0, le=1.0)
 
 
-EvaluatorSettings = LogEvaluatorSettings | SoftOPCSettings | CompareSettings | EnvironmentSettings
+EvaluatorSettings = LogEvaluatorSettings | SoftOPCSettings | EnvironmentSettings
 _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
     name: settings
     for settings in get_args(EvaluatorSettings)
@@ -156,9 +144,8 @@ class TrainConfig(Section):
     logger: LoggerSettings = Field({}, validate_default=True)
 
     def files(self) -> list[str]:
-        """The names of the log, the policy and the models that a run reads."""
-        bases = [getattr(settings, "base", None) for settings in self.evaluators.values()]
-        return [name for name in (self.data.source, self.algo.policy, *bases) if name is not None]
+        """The names of the log and the policy that a run reads."""
+        return [name for name in (self.data.source, self.algo.policy) if name is not None]
 
 
 def load_config(
@@ -188,14 +175,11 @@ def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]
     """A list of types, or settings by name; without a type the name is the type."""
     if isinstance(given, list):
         given = {str(name): {} for name in given}
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | None) for each in given.values()):
         raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
     made = {}
     for name, settings in given.items():
-        where = f"evaluators.{name}"
-        if not isinstance(settings, Mapping | None):
-            raise ConfigError(f"{where} is {settings!r}; write it as lines of 'key: value'")
-        settings = {"type": name, **(settings or {})}
+        where, settings = f"evaluators.{name}", {"type": name, **(settings or {})}
         kind = str(settings["type"])
         if kind not in _EVALUATORS:
             raise ConfigError(f"{where}: the type {kind!r} is unknown; {nearest_name(kind, _EVALUATORS)}")

@@ -32,7 +32,7 @@ from koffline.train.sweep_summary import Setting, SweepPlan, SweepSummary, summa
 from koffline.untrusted.limits import read_json
 
 _MOST_RUNS = 100_000
-_FALLS = ("td_error", "continuous_action_diff", "compare_continuous_action_diff")
+_FALLS = ("td_error", "continuous_action_diff")
 _ERRORS = "errors.txt"
 _OURS = ("runs", _ERRORS, "summary.md", "summary.json", "best.yaml", RECORD)
 
