@@ -34,7 +34,6 @@ from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
 _POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
 _SAMPLE_ROWS = 20_000
-_PACKAGES = ("python", "koffline", "d3rlpy", "torch", "numpy", "gymnasium")
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,16 +95,9 @@ def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
 
 def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     if "weights" in log.columns:
-        raise ConfigError(
-            "data.lazy: rows on disk are drawn equally often, but the log has weights; "
-            "load it (data.lazy: false)"
-        )
-    far = next((shard.name for shard in log.shards if remote.is_url(shard.name)), None)
-    if far is not None:
-        raise ConfigError(
-            f"data.lazy: mini-batches visit the shards in random order, and {far} is not on this machine; "
-            "copy the folder to its disk"
-        )
+        raise ConfigError("data.lazy: rows are drawn equally often, but the log has weights; set it to false")
+    if any(remote.is_url(shard.name) for shard in log.shards):
+        raise ConfigError("data.lazy: shards are visited in random order, these are far; copy them to a disk")
     memory = parse_memory(settings.memory or DEFAULT_MEMORY)
     count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
     kept, out = _parts(settings)
@@ -192,7 +184,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
         "digests": digests,
         "seed": config.train.seed,
         "device": device,
-        "versions": {name: version for name, version in versions().items() if name in _PACKAGES},
+        "versions": versions(),
         "call": describe_call("train", config.files()),
         "started": now(),
         "finished": None,

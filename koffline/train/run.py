@@ -12,7 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,24 +39,21 @@ class DivergedError(ConfigError):
 
 
 @dataclass(frozen=True)
-class TrainResult:
-    """Result of a run. steps: gradient steps; metrics: of the last epoch; model: the last .d3 file."""
-
-    out: Path
-    steps: int
-    metrics: dict[str, float]
-    model: Path
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Progress:
     """Progress of a run. metrics: of the last epoch; seconds: of training, over all its processes."""
 
     epochs: int = 0
     steps: int = 0
     seconds: float = 0.0
-    metrics: dict[str, float] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(Progress):
+    """Result of a run. out: its folder; model: the last .d3 file."""
+
+    out: Path
+    model: Path
 
 
 def train(
@@ -98,11 +95,11 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
             if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
             save_state(folder, fingerprint, parts, progress)
-    metrics, model = progress.metrics or {}, folder / f"model_{progress.steps}.d3"
+    model = folder / f"model_{progress.steps}.d3"
     if not model.exists():  # removed by hand after the run
         _save_model(algo, model)
     if not record.get("finished"):
-        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        known = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
         outcome = {
             "steps": progress.steps,
             "seconds": progress.seconds,
@@ -110,7 +107,7 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
             "model": model.name,
         }
         write_record(folder, {**record, "finished": now(), **outcome})
-    return TrainResult(folder, progress.steps, metrics, model, progress.seconds)
+    return TrainResult(**vars(progress), out=folder, model=model)
 
 
 def _train_epoch(

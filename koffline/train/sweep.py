@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from koffline.config import parse_assignments
-from koffline.errors import ConfigError, nearest_name
+from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, run_jobs
 from koffline.store.run_record import start_run
 from koffline.store.targets import RECORD, is_free, locked, read_record, write_record
 from koffline.train.config import TrainConfig, load_config
-from koffline.train.prepare import Parts, identity_of, open_data, prepared
+from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
 from koffline.train.sweep_summary import Setting, SweepPlan, SweepSummary, summarise, write_summary
 from koffline.untrusted.limits import read_json
@@ -187,8 +187,6 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
             with prepared(setting.config, device, opened[1]) as parts:
-                if not names:
-                    _check_metric(plan.metric, parts)
                 digests = parts.record["digests"]
         names.append(dict(_name_run(setting, seed, digests) for seed in plan.seeds))
         label, digest = setting.label, next(iter(names[-1])).rpartition("-")[2]
@@ -207,19 +205,6 @@ def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[
     words = "-".join([*(f"{name}={value}" for name, value in setting.values), f"seed{seed}"])
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", words)[-80:].lstrip(".-_")
     return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}", config
-
-
-def _check_metric(name: str, parts: Parts) -> None:
-    """Raise ConfigError for a metric that no run will have; one step of the algorithm tells its losses."""
-    if name in parts.evaluators or name.startswith("time_"):
-        return
-    try:
-        losses = parts.algo.update(parts.buffer.sample_transition_batch(parts.algo.batch_size))
-    except (AssertionError, AttributeError, RuntimeError, ValueError):
-        return  # an algorithm that needs `fit` first; the summary reports a missing metric
-    if name not in losses:
-        remedy = nearest_name(name, [*parts.evaluators, *losses])
-        raise ConfigError(f"no run will have a metric '{name}'; {remedy}")
 
 
 def _take_folder(out: Path, force: bool) -> None:

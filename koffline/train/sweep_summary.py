@@ -18,7 +18,6 @@ from koffline.store.files import finite_json, write_text
 from koffline.store.targets import write_config
 from koffline.train.config import TrainConfig
 
-_MOST_SHOWN = 40  # most settings shown on a terminal
 _FEW_SEEDS = 5
 
 
@@ -82,12 +81,6 @@ class SweepSummary:
         """The first setting, where it has all seeds and a finite score."""
         first = self.rows[0]
         return None if first.missing or not math.isfinite(first.spread.iqm) else first
-
-    @property
-    def title(self) -> str:
-        """Title of the table: the metric, its direction, and the number of settings."""
-        better, seeds = "more" if self.plan.maximize else "less", len(self.plan.seeds)
-        return f"{self.plan.metric} ({better} is better), {seeds} seed{'s' if seeds > 1 else ''}"
 
 
 def summarise(
@@ -156,17 +149,17 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
 
 
 def print_summary(summary: SweepSummary) -> None:
-    """The best settings as a table, and what to mind."""
+    """The settings as a table, and what to mind."""
     from rich.markdown import Markdown
 
     from koffline.report.page import make_console
 
-    make_console().print(Markdown(as_markdown(summary, _MOST_SHOWN)))
+    make_console().print(Markdown(as_markdown(summary)))
 
 
-def as_markdown(summary: SweepSummary, most: int | None = None) -> str:
-    """Markdown table of the settings, at most ``most`` of them, with notes."""
-    rows = summary.rows[:most]
+def as_markdown(summary: SweepSummary) -> str:
+    """Markdown table of the settings, with notes."""
+    plan, rows = summary.plan, summary.rows
     names = [name for name, _ in rows[0].setting.values] or ["setting"]
     lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "mean", "seeds"]]
     lines.append([":--"] * len(names) + ["--:"] * 4)
@@ -178,11 +171,11 @@ def as_markdown(summary: SweepSummary, most: int | None = None) -> str:
         words = [value for _, value in row.setting.values] or [row.setting.label]
         lines.append([*words, _number(row.spread.iqm), interval, _number(row.mean), seeds])
     table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
-    if len(summary.rows) > len(rows):
-        table += ["", f"and {len(summary.rows) - len(rows)} settings more in summary.md"]
     notes = [f"- {note}" for note in _notes(summary)]
     failed = [f"- failed: {failure.name}: {failure.reason}" for failure in summary.failures]
-    return "\n".join([f"## {summary.title}", "", *table, "", *notes, *failed]) + "\n"
+    better, count = "more" if plan.maximize else "less", len(plan.seeds)
+    title = f"## {plan.metric} ({better} is better), {count} seed{'s' if count > 1 else ''}"
+    return "\n".join([title, "", *table, "", *notes, *failed]) + "\n"
 
 
 def _number(value: float) -> str:
