@@ -16,7 +16,6 @@ from d3rlpy.algos.qlearning import AWAC, BCQ, AWACConfig, BCQConfig, CalQL, CalQ
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import (
-    ValueFunction,
     build_gaussian_distribution,
     build_squashed_gaussian_distribution,
 )
@@ -25,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.algos.kernel_algo import ComposedAlgo, KernelCriticAlgo
-from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
+from koffline.algos.kernel_critic import KernelImpl, Losses
 from koffline.algos.options import ActorCriticConfig, ComposedConfig, EntropyConfig, registered
 
 
@@ -46,7 +45,7 @@ class KLossSACImpl(KernelImpl):
         seen = (batch.observations, batch.next_observations) if is_penalised else (batch.next_observations,)
         with torch.no_grad():
             actions, log_probability = self.distribution(torch.cat(seen)).sample_with_log_prob()
-            entropy = (self._modules.temperature * log_probability).squeeze(1)
+            entropy = (self.temperature * log_probability).squeeze(1)
         drawn = actions[:rows] if is_penalised else None
         values, next_value = self.values_of_both(batch, actions[-rows:], drawn)
         value = values[:, :rows]
@@ -80,8 +79,8 @@ class KLossSACImpl(KernelImpl):
         """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; the temperature steps on the way."""
         policy = self.distribution(batch.observations)
         actions, log_probability = policy.sample_with_log_prob()
-        temp_loss = self._modules.update_temperature(log_probability - self._action_size)
-        temperature = self._modules.temperature
+        temp_loss = self.update_temperature(log_probability - self._action_size)
+        temperature = self.temperature
         value = self.q_values(batch.observations, actions).amin(dim=0).unsqueeze(1)
         loss = (temperature.detach() * log_probability - value).mean()
         return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
@@ -175,13 +174,6 @@ class KLossTD3PlusBC(KernelCriticAlgo):
     create_policy = staticmethod(create_deterministic_policy)
 
 
-@dataclasses.dataclass(frozen=True)
-class KLossIQLModules(ActorModules):
-    """Modules of implicit Q-learning: one optimiser trains the state value together with the critics."""
-
-    value_func: ValueFunction
-
-
 class KLossIQLImpl(KernelImpl):
     """δ = r + discount · V(s') − Q(s, a), V an upper expectile of Q over the logged actions.
 
@@ -245,14 +237,13 @@ class KLossIQL(KernelCriticAlgo):
 
     impl_class = KLossIQLImpl
 
-    def make_modules(self, shape: Sequence[int], size: int) -> KLossIQLModules:
-        """Networks, optimisers and kernel."""
+    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+        """Networks, optimisers and kernel; the critics' optimiser trains the state value too."""
         bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
-        actor = self.actor_parts(create_normal_policy, shape, size, **bounds)
+        parts = self.actor_parts(create_normal_policy, shape, size, **bounds)
         value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
-        critic = self.critic_parts(shape, size)
-        critic["critic_optim"] = self.make_optimizer("critic_", critic["q_funcs"], value_func)
-        return KLossIQLModules(**actor, **critic, value_func=value_func)
+        parts |= {**self.critic_parts(shape, size), "value_func": value_func}
+        return {**parts, "critic_optim": self.make_optimizer("critic_", parts["q_funcs"], value_func)}
 
 
 @dataclasses.dataclass()

@@ -18,19 +18,12 @@ from torch import Tensor, nn
 
 from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses, taken
+from koffline.algos.kernel_critic import KernelImpl, Losses, modules_of, taken
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import CriticConfig, registered
 from koffline.errors import ConfigError
 
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
-
-
-@dataclasses.dataclass(frozen=True)
-class KLossFQEModules(KernelCriticModules):
-    """The evaluator's modules and the networks of the policy it evaluates."""
-
-    target: nn.ModuleDict
 
 
 class KLossFQEImpl(KernelImpl):
@@ -147,7 +140,7 @@ class _FQE(KernelCriticAlgo):
             what = f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and"
             raise ConfigError(f"{what} {log[1]}; give the log that it was trained for")
         target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
-        modules = KLossFQEModules(**self.critic_parts(shape, size, prefix=""), target=target)
+        modules = modules_of(**self.make_parts(shape, size), target=target)
         self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
 
     def predict(self, x: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
 from d3rlpy.constants import ActionSpace
+from d3rlpy.dataclass_utils import asdict_without_copy
 from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
 from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function, create_parameter
 from d3rlpy.optimizers import OptimizerWrapper
@@ -19,13 +19,7 @@ from d3rlpy.torch_utility import convert_to_torch, hard_sync
 from torch import Tensor, nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
-from koffline.algos.kernel_critic import (
-    ActorModules,
-    EntropyModules,
-    KernelCriticModules,
-    KernelImpl,
-    shift_values,
-)
+from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
@@ -46,7 +40,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     Raises ConfigError for options that make no sense.
 
     A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
-    has one), and its other modules (`make_modules`).
+    has one), and its other modules (`make_parts`).
     """
 
     action_type = ActionSpace.CONTINUOUS
@@ -118,21 +112,21 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
         export_policy(self, fname)
 
-    def make_modules(self, shape: Sequence[int], size: int) -> KernelCriticModules:
+    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
         if self.create_policy is None:
-            return KernelCriticModules(**self.critic_parts(shape, size, prefix=""))
+            return self.critic_parts(shape, size, prefix="")
         parts = self.actor_parts(self.create_policy, shape, size) | self.critic_parts(shape, size)
         config = self._config
         if not hasattr(config, "initial_temperature"):
-            return ActorModules(**parts)
+            return parts
         log_temp = create_parameter((1, 1), math.log(config.initial_temperature), self._device, False)
         optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
-        return EntropyModules(**parts, log_temp=log_temp, temp_optim=optim)
+        return {**parts, "log_temp": log_temp, "temp_optim": optim}
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Create the implementation with new networks."""
-        modules = self.make_modules(shape, size)
+        modules = modules_of(**self.make_parts(shape, size))
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
@@ -216,11 +210,7 @@ class ComposedAlgo(KernelCriticAlgo):
         """d3rlpy's implementation, its modules with the kernel, which is saved with them."""
         super(KernelCriticAlgo, self).inner_create_impl(shape, size)
         impl: Any = self._impl
-        modules, kernel = impl.modules, self.make_kernel(shape, size)
-        parts = {field.name: getattr(modules, field.name) for field in dataclasses.fields(modules)}
-        made = dataclasses.make_dataclass(
-            type(modules).__name__, [("kernel", KernelBellmanLoss)], bases=(type(modules),), frozen=True
-        )
-        impl._modules = made(**parts, kernel=kernel)
+        kernel = self.make_kernel(shape, size)
+        impl._modules = modules_of(**asdict_without_copy(impl.modules), kernel=kernel)
         impl._checkpointer = impl.modules.create_checkpointer(self._device)
         impl._q_func_forwarder = KernelForwarder(impl._q_func_forwarder, kernel)

@@ -8,64 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
-from d3rlpy.models.torch import Parameter, Policy, get_parameter
-from d3rlpy.optimizers import OptimizerWrapper
+from d3rlpy.models.torch import get_parameter
 from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.kernel_loss import state_value_residual
 
 Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first one is minimised
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelCriticModules(Modules):
-    """Saved modules: critics, their slow copy if any, their optimiser, and the kernel with its buffers."""
-
-    q_funcs: nn.ModuleList
-    critic_optim: OptimizerWrapper
-    kernel: KernelBellmanLoss
-    slow_q_funcs: Optional[nn.ModuleList] = dataclasses.field(default=None, kw_only=True)  # noqa: UP045
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorModules(KernelCriticModules):
-    """Modules of a critic and of an actor."""
-
-    policy: Policy
-    actor_optim: OptimizerWrapper
-
-
-@dataclasses.dataclass(frozen=True)
-class EntropyModules(ActorModules):
-    """Modules with the logarithm (1, 1) of a temperature; a fixed temperature has no optimiser."""
-
-    log_temp: Parameter
-    temp_optim: Optional[OptimizerWrapper]  # noqa: UP045
-
-    @property
-    def temperature(self) -> Tensor:
-        """Entropy temperature, (1, 1)."""
-        return get_parameter(self.log_temp).exp()
-
-    def update_temperature(self, excess: Float[Tensor, "row 1"]) -> Tensor:
-        """Update the temperature by one step and return its loss.
-
-        excess: log-probability minus its target; no gradient flows into it.
-        """
-        if self.temp_optim is None:
-            return torch.zeros((), device=excess.device)
-        self.temp_optim.zero_grad()
-        loss = -(self.temperature * excess.detach()).mean()
-        loss.backward()
-        self.temp_optim.step()
-        return loss
+def modules_of(**parts: Any) -> Any:
+    """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel with its buffers."""
+    return dataclasses.make_dataclass("KernelModules", list(parts), bases=(Modules,), frozen=True)(**parts)
 
 
 class KernelImpl(QLearningAlgoImplBase):
@@ -95,6 +54,24 @@ class KernelImpl(QLearningAlgoImplBase):
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
         """`actor_loss` and further scalars for the logs."""
         raise NotImplementedError
+
+    @property
+    def temperature(self) -> Tensor:
+        """Temperature (1, 1) of the actor's entropy."""
+        return get_parameter(self._modules.log_temp).exp()
+
+    def update_temperature(self, excess: Float[Tensor, "row 1"]) -> Tensor:
+        """Update the temperature by one step, unless it is fixed, and return its loss.
+
+        excess: log-probability minus its target; no gradient flows into it.
+        """
+        if (optim := self._modules.temp_optim) is None:
+            return torch.zeros((), device=excess.device)
+        optim.zero_grad()
+        loss = -(self.temperature * excess.detach()).mean()
+        loss.backward()
+        optim.step()
+        return loss
 
     def compute_critic_grad(self, batch: TorchMiniBatch) -> Losses:
         """Compute the gradients of the critics' parameters; no optimiser steps."""
@@ -129,7 +106,7 @@ class KernelImpl(QLearningAlgoImplBase):
         if self._modules.slow_q_funcs is not None:
             soft_sync(self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau)
         interval = getattr(self._config, "update_actor_interval", 1)
-        if isinstance(self._modules, ActorModules) and grad_step % interval == 0:
+        if hasattr(self._modules, "policy") and grad_step % interval == 0:
             metrics.update(self.update_actor(batch))
         return metrics
 
