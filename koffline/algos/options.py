@@ -213,9 +213,6 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
         f"backup is '{config.backup}', but {config.kind} backs up what d3rlpy's does; leave it out": (
             is_composed and config.backup != "own"
         ),
-        "action_scaler is set, but the actions are discrete; leave it out": (
-            is_discrete and config.action_scaler is not None
-        ),
         "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
             coefficients <= 0.0
         ),
