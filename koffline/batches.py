@@ -27,16 +27,26 @@ _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Rows as tensors of one float dtype on one device; checked once, raising DataError."""
+class Batch:
+    """Rows of a table, or of a mini-batch for every replica or every group (leading axis)."""
 
-    inputs: Float[Tensor, "row input"]
-    next_inputs: Float[Tensor, "row *draw input"]  # (N, d), or (N, m, d): m drawn continuations of a row
-    rewards: Float[Tensor, " row"]
-    discounts: Float[Tensor, " row"]  # γ^interval, zero after a termination
-    readout: Float[Tensor, "row output"] | None = None
-    next_readout: Float[Tensor, "row output"] | None = None
-    kernel_inputs: Float[Tensor, "row column"] | None = None  # rows that the kernel compares
+    inputs: Float[Tensor, "*replica row input"]
+    next_inputs: Float[Tensor, "*replica row *draw input"]
+    rewards: Float[Tensor, "*replica row"]
+    discounts: Float[Tensor, "*replica row"]  # γ^interval, zero after a termination
+    readout: Float[Tensor, "*replica row output"] | None = None
+    next_readout: Float[Tensor, "*replica row output"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Batch):
+    """Rows as tensors of one float dtype on one device; checked once, raising DataError.
+
+    next_inputs: (N, d), or (N, m, d) for m drawn continuations of a row. kernel_inputs: what a kernel
+    compares.
+    """
+
+    kernel_inputs: Float[Tensor, "row column"] | None = None
 
     def __post_init__(self) -> None:
         rows, width = self.inputs.shape[0], self.inputs.shape[-1]
@@ -83,18 +93,6 @@ class Table:
     def select(self, rows: Tensor) -> Table:
         """The table of the chosen rows."""
         return replace(self, **{name: column[rows] for name, column in self.columns()})
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows of one mini-batch, for every replica or every group (leading axis)."""
-
-    inputs: Float[Tensor, "replica row input"]
-    next_inputs: Float[Tensor, "replica row input"]
-    rewards: Float[Tensor, "replica row"]
-    discounts: Float[Tensor, "replica row"]
-    readout: Float[Tensor, "replica row output"] | None
-    next_readout: Float[Tensor, "replica row output"] | None
 
 
 @dataclass(frozen=True, eq=False)

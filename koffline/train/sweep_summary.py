@@ -57,11 +57,6 @@ class Row:
         """Seeds with an infinitely bad score."""
         return sum(map(math.isinf, self.scores))
 
-    @property
-    def mean(self) -> float:
-        """Mean score; NaN without a score."""
-        return _mean(self.scores)
-
     @cached_property
     def spread(self) -> Spread:
         """The interquartile mean and its bootstrap interval."""
@@ -107,16 +102,11 @@ def summarise(
         kept = tuple(sign * math.inf if s is None else s for s in scores)  # not finite, or diverged
         rows.append(Row(setting, kept, len(found) - len(kept)))
 
-    def rank(row: Row) -> tuple[bool, bool, float, int, float]:
-        """Sort key: complete settings first, then by interquartile mean; infinite ones by finite scores."""
-        finite = sign * _mean([score for score in row.scores if math.isfinite(score)])
-        return row.missing > 0, not row.scores, sign * row.spread.iqm, row.diverged, finite
+    def rank(row: Row) -> tuple[bool, bool, float, int]:
+        """Sort key: complete settings first, then by interquartile mean."""
+        return row.missing > 0, not row.scores, sign * row.spread.iqm, row.diverged
 
     return SweepSummary(plan, tuple(sorted(rows, key=rank)), tuple(failures))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
@@ -134,7 +124,6 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
             {
                 "values": dict(row.setting.values),
                 **asdict(row.spread),
-                "mean": row.mean,
                 "scores": row.scores,
                 "diverged": row.diverged,
                 "missing": row.missing,
@@ -161,15 +150,15 @@ def as_markdown(summary: SweepSummary) -> str:
     """Markdown table of the settings, with notes."""
     plan, rows = summary.plan, summary.rows
     names = [name for name, _ in rows[0].setting.values] or ["setting"]
-    lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "mean", "seeds"]]
-    lines.append([":--"] * len(names) + ["--:"] * 4)
+    lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "seeds"]]
+    lines.append([":--"] * len(names) + ["--:"] * 3)
     for row in rows:
         low, high = _number(row.spread.low), _number(row.spread.high)
         interval = low if low == high and not math.isfinite(row.spread.low) else f"{low} … {high}"
         seeds = str(len(row.scores)) + (f" of {len(row.scores) + row.missing}" if row.missing else "")
         seeds += f", {row.diverged} diverged" if row.diverged else ""
         words = [value for _, value in row.setting.values] or [row.setting.label]
-        lines.append([*words, _number(row.spread.iqm), interval, _number(row.mean), seeds])
+        lines.append([*words, _number(row.spread.iqm), interval, seeds])
     table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
     notes = [f"- {note}" for note in _notes(summary)]
     failed = [f"- failed: {failure.name}: {failure.reason}" for failure in summary.failures]
