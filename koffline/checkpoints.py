@@ -52,7 +52,8 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
         raise ConfigError(f"checkpoint {path} cannot be read ({type(error).__name__}); delete it") from None
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:
         raise ConfigError(
-            f"checkpoint {path} belongs to a run with other data or settings; delete it or name another"
+            f"checkpoint {path} belongs to a run with other data or settings; resume it with its own or "
+            "choose another --out"
         )
     return state
 
@@ -108,10 +109,7 @@ def newest(folder: Path, fingerprint: str) -> Saved | None:
             return Saved(**{name: _unpacked(state[name]) for name in Saved.__dataclass_fields__})
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, ConfigError) and "belongs to" in str(error):
-                raise ConfigError(
-                    f"checkpoint {path} is of a run with other settings; resume it with its own config or "
-                    "choose another --out"
-                ) from None
+                raise
         _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
     if found:
         raise ConfigError(
@@ -129,13 +127,10 @@ def file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
 def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
     """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
     for path in files:
-        size, found = sizes.get(path.relative_to(folder).as_posix(), 0), 0
-        if path.exists():
-            found = path.stat().st_size
+        size = sizes.get(path.relative_to(folder).as_posix(), 0)
+        found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise ConfigError(
-                f"{path} is shorter than its checkpoint says: it was edited; train again elsewhere"
-            )
+            raise ConfigError(f"{path} is shorter than its checkpoint says: it was edited; train elsewhere")
         if found > size:
             os.truncate(path, size)
         if found and not size:

@@ -106,7 +106,6 @@ def feature_v_statistic(features: Float[Tensor, "*maps row feature"], residual: 
     return projected.square().sum(dim=-1) / rows**2
 
 
-@torch.no_grad()
 def check_diag_weight(diag_weight: float) -> None:
     """Raise ConfigError outside [0, 1]."""
     if not 0.0 <= diag_weight <= 1.0:
@@ -132,8 +131,6 @@ def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
             f"residual has shape {tuple(residual.shape)}, gram {tuple(gram.shape)}; "
             "give (N,) or (R, N), and (N, N) or (R, N, N)"
         )
-    if residual.dtype != gram.dtype:
-        raise DataError(f"residual is {residual.dtype}, gram {gram.dtype}; convert one with .to(dtype)")
     if rows < least:
         raise DataError(f"residual has {rows} rows; give at least {least}")
     return rows

@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
-from koffline.kernels import Gaussian
+from koffline.kernels import Gaussian, Kernel
 from koffline.objectives import MemoryLoss, Objective, Rows, ValueGradients, gram_product
 from koffline.replicas import StackedNetwork, Workspace
 
 _LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
-
-
-@runtime_checkable
-class RowMap(Protocol):
-    """A kernel, or features in its place."""
-
-    def gram(self, x: Tensor) -> Tensor:
-        """Gram matrices (G, B, B) of the rows (G, B, k) of a mini-batch, or features (G, B, m)."""
-        ...
 
 
 class BatchSource:
@@ -35,7 +26,7 @@ class BatchSource:
     """
 
     def __init__(
-        self, table: Table, kernel: RowMap | None, plan: ReplicaPlan, schedule: BatchSchedule
+        self, table: Table, kernel: Kernel | MemoryLoss | None, plan: ReplicaPlan, schedule: BatchSchedule
     ) -> None:
         self._schedule, self._kernel, self._draws = schedule, kernel, table.draws
         self._kept: tuple[int, Batch, Tensor | None] | None = None

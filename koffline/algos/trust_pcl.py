@@ -216,8 +216,7 @@ class TrustPCL(KernelCriticAlgo):
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """d3rlpy's `fitter` over paths of the dataset. Raises DataError for a log without episodes."""
         if self._config.path_length > 1 and not isinstance(dataset, PathReplayBuffer):
-            generator = getattr(dataset, "generator", None)
-            dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length, generator)
+            dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
     def update(self, batch: Any) -> dict[str, float]:

@@ -34,6 +34,7 @@ from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
 _POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
 _SAMPLE_ROWS = 20_000
+_FILES = ("data.source", "algo.policy")  # told by the digests of what they hold
 _LOG = logging.getLogger(__name__)
 
 
@@ -193,12 +194,9 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
 
 def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Flat mapping that identifies a run: settings, without file paths and loggers, and digests."""
-    config = record["config"]
-    kept = {name: section for name, section in config.items() if name != "logger"}
-    kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
-    kept["algo"] = {name: value for name, value in config["algo"].items() if name != "policy"}
+    settings = _flat({name: part for name, part in record["config"].items() if name != "logger"}, "")
     digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
-    return {**_flat(kept, ""), **digests}
+    return {name: value for name, value in settings.items() if name not in _FILES} | digests
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
