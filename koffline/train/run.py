@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import math
 import random
 import re
@@ -31,7 +30,6 @@ from koffline.train.prepare import Parts, identity_of, prepared
 
 CHECKPOINT = "checkpoint.pt"
 _HUGE = 1e12  # largest weight: products with larger ones soon overflow
-_LOG = logging.getLogger(__name__)
 
 
 class DivergedError(ConfigError):
@@ -136,11 +134,8 @@ def _train_epoch(
             callback=lambda _, __, step: show(progress.steps + step),
         )
     numbers = {name: float(value) for name, value in metrics.items()}
-    bad = [name for name in numbers if not math.isfinite(numbers[name]) and name not in parts.evaluators]
-    if bad:
-        _LOG.warning("%s is not finite after step %d", ", ".join(bad), progress.steps + steps)
-        if not all(bool(p.isfinite().all()) for _, p in parameters_of(parts.algo)):
-            raise _diverged(progress.steps + steps)
+    if not all(bool(p.isfinite().all()) for _, p in parameters_of(parts.algo)):
+        raise _diverged(progress.steps + steps)
     seconds = progress.seconds + time.perf_counter() - started
     return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
 
@@ -219,10 +214,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
     except (KeyError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"{path} does not fit the algorithm ({type(error).__name__}); it was written by another "
-            "version: start again in another folder"
-        ) from None
+        raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
     _share_names(algo)
     algo.set_grad_step(state["grad_step"])
     with_gradient = set(state["with_gradient"])
@@ -257,12 +249,8 @@ def _steps_of(model: Path) -> int:
 
 def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and weights of all of an algorithm's parameters."""
-    modules = algo.impl.modules.get_torch_modules()
-    return [
-        (f"{key}.{name}", parameter)
-        for key, module in modules.items()
-        for name, parameter in module.named_parameters()
-    ]
+    modules = torch.nn.ModuleDict(algo.impl.modules.get_torch_modules())
+    return list(modules.named_parameters(remove_duplicate=False))
 
 
 def _random_state(draws: Any) -> dict[str, Any]:

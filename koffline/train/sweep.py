@@ -48,7 +48,7 @@ def make_plan(
 ) -> SweepPlan:
     """Every combination of the values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
 
-    Seeds count up from the config's ``train.seed``. metric: an evaluator's name or type, or a loss; without
+    Seeds count up from the config's ``train.seed``. metric: an evaluator's name, or a loss; without
     one the return in an environment, else the only evaluator. Errors, losses and distances are better when
     small, unless ``maximize`` says otherwise. All configs are checked here, so that nothing starts where one
     of them is wrong. Raises ConfigError in one line.
@@ -102,14 +102,12 @@ def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
 def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
     """The metric's name, and whether less of it is better."""
     types = {key: settings.type for key, settings in config.evaluators.items()}
-    candidates = [key for key, kind in types.items() if kind == (name or "environment")]
     if name is None:
-        candidates = candidates or list(types)
-        if len(candidates) != 1:
-            known = f"one of {', '.join(candidates)}" if candidates else "a loss, as in --metric loss"
+        played = [key for key, kind in types.items() if kind == "environment"] or list(types)
+        if len(played) != 1:
+            known = ", ".join([*played, "a loss"])
             raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
-    if name is None or (name not in types and len(candidates) == 1):
-        name = candidates[0]
+        name = played[0]
     return name, types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
 
 
