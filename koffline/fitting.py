@@ -113,17 +113,18 @@ def fit(
         adam, history = StackedAdam(trained.flat), _History(trained, settings)
         constant = table.inputs.new_tensor(plan.learning_rates)[:, None]
         probes: list[Tensor] = []
-        for number in range(settings.steps):
-            factor = 0.5 * (1.0 + math.cos(math.pi * number / settings.steps))
-            rates = constant * factor if settings.schedule == "cosine" else constant
-            loss, gradient = step.compute(number, trained, target.network, rates)
+        for done in range(1, settings.steps + 1):
+            rates = constant
+            if settings.schedule == "cosine":
+                rates = rates * (0.5 * (1.0 + math.cos(math.pi * (done - 1) / settings.steps)))
+            loss, gradient = step.compute(done - 1, trained, target.network, rates)
             adam.update(trained.flat, gradient, rates)
-            target.follow(trained, number + 1)
-            has_recorded = history.add(number + 1, loss)
-            if probe is not None and probe_every and (number + 1) % probe_every == 0:
-                probes.append(torch.as_tensor(probe(number + 1, trained)).detach().cpu().clone())
+            target.follow(trained, done)
+            has_recorded = history.add(done, loss)
+            if probe is not None and probe_every and done % probe_every == 0:
+                probes.append(torch.as_tensor(probe(done, trained)).detach().cpu().clone())
             if has_recorded and progress is not None:
-                progress.update(number + 1, settings.steps, float(history.losses[-1].nanmedian()))
+                progress.update(done, settings.steps, float(history.losses[-1].nanmedian()))
         history.mark_the_last(settings.steps)
         return FitRecord(
             network=trained,

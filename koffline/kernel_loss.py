@@ -96,14 +96,8 @@ def feature_v_statistic(features: Float[Tensor, "*maps row feature"], residual: 
 
     (Feng et al. 2019, thm:eigen)
     """
-    rows = residual.shape[-1]
-    if features.shape[-2] != rows or features.ndim > max(2, residual.ndim + 1):
-        raise DataError(
-            f"features has shape {tuple(features.shape)}, residual {tuple(residual.shape)}; "
-            "give (N, m) and (N,) or (R, N)"
-        )
     projected = (residual.unsqueeze(-2) @ features).squeeze(-2)  # (…, 1, N) @ (…, N, m) = (…, 1, m)
-    return projected.square().sum(dim=-1) / rows**2
+    return projected.square().sum(dim=-1) / residual.shape[-1] ** 2
 
 
 def check_diag_weight(diag_weight: float) -> None:
