@@ -27,25 +27,33 @@ _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """Rows as tensors of one float dtype on one device; checked once, raising DataError."""
+class Batch:
+    """Rows of a table, or of a mini-batch for every replica or every group (leading axis)."""
 
-    inputs: Float[Tensor, "row input"]
-    next_inputs: Float[Tensor, "row *draw input"]  # (N, d), or (N, m, d): m drawn continuations of a row
-    rewards: Float[Tensor, " row"]
-    discounts: Float[Tensor, " row"]  # γ^interval, zero after a termination
-    readout: Float[Tensor, "row output"] | None = None
-    next_readout: Float[Tensor, "row output"] | None = None
-    kernel_inputs: Float[Tensor, "row column"] | None = None  # rows that the kernel compares
+    inputs: Float[Tensor, "*replica row input"]
+    next_inputs: Float[Tensor, "*replica row *draw input"]
+    rewards: Float[Tensor, "*replica row"]
+    discounts: Float[Tensor, "*replica row"]  # γ^interval, zero after a termination
+    readout: Float[Tensor, "*replica row output"] | None = None
+    next_readout: Float[Tensor, "*replica row output"] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Batch):
+    """Rows as tensors of one float dtype on one device; checked once, raising DataError.
+
+    next_inputs: (N, d), or (N, m, d) for m drawn continuations of a row. kernel_inputs: what a kernel
+    compares.
+    """
+
+    kernel_inputs: Float[Tensor, "row column"] | None = None
 
     def __post_init__(self) -> None:
         rows, width = self.inputs.shape[0], self.inputs.shape[-1]
-        if self.inputs.ndim != 2 or rows == 0:
-            raise DataError(f"inputs has shape {tuple(self.inputs.shape)}; give (N, d) with N > 0")
-        if self.next_inputs.ndim not in (2, 3) or self.next_inputs.shape[-1] != width:
-            raise DataError(
-                f"next_inputs has shape {tuple(self.next_inputs.shape)}; give (N, {width}) or (N, m, {width})"
-            )
+        for name, ranks in (("inputs", (2,)), ("next_inputs", (2, 3))):
+            shape = tuple(getattr(self, name).shape)
+            if len(shape) not in ranks or shape[-1] != width or not rows:
+                raise DataError(f"{name} has shape {shape}; give (N, [m,] {width}) with N > 0")
         if (self.readout is None) != (self.next_readout is None):
             raise DataError("readout and next_readout come together; give both or neither")
         form = self.inputs.dtype, self.inputs.device
@@ -88,18 +96,6 @@ class Table:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows of one mini-batch, for every replica or every group (leading axis)."""
-
-    inputs: Float[Tensor, "replica row input"]
-    next_inputs: Float[Tensor, "replica row input"]
-    rewards: Float[Tensor, "replica row"]
-    discounts: Float[Tensor, "replica row"]
-    readout: Float[Tensor, "replica row output"] | None
-    next_readout: Float[Tensor, "replica row output"] | None
-
-
-@dataclass(frozen=True, eq=False)
 class ReplicaPlan:
     """Settings in which the replicas of one run differ.
 
@@ -116,17 +112,11 @@ class ReplicaPlan:
 
     def __post_init__(self) -> None:
         count, sets, chosen = len(self.learning_rates), self.row_sets, self.row_set_of
-        if count == 0 or len(self.batch_seeds) != count or len(chosen) != (count if sets else 0):
+        if len(self.batch_seeds) != count or len(chosen) != (count if sets else 0):
             raise ConfigError(
                 f"plan has {count} learning rates, {len(self.batch_seeds)} batch seeds and {len(chosen)} "
                 f"numbers of its {len(sets)} row sets; give one of each per replica"
             )
-        if min(self.learning_rates) < 0.0:
-            raise ConfigError(f"learning rates are {self.learning_rates}; give numbers that are not negative")
-        if not all(0 <= which < len(sets) for which in chosen):
-            raise ConfigError(f"row_set_of is {chosen}; there are {len(sets)} row sets")
-        if any(len(rows) == 0 for rows in sets):
-            raise ConfigError("a row set is empty; give each at least one row")
 
     @classmethod
     def of_seeds(cls, seeds: Sequence[int], learning_rate: float = 1e-3) -> ReplicaPlan:
@@ -174,8 +164,6 @@ class BatchSchedule:
         self._seeds = [seed for seed, _ in plan.groups]
         whole = torch.arange(rows)
         self._sets = [plan.row_sets[which].cpu().long() if which >= 0 else whole for _, which in plan.groups]
-        if any(int(chosen.min()) < 0 or int(chosen.max()) >= rows for chosen in self._sets):
-            raise ConfigError(f"a row set points outside the table's {rows} rows; index from 0")
         self._lengths = [max(1, len(chosen) // batch_size) for chosen in self._sets]
         self.steps_per_epoch = max(1, rows // batch_size)
         self._uniform = len(set(self._lengths)) == 1

@@ -6,7 +6,6 @@ cut back to their length at the checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import logging
 import os
@@ -18,9 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from koffline.batches import ReplicaPlan, Table
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import load_tensors
@@ -55,18 +52,10 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
         raise ConfigError(f"checkpoint {path} cannot be read ({type(error).__name__}); delete it") from None
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:
         raise ConfigError(
-            f"checkpoint {path} belongs to a run with other data or settings; delete it or name another"
+            f"checkpoint {path} belongs to a run with other data or settings; resume it with its own or "
+            "choose another --out"
         )
     return state
-
-
-def fingerprint_of(table: Table, flat: Tensor, plan: ReplicaPlan, *settings: object) -> str:
-    """Digest of everything a run's result depends on."""
-    digest = hashlib.sha256(repr((plan.learning_rates, plan.batch_seeds, plan.row_set_of, settings)).encode())
-    for tensor in (flat, *(column for _, column in table.columns()), *plan.row_sets):
-        digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -120,10 +109,7 @@ def newest(folder: Path, fingerprint: str) -> Saved | None:
             return Saved(**{name: _unpacked(state[name]) for name in Saved.__dataclass_fields__})
         except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, ConfigError) and "belongs to" in str(error):
-                raise ConfigError(
-                    f"checkpoint {path} is of a run with other settings; resume it with its own config or "
-                    "choose another --out"
-                ) from None
+                raise
         _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
     if found:
         raise ConfigError(
@@ -141,13 +127,10 @@ def file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
 def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
     """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
     for path in files:
-        size, found = sizes.get(path.relative_to(folder).as_posix(), 0), 0
-        if path.exists():
-            found = path.stat().st_size
+        size = sizes.get(path.relative_to(folder).as_posix(), 0)
+        found = path.stat().st_size if path.exists() else 0
         if found < size:
-            raise ConfigError(
-                f"{path} is shorter than its checkpoint says: it was edited; train again elsewhere"
-            )
+            raise ConfigError(f"{path} is shorter than its checkpoint says: it was edited; train elsewhere")
         if found > size:
             os.truncate(path, size)
         if found and not size:

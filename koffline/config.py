@@ -179,20 +179,17 @@ def read_layers(
 ) -> dict[str, Any]:
     """Read a YAML file or a mapping and override values by their dotted names.
 
-    files: dotted names of paths (``*`` for any): those in a file are relative to its folder, all others to
-    the current one.
+    files: names ``section.key`` of paths: those in a file are relative to its folder, all others to the
+    current one.
     """
     if isinstance(source, Mapping):
         content, folder = copy.deepcopy(dict(source)), Path.cwd()
     else:
         content, folder = read_yaml(source), Path(source).resolve().parent
-    places = [name.split(".") for name in files]
-    for names in places:
-        _make_absolute(content, names, folder)
+    _make_absolute(content, files, folder)
     for name, value in assignments.items():
         _assign(content, name, value)
-    for names in places:
-        _make_absolute(content, names, Path.cwd())
+    _make_absolute(content, files, Path.cwd())
     return content
 
 
@@ -212,11 +209,9 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
     place[last] = value
 
 
-def _make_absolute(content: Any, names: list[str], folder: Path) -> None:
-    first, *rest = names
-    for name in list(content) if isinstance(content, dict) and first == "*" else [first]:
-        value = content.get(name) if isinstance(content, dict) else None
-        if rest:
-            _make_absolute(value, rest, folder)
-        elif isinstance(value, str) and value and not value.startswith("minari:") and "://" not in value:
-            content[name] = str((folder / Path(os.path.expanduser(value))).resolve())
+def _make_absolute(content: dict[str, Any], files: Iterable[str], folder: Path) -> None:
+    for section, key in (name.split(".") for name in files):
+        part = content.get(section)
+        value = part.get(key) if isinstance(part, dict) else None
+        if isinstance(value, str) and value and not value.startswith("minari:") and "://" not in value:
+            content[section][key] = str((folder / Path(os.path.expanduser(value))).resolve())

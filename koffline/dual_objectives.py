@@ -19,10 +19,17 @@ from torch import Tensor
 from koffline.batches import ReplicaPlan
 from koffline.errors import ConfigError
 from koffline.kernels import Kernel
-from koffline.memory_loss import MemoryLoss, MemoryStep
-from koffline.objectives import NextFrom, Objective, Rows, ValueGradients
+from koffline.objectives import MemoryLoss, NextFrom, Objective, Rows, ValueGradients
 from koffline.replicas import StackedMLP, StackedNetwork, affine, outer_sum
-from koffline.steps import BatchSource, StackedAdam, Step, full_gradient, read_values, spread_gradient
+from koffline.steps import (
+    BatchSource,
+    MemoryStep,
+    StackedAdam,
+    Step,
+    full_gradient,
+    read_values,
+    spread_gradient,
+)
 
 
 @dataclass(frozen=True)
@@ -37,9 +44,6 @@ class GradientTD2:
     auxiliary_rate: float = 1.0
     kernel: Kernel | None = field(default=None, init=False)
     next_from: NextFrom = field(default="network", init=False)
-
-    def __post_init__(self) -> None:
-        _check_rate(self.auxiliary_rate)
 
     def compute_gradients(self, residual: Rows, discount: Rows, correction: Rows) -> ValueGradients:
         """−g/n through the value, discount·g/n through the next one; the loss is `projected_error`.
@@ -69,14 +73,6 @@ class SaddlePoint:
     kernel: Kernel | None = field(default=None, init=False)
     next_from: NextFrom = field(default="network", init=False)
 
-    def __post_init__(self) -> None:
-        _check_rate(self.auxiliary_rate)
-        if self.ascent_steps < 1 or any(width < 1 for width in self.hidden):
-            raise ConfigError(
-                f"SBEED has {self.ascent_steps} ascent steps and hidden layers {self.hidden}; "
-                "give positive whole numbers"
-            )
-
     def compute_gradients(self, residual: Rows, discount: Rows, test: Rows) -> ValueGradients:
         """−2f/n through the value, 2 discount·f/n through the next one."""
         slope = test * (2.0 / residual.shape[-1])
@@ -103,9 +99,8 @@ def make_step(
     source: BatchSource,
     network: StackedNetwork,
     plan: ReplicaPlan,
-    adam: Callable[[Tensor], StackedAdam],
 ) -> Step:
-    """The step of any objective; `adam` makes the optimiser of a second function's parameters.
+    """The step of any objective.
 
     Raises ConfigError for a dual objective whose network is no StackedMLP.
     """
@@ -118,27 +113,18 @@ def make_step(
     flat = network.flat
     if isinstance(objective, GradientTD2):
         weights = torch.zeros_like(flat)
-        return GradientTD2Step(objective, source, weights, adam(weights))
+        return GradientTD2Step(objective, source, weights)
     seeds = [seed + 1_000_003 for seed in plan.batch_seeds]  # other initial weights than the value's
     sizes = (network.sizes[0], *objective.hidden, network.sizes[-1])
     test = StackedMLP.initialise(sizes, seeds, dtype=flat.dtype, device=flat.device)
-    return SaddlePointStep(objective, source, test.flat, adam(test.flat), test)
+    return SaddlePointStep(objective, source, test)
 
 
 class DualStep(Step):
     """Base of steps with a second function, whose parameters `second` have their own Adam."""
 
-    def __init__(self, objective: Any, source: BatchSource, second: Tensor, adam: StackedAdam) -> None:
-        self._dual, self._source, self.second, self._adam = objective, source, second, adam
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`."""
-        return {"second": self.second, "adam": self._adam.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self.second.copy_(state["second"])
-        self._adam.load_state_dict(state["adam"])
+    def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
+        self._dual, self._source, self.second, self._adam = objective, source, second, StackedAdam(second)
 
 
 class GradientTD2Step(DualStep):
@@ -165,10 +151,8 @@ class GradientTD2Step(DualStep):
 class SaddlePointStep(DualStep):
     """Step of SBEED: the test functions f, with parameters `second`, ascend before the value's gradient."""
 
-    def __init__(
-        self, objective: Any, source: BatchSource, second: Tensor, adam: StackedAdam, test: StackedMLP
-    ) -> None:
-        super().__init__(objective, source, second, adam)
+    def __init__(self, objective: Any, source: BatchSource, test: StackedMLP) -> None:
+        super().__init__(objective, source, test.flat)
         self._test = test
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,8 +229,3 @@ def forward_with_tangent(
 def _times(gradient: Tensor, weight: Tensor) -> Tensor:
     """Product g Wᵀ, (R, N, in); for a single output an elementwise product, which is faster."""
     return gradient * weight.mT if weight.shape[-1] == 1 else torch.bmm(gradient, weight.mT)
-
-
-def _check_rate(rate: float) -> None:
-    if not 0.0 < rate < float("inf"):
-        raise ConfigError(f"auxiliary_rate is {rate}; give a positive multiple of the learning rate")

@@ -26,15 +26,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
+from functools import cache
 from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.checkpoints import fingerprint_of, read_checkpoint, write_checkpoint
 from koffline.dual_objectives import DualObjective, make_step
 from koffline.errors import ConfigError
 from koffline.objectives import CopyTarget, FollowTarget, Objective
@@ -44,7 +42,6 @@ from koffline.steps import BatchSource, StackedAdam
 Network = TypeVar("Network", bound=StackedNetwork)
 Probe = Callable[[int, Network], Tensor]
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses; a check waits for the device
-_KEPT = ("step", "seconds", "summed", "diverged_at", "losses", "loss_steps", "probes", "probe_steps")
 
 
 @runtime_checkable
@@ -66,29 +63,8 @@ class FitSettings:
     steps: int
     batch_size: int = 256
     schedule: Literal["constant", "cosine"] = "constant"
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = 1e-8
     record_every: int = 50
     threads: int = 1
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "record_every", "threads"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give a positive whole number")
-        if self.schedule not in ("constant", "cosine"):
-            raise ConfigError(f"schedule is '{self.schedule}'; use constant or cosine")
-
-
-@dataclass(frozen=True)
-class Checkpointing:
-    """Path and interval of checkpoints; an existing file of the same run is continued."""
-
-    path: Path
-    every: int = 1000
-
-    def __post_init__(self) -> None:
-        if self.every < 1:
-            raise ConfigError(f"checkpoint interval is {self.every}; give a positive number of steps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +96,6 @@ def fit(
     probe: Probe[Network] | None = None,
     probe_every: int = 0,
     progress: Progress | None = None,
-    checkpoint: Checkpointing | None = None,
 ) -> FitRecord[Network]:
     """Train copies of `network`'s replicas on `table`; `network` itself is left as it is.
 
@@ -128,25 +103,39 @@ def fit(
     gradients, and must not change what it is given; its tensors are kept.
     Raises ConfigError when plan, network, objective and table do not fit each other.
     """
+    if len(network.flat) != len(plan):
+        raise ConfigError(f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them equal")
     with threads(settings.threads), torch.no_grad():
-        run = _Run(table, network, objective, plan, settings)
-        fingerprint = ""
-        if checkpoint is not None:
-            fingerprint = fingerprint_of(table, network.flat, plan, objective, settings)
-            if (state := read_checkpoint(checkpoint.path, fingerprint)) is not None:
-                run.load_state_dict(state)
-        before, started = run.seconds, time.perf_counter()
-        while run.step < settings.steps:
-            has_recorded = run.update()
-            if probe is not None and probe_every and run.step % probe_every == 0:
-                run.probes.append(torch.as_tensor(probe(run.step, run.network)).detach().cpu().clone())
-                run.probe_steps.append(run.step)
+        started, trained = time.perf_counter(), network.with_flat(network.flat.detach().clone())
+        schedule = BatchSchedule(plan, len(table), settings.batch_size, table.inputs.device)
+        target = _Target(objective, trained, schedule.steps_per_epoch)
+        step = make_step(objective, BatchSource(table, objective.kernel, plan, schedule), trained, plan)
+        adam, history = StackedAdam(trained.flat), _History(trained, settings)
+        constant = table.inputs.new_tensor(plan.learning_rates)[:, None]
+        probes: list[Tensor] = []
+        for done in range(1, settings.steps + 1):
+            rates = constant
+            if settings.schedule == "cosine":
+                rates = rates * (0.5 * (1.0 + math.cos(math.pi * (done - 1) / settings.steps)))
+            loss, gradient = step.compute(done - 1, trained, target.network, rates)
+            adam.update(trained.flat, gradient, rates)
+            target.follow(trained, done)
+            has_recorded = history.add(done, loss)
+            if probe is not None and probe_every and done % probe_every == 0:
+                probes.append(torch.as_tensor(probe(done, trained)).detach().cpu().clone())
             if has_recorded and progress is not None:
-                progress.update(run.step, settings.steps, float(run.losses[-1].nanmedian()))
-            run.seconds = before + time.perf_counter() - started
-            if checkpoint is not None and run.step % checkpoint.every == 0:
-                write_checkpoint(checkpoint.path, {"fingerprint": fingerprint, **run.state_dict()})
-        return run.record()
+                progress.update(done, settings.steps, float(history.losses[-1].nanmedian()))
+        history.mark_the_last(settings.steps)
+        return FitRecord(
+            network=trained,
+            losses=torch.stack(history.losses),
+            loss_steps=tuple(history.steps),
+            probes=tuple(probes),
+            probe_steps=tuple(probe_every * (place + 1) for place in range(len(probes))),
+            diverged_at=tuple(history.diverged_at),
+            steps=settings.steps,
+            seconds=time.perf_counter() - started,
+        )
 
 
 @contextmanager
@@ -183,118 +172,62 @@ def _onednn_is_exact() -> bool:
         torch.set_float32_matmul_precision(before)
 
 
-class _Run(Generic[Network]):
-    """State of one call of `fit`; everything in it is restored by a checkpoint."""
+class _Target:
+    """The network that values next rows, None where the trained one does, and how it follows that."""
 
-    def __init__(
-        self,
-        table: Table,
-        network: Network,
-        objective: Objective | DualObjective,
-        plan: ReplicaPlan,
-        settings: FitSettings,
-    ) -> None:
-        flat, rows = network.flat, table.inputs
-        if len(flat) != len(plan):
-            raise ConfigError(f"network has {len(flat)} replicas, the plan {len(plan)}; make them equal")
-        if (flat.dtype, flat.device) != (rows.dtype, rows.device):
-            raise ConfigError(
-                f"network is {flat.dtype} on {flat.device}, the table {rows.dtype} on {rows.device}; "
-                "make them equal"
-            )
-        self._settings = settings
-        self.network = network.with_flat(flat.detach().clone())
-        self._target_rule = getattr(objective, "target", None) if objective.next_from == "target" else None
-        if objective.next_from == "target" and not isinstance(self._target_rule, CopyTarget | FollowTarget):
+    def __init__(self, objective: Any, trained: StackedNetwork, steps_per_epoch: int) -> None:
+        self._rule = getattr(objective, "target", None) if objective.next_from == "target" else None
+        if objective.next_from == "target" and not isinstance(self._rule, CopyTarget | FollowTarget):
             raise ConfigError(f"{objective} uses a target network; give it a CopyTarget or FollowTarget")
-        self._target = None if self._target_rule is None else network.with_flat(flat.detach().clone())
-        schedule = BatchSchedule(plan, len(table), settings.batch_size, rows.device)
-        self._copied_every = getattr(self._target_rule, "every", None) or schedule.steps_per_epoch
-        source = BatchSource(table, objective.kernel, plan, schedule)
-        adam = partial(StackedAdam, betas=settings.betas, epsilon=settings.epsilon)
-        self._step = make_step(objective, source, self.network, plan, adam)
-        self._adam = adam(self.network.flat)
-        self._rates = torch.tensor(plan.learning_rates, dtype=rows.dtype, device=rows.device)[:, None]
-        self._watched = min(_WATCHED_STEPS.get(rows.device.type, 1), settings.record_every)
-        self._window = rows.new_zeros(self._watched, len(plan))
-        self._sums = rows.new_zeros(len(plan), dtype=torch.float64)
-        self.summed = self.step = 0
-        self.seconds = 0.0
-        self.diverged_at: list[int | None] = [None] * len(plan)
+        self.network = None if self._rule is None else trained.with_flat(trained.flat.clone())
+        self._copied_every = getattr(self._rule, "every", None) or steps_per_epoch
+
+    def follow(self, trained: StackedNetwork, step: int) -> None:
+        """Move or copy after `step` steps."""
+        if self.network is not None and isinstance(self._rule, FollowTarget):
+            self.network.flat.lerp_(trained.flat, self._rule.rate)
+        elif self.network is not None and step % self._copied_every == 0:
+            self.network.flat.copy_(trained.flat)
+
+
+class _History:
+    """Mean losses by step, and who diverged when: a replica that did has NaN for parameters ever after."""
+
+    def __init__(self, trained: StackedNetwork, settings: FitSettings) -> None:
+        self._flat, self._settings, replicas = trained.flat, settings, len(trained.flat)
+        self._watched = min(_WATCHED_STEPS.get(trained.flat.device.type, 1), settings.record_every)
+        self._window = trained.flat.new_zeros(self._watched, replicas)
+        self._sums, self._summed = trained.flat.new_zeros(replicas, dtype=torch.float64), 0
+        self.diverged_at: list[int | None] = [None] * replicas
         self.losses: list[Tensor] = []
-        self.loss_steps: list[int] = []
-        self.probes: list[Tensor] = []
-        self.probe_steps: list[int] = []
+        self.steps: list[int] = []
 
-    def update(self) -> bool:
-        """Take one gradient step of every replica; return whether a row of the loss history was written."""
-        rates = self._rates
-        if self._settings.schedule == "cosine":
-            rates = rates * (0.5 * (1.0 + math.cos(math.pi * self.step / self._settings.steps)))
-        loss, gradient = self._step.compute(self.step, self.network, self._target, rates)
-        self._adam.update(self.network.flat, gradient, rates)
-        self._window[self.step % self._watched] = loss
-        self.step += 1
-        if self._target is not None and isinstance(self._target_rule, FollowTarget):
-            self._target.flat.lerp_(self.network.flat, self._target_rule.rate)
-        elif self._target is not None and self.step % self._copied_every == 0:
-            self._target.flat.copy_(self.network.flat)
-        is_last = self.step == self._settings.steps
-        return self._watch(is_last) if self.step % self._watched == 0 or is_last else False
-
-    def record(self) -> FitRecord[Network]:
-        """Record of the run."""
-        finite = torch.isfinite(self.network.flat).all(dim=1).tolist()
-        for replica, good in enumerate(finite):
-            if not good:  # the last step may have diverged after the last loss was computed
-                self._mark_diverged(replica, self.step)
-        return FitRecord(
-            network=self.network,
-            losses=torch.stack(self.losses) if self.losses else torch.zeros(0, len(finite)),
-            loss_steps=tuple(self.loss_steps),
-            probes=tuple(self.probes),
-            probe_steps=tuple(self.probe_steps),
-            diverged_at=tuple(self.diverged_at),
-            steps=self.step,
-            seconds=self.seconds,
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`: tensors and plain values."""
-        kept: dict[str, Any] = {name: getattr(self, name) for name in _KEPT}
-        return self._tensors() | kept | {"adam": self._adam.state_dict(), "dual": self._step.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        for name, tensor in self._tensors().items():
-            tensor.copy_(state[name])
-        self._adam.load_state_dict(state["adam"])
-        self._step.load_state_dict(state["dual"])
-        for name in _KEPT:
-            setattr(self, name, state[name])
-
-    def _tensors(self) -> dict[str, Tensor]:
-        target = {} if self._target is None else {"target": self._target.flat}
-        return {"flat": self.network.flat, "window": self._window, "sums": self._sums} | target
-
-    def _watch(self, is_last: bool) -> bool:
-        """Check the losses since the last check for divergence; add them to the history."""
-        window = self._window[: (seen := (self.step - 1) % self._watched + 1)]
+    def add(self, step: int, loss: Tensor) -> bool:
+        """Note the losses of the step before `step`; return whether a row of the history was written."""
+        self._window[(step - 1) % self._watched] = loss
+        is_last = step == self._settings.steps
+        if step % self._watched and not is_last:
+            return False
+        window = self._window[: (seen := (step - 1) % self._watched + 1)]
         if (bad := ~torch.isfinite(window)).any():
             for replica in bad.any(dim=0).nonzero().flatten().tolist():
-                self._mark_diverged(replica, self.step - seen + int(bad[:, replica].nonzero()[0]))
+                self._mark(replica, step - seen + int(bad[:, replica].nonzero()[0]))
         self._sums += window.double().sum(dim=0)
-        self.summed += seen
-        if self.summed < self._settings.record_every and not is_last:
+        self._summed += seen
+        if self._summed < self._settings.record_every and not is_last:
             return False
-        self.losses.append((self._sums / self.summed).cpu())
-        self.loss_steps.append(self.step)
+        self.losses.append((self._sums / self._summed).cpu())
+        self.steps.append(step)
         self._sums.zero_()
-        self.summed = 0
+        self._summed = 0
         return True
 
-    def _mark_diverged(self, replica: int, step: int) -> None:
-        """Note the first bad step of a replica and make its parameters NaN for good."""
+    def mark_the_last(self, steps: int) -> None:
+        """Mark those that diverged in the last step, after the last loss was computed."""
+        for replica in (~torch.isfinite(self._flat).all(dim=1)).nonzero().flatten().tolist():
+            self._mark(replica, steps)
+
+    def _mark(self, replica: int, step: int) -> None:
         if self.diverged_at[replica] is None:
             self.diverged_at[replica] = step
-            self.network.flat[replica] = math.nan
+            self._flat[replica] = math.nan

@@ -96,17 +96,10 @@ def feature_v_statistic(features: Float[Tensor, "*maps row feature"], residual: 
 
     (Feng et al. 2019, thm:eigen)
     """
-    rows = residual.shape[-1]
-    if features.shape[-2] != rows or features.ndim > max(2, residual.ndim + 1):
-        raise DataError(
-            f"features has shape {tuple(features.shape)}, residual {tuple(residual.shape)}; "
-            "give (N, m) and (N,) or (R, N)"
-        )
     projected = (residual.unsqueeze(-2) @ features).squeeze(-2)  # (…, 1, N) @ (…, N, m) = (…, 1, m)
-    return projected.square().sum(dim=-1) / rows**2
+    return projected.square().sum(dim=-1) / residual.shape[-1] ** 2
 
 
-@torch.no_grad()
 def check_diag_weight(diag_weight: float) -> None:
     """Raise ConfigError outside [0, 1]."""
     if not 0.0 <= diag_weight <= 1.0:
@@ -132,8 +125,6 @@ def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
             f"residual has shape {tuple(residual.shape)}, gram {tuple(gram.shape)}; "
             "give (N,) or (R, N), and (N, N) or (R, N, N)"
         )
-    if residual.dtype != gram.dtype:
-        raise DataError(f"residual is {residual.dtype}, gram {gram.dtype}; convert one with .to(dtype)")
     if rows < least:
         raise DataError(f"residual has {rows} rows; give at least {least}")
     return rows

@@ -11,6 +11,7 @@ Objectives that train a second function beside the value (GTD2's w, SBEED's f) l
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -19,7 +20,14 @@ from torch import Tensor
 
 from koffline.errors import ConfigError
 from koffline.kernel_loss import check_diag_weight
-from koffline.kernels import Kernel, Laplacian, median_bandwidth
+from koffline.kernels import (
+    FourierFeatures,
+    Gaussian,
+    Kernel,
+    Laplacian,
+    median_bandwidth,
+    random_fourier_features,
+)
 
 Rows = Float[Tensor, "replica row"]
 Own = Float[Tensor, "*replica row"]  # per replica, or shared by all
@@ -41,20 +49,12 @@ class CopyTarget:
 
     every: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.every is not None and self.every < 1:
-            raise ConfigError(f"target copy interval is {self.every}; give a positive number of steps")
-
 
 @dataclass(frozen=True)
 class FollowTarget:
     """The target network moves towards the trained one at each step: target += rate · (network − target)."""
 
     rate: float = 0.01
-
-    def __post_init__(self) -> None:
-        if not 0.0 < self.rate <= 1.0:
-            raise ConfigError(f"target rate is {self.rate}; give a number in (0, 1]")
 
 
 @runtime_checkable
@@ -162,9 +162,56 @@ class FittedIteration(_SquaredError):
     kernel: Kernel | None = field(default=None, init=False)
     next_from: NextFrom = field(default="target", init=False)
 
+
+@dataclass(frozen=True)
+class MemoryLoss:
+    """The kernel loss with a memory: streaming, without double samples and without a stored data set.
+
+    The loss is (1 − w) ‖E ψδ‖² + w E δ². The first term has the gradient 2 (E ψδ)ᵀ E ψ∇δ, a product of two
+    expectations that one mini-batch cannot estimate without the bias of its diagonal. Here the first factor
+    is a moving average m of earlier mini-batches, independent of the rows that give the second. Parameters
+    move while m is gathered: each step adds what the move changed on its own rows, ψ(δ(θ) − δ(θ before)),
+    which leaves no bias at any length of the memory (as in Cutkosky & Orabona 2019, STORM).
+
+    memory: β, the share of m that a step keeps, so that m averages about 1/(1 − β) mini-batches. diag_weight:
+    w; the loss without a memory has 1/n for n rows. features: number of random features ψ, even.
+    (Feng et al. 2019, thm:eigen)
+    """
+
+    base: Gaussian | Laplacian
+    memory: float = 0.97
+    diag_weight: float = 0.003
+    features: int = 500
+    seed: int = 0
+    next_from: NextFrom = field(default="network", init=False)
+
     def __post_init__(self) -> None:
-        if self.next_bounds is not None and not self.next_bounds[0] <= self.next_bounds[1]:
-            raise ConfigError(f"next_bounds is {self.next_bounds}; give (low, high) with low ≤ high")
+        if not 0.0 <= self.memory < 1.0:
+            raise ConfigError(f"memory is {self.memory}; give a number in [0, 1)")
+        check_diag_weight(self.diag_weight)
+
+    @property
+    def kernel(self) -> MemoryLoss:
+        """What maps the rows of a mini-batch: features in place of a kernel."""
+        return self
+
+    def gram(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"]:
+        """Random features ψ(x), with ψ(x)ᵀψ(y) ≈ k(x, y)."""
+        return _feature_map(self.base, x.shape[-1], self.features, self.seed)(x)
+
+    def compute_gradients(
+        self, residual: Rows, discount: Rows, remembered: Tensor, psi: Tensor
+    ) -> ValueGradients:
+        """Loss (1 − w) mᵀψᵀδ/n + w mean δ² and its gradients, unbiased if m is independent of the rows."""
+        rows, weight = residual.shape[-1], self.diag_weight
+        slope = (1.0 - weight) * gram_product(remembered, psi.mT) + weight * residual
+        slope = slope * (2.0 / rows)
+        return ValueGradients((slope * residual).sum(dim=-1) / 2.0, -slope, slope * discount)
+
+
+@cache
+def _feature_map(base: Gaussian | Laplacian, dimension: int, count: int, seed: int) -> FourierFeatures:
+    return random_fourier_features(base, dimension, count, torch.Generator().manual_seed(seed))
 
 
 def default_kernel_loss(kernel_inputs: Float[Tensor, "row column"]) -> KernelLoss:

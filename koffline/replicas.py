@@ -56,24 +56,16 @@ class StackedMLP:
 
     sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers. flat: parameters (R, P),
     written in place by training.
-    Raises ConfigError for sizes, activations or parameters that do not fit.
+    Raises ConfigError for another activation.
     """
 
     def __init__(
         self, sizes: Sequence[int], flat: Float[Tensor, "replica parameter"], activation: str = "relu"
     ) -> None:
-        if len(sizes) < 2 or min(sizes) < 1:
-            raise ConfigError(
-                f"sizes is {tuple(sizes)}; give inputs, hidden layers and outputs, all positive"
-            )
         if activation not in ("relu", "tanh"):
             raise ConfigError(f"activation is '{activation}'; use one of relu, tanh")
         self.sizes = tuple(int(size) for size in sizes)
         self.parameter_count = sum((a + 1) * b for a, b in itertools.pairwise(self.sizes))
-        if flat.ndim != 2 or flat.shape[1] != self.parameter_count:
-            raise ConfigError(
-                f"flat has shape {tuple(flat.shape)}; sizes {self.sizes} need (R, {self.parameter_count})"
-            )
         self.flat, self.activation = flat, activation
         self._views = self.layers(flat)
         self._workspace = Workspace()
@@ -97,8 +89,6 @@ class StackedMLP:
                 uniform = torch.rand((fan_in + 1) * fan_out, generator=generator, dtype=torch.float64)
                 parts.append((2.0 * uniform - 1.0) / math.sqrt(fan_in))
             rows.append(torch.cat(parts))
-        if not rows:
-            raise ConfigError("seeds is empty; give one seed per replica")
         return cls(sizes, torch.stack(rows).to(device, dtype), activation)
 
     @property
@@ -143,12 +133,7 @@ class StackedMLP:
     def _hidden_layers(self, x: Tensor, in_buffers: bool = True) -> list[Tensor]:
         """The inputs of each layer."""
         if x.ndim not in (2, 3) or x.shape[-1] != self.sizes[0]:
-            raise DataError(
-                f"network inputs have shape {tuple(x.shape)}; "
-                f"give (N, {self.sizes[0]}) or (R, N, {self.sizes[0]})"
-            )
-        if x.ndim == 3 and x.shape[0] not in (1, self.replicas):
-            raise DataError(f"network inputs have {x.shape[0]} replicas; give one or {self.replicas}")
+            raise DataError(f"network inputs have shape {tuple(x.shape)}; give ([R,] N, {self.sizes[0]})")
         inputs = [x.expand(self.replicas, *x.shape[-2:])]
         for index, (weight, bias) in enumerate(self._views[:-1]):
             buffer = self._buffer(index, inputs[-1], weight) if in_buffers else None

@@ -5,28 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
-from koffline.errors import ConfigError
-from koffline.kernels import Gaussian
-from koffline.objectives import Objective, ValueGradients
+from koffline.kernels import Gaussian, Kernel
+from koffline.objectives import MemoryLoss, Objective, Rows, ValueGradients, gram_product
 from koffline.replicas import StackedNetwork, Workspace
 
 _LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
-
-
-@runtime_checkable
-class RowMap(Protocol):
-    """A kernel, or features in its place."""
-
-    def gram(self, x: Tensor) -> Tensor:
-        """Gram matrices (G, B, B) of the rows (G, B, k) of a mini-batch, or features (G, B, m)."""
-        ...
 
 
 class BatchSource:
@@ -36,7 +26,7 @@ class BatchSource:
     """
 
     def __init__(
-        self, table: Table, kernel: RowMap | None, plan: ReplicaPlan, schedule: BatchSchedule
+        self, table: Table, kernel: Kernel | MemoryLoss | None, plan: ReplicaPlan, schedule: BatchSchedule
     ) -> None:
         self._schedule, self._kernel, self._draws = schedule, kernel, table.draws
         self._kept: tuple[int, Batch, Tensor | None] | None = None
@@ -140,12 +130,63 @@ class Step:
         found = self._objective.compute_gradients(residual, batch.discounts, gram)
         return found.loss, pullback(spread_gradient(found.value, batch.readout))
 
+
+class Memory:
+    """Moving average m (R, f) of mini-batches' mean ψδ. share: kept per step, a number or (R, 1)."""
+
+    def __init__(self, share: float | Tensor, sums: Tensor) -> None:
+        self._share, self._sums, self.count = share, sums, 0
+
+    def take(self, now: Float[Tensor, "run feature"], before: Tensor | None) -> Tensor:
+        """Return the estimate of E ψδ from earlier mini-batches, then add this mini-batch to m.
+
+        now: this mini-batch's mean ψδ. before: the same at the previous step's parameters; None at first.
+        """
+        if not self.count:
+            remembered = now
+        else:
+            remembered = self._sums if before is None else self._sums + now - before
+        keep = torch.as_tensor(self._share, dtype=now.dtype).clamp(max=self.count / (self.count + 1.0))
+        self._sums = torch.lerp(now, remembered, keep.to(now.device))
+        self.count += 1
+        return remembered
+
     def state_dict(self) -> dict[str, Any]:
         """State for `load_state_dict`."""
-        return {}
+        return {"memory": self._sums, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
+        self._sums, self.count = state["memory"], int(state["count"])
+
+
+class MemoryStep(Step):
+    """Step that holds the memory and the previous step's parameters."""
+
+    def __init__(self, objective: MemoryLoss, source: BatchSource, network: StackedNetwork) -> None:
+        self._loss, self._source = objective, source
+        self._before = network.flat.clone()
+        self._memory = Memory(objective.memory, network.flat.new_zeros(len(network.flat), objective.features))
+
+    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Update the memory; return loss and gradient."""
+        batch, psi = self._source.batch(step)
+        assert psi is not None
+        old = None
+        if self._memory.count:
+            old = _residual_from(network.with_flat(self._before).forward(_both(batch)), batch)
+
+        def gradients(residual: Rows) -> ValueGradients:
+            now, before = (
+                None if each is None else gram_product(each, psi) / each.shape[-1] for each in (residual, old)
+            )
+            assert now is not None
+            remembered = self._memory.take(now, before)
+            return self._loss.compute_gradients(residual, batch.discounts, remembered, psi)
+
+        found = full_gradient(network, batch, gradients)
+        self._before.copy_(network.flat)
+        return found
 
 
 class StackedAdam:
@@ -157,10 +198,6 @@ class StackedAdam:
     def __init__(
         self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float | Tensor = 1e-8
     ) -> None:
-        if not (0.0 <= min(betas) <= max(betas) < 1.0 and bool(torch.as_tensor(epsilon > 0.0).all())):
-            raise ConfigError(
-                f"Adam received betas {betas}, epsilon {epsilon}; give [0, 1) and a positive one"
-            )
         self._betas, self._epsilon = betas, epsilon
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
         self._scratch = torch.empty_like(flat)
@@ -192,15 +229,24 @@ def full_gradient(
     network: StackedNetwork, batch: Batch, compute_gradients: Callable[[Tensor], ValueGradients]
 ) -> tuple[Tensor, Tensor]:
     """Loss and gradient through the values of both rows and next rows, in one pass of the network."""
-    rows = batch.rewards.shape[1]
-    outputs, pullback = network.forward_with_pullback(torch.cat((batch.inputs, batch.next_inputs), dim=1))
-    value = read_values(outputs[:, :rows], batch.readout)
-    next_value = read_values(outputs[:, rows:], batch.next_readout)
-    found = compute_gradients(residual_of(batch, value, next_value))
+    outputs, pullback = network.forward_with_pullback(_both(batch))
+    found = compute_gradients(_residual_from(outputs, batch))
     assert found.next_value is not None
     own = spread_gradient(found.value, batch.readout)
     following = spread_gradient(found.next_value, batch.next_readout)
     return found.loss, pullback(torch.cat((own, following), dim=1))
+
+
+def _both(batch: Batch) -> Tensor:
+    """Inputs of rows and next rows, (R, 2 B, d)."""
+    return torch.cat((batch.inputs, batch.next_inputs), dim=1)
+
+
+def _residual_from(outputs: Tensor, batch: Batch) -> Tensor:
+    """Residuals (R, B) from the outputs for rows and next rows, (R, 2 B, n)."""
+    rows = batch.rewards.shape[1]
+    value = read_values(outputs[:, :rows], batch.readout)
+    return residual_of(batch, value, read_values(outputs[:, rows:], batch.next_readout))
 
 
 def residual_of(batch: Batch, value: Tensor, next_value: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from scripts.fault_checks import litter_in, unreadable_in
 # What differs from one day to the next (seconds, dates, the machine), and the state to go on from.
 NO_RESULTS = re.compile(
     r"(^|/)(run\.json|[^/]*\.run\.json|\.[^/]*|timing_[^/]*\.csv|time_[^/]*\.csv|timing\.json|checkpoint\.pt"
-    r"|errors\.txt|(checkpoints|cells|tensorboard|packed|errors)/.*)$"
+    r"|errors\.txt|(checkpoints|cells|packed|errors)/.*)$"
 )
 _T = TypeVar("_T")
 _LONGEST = 300.0  # seconds for one command on a busy machine

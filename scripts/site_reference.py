@@ -30,7 +30,6 @@ SETTINGS = (
     ("koffline train: `train`", "koffline.train.config:TrainSettings"),
     ("koffline train: `evaluators`, over logged rows", "koffline.train.config:LogEvaluatorSettings"),
     ("koffline train: `evaluators`, `soft_opc`", "koffline.train.config:SoftOPCSettings"),
-    ("koffline train: `evaluators`, against another model", "koffline.train.config:CompareSettings"),
     ("koffline train: `evaluators`, in an environment", "koffline.train.config:EnvironmentSettings"),
     ("koffline train: `logger`", "koffline.train.config:LoggerSettings"),
     ("Kernel-loss critics: `algo.params`", "koffline.algos.options:KernelCriticConfig"),

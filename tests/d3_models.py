@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import pickle
 from pathlib import Path
@@ -10,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.transitions import Continuous
-
-d3rlpy = import_d3rlpy()
+from tests.algos.makers import d3rlpy, with_small_networks
 
 BOX = Continuous(2, low=(-2.0, 0.0), high=(3.0, 1.0))
 SHAPE = (4,)
@@ -27,10 +24,7 @@ def raw_observations(n: int = 64) -> np.ndarray:
 
 
 def build(algorithm: str, action_size: int, **settings):
-    config_class = getattr(d3rlpy.algos, f"{algorithm}Config")
-    encoder = d3rlpy.models.VectorEncoderFactory([8, 8])
-    encoders = {f.name: encoder for f in dataclasses.fields(config_class) if "encoder_factory" in f.name}
-    algo = config_class(**encoders, **settings).create()
+    algo = with_small_networks(getattr(d3rlpy.algos, f"{algorithm}Config"), **settings).create()
     with torch.random.fork_rng():
         torch.manual_seed(1)
         algo.create_impl(SHAPE, action_size)

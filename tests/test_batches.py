@@ -85,9 +85,6 @@ def sets_of(*sets):
         (DataError, lambda: replace(table_of(), inputs=torch.zeros(0, 2)), "inputs has shape"),
         (ConfigError, lambda: ReplicaPlan((1e-3,), (1, 2)), "one of each per replica"),
         (ConfigError, lambda: plan_of([1], row_sets=sets_of([0])), "one of each per replica"),
-        (ConfigError, lambda: plan_of([1], row_sets=sets_of([0]), row_set_of=(1,)), "are 1 row sets"),
-        (ConfigError, lambda: BatchSchedule(plan_of([1], row_sets=sets_of([10]), row_set_of=(0,)), 10, 2),
-         "points outside"),
     ],
 )  # fmt: skip
 def test_tables_and_plans_are_checked_once(kind, make, words):

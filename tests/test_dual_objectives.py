@@ -10,7 +10,7 @@ from koffline.batches import BatchSchedule, ReplicaPlan, Table
 from koffline.dual_objectives import GradientTD2, SaddlePoint, make_step, projected_error
 from koffline.fitting import FitSettings, fit
 from koffline.replicas import StackedMLP
-from koffline.steps import BatchSource, StackedAdam
+from koffline.steps import BatchSource
 from tests.engine_problems import FORMS, SIZES, make_table
 
 PLAN = ReplicaPlan((0.01, 0.02, 0.01, 0.03), (1, 1, 2, 3))
@@ -24,7 +24,7 @@ def networks(form, activation="relu"):
 def prepared(objective, table, network, plan=PLAN, batch=9):
     """The step, and its first mini-batch."""
     source = BatchSource(table, None, plan, BatchSchedule(plan, len(table), batch))
-    return make_step(objective, source, network, plan, StackedAdam), source.batch(0)[0]
+    return make_step(objective, source, network, plan), source.batch(0)[0]
 
 
 def value_of(outputs, readout):

@@ -9,24 +9,22 @@ from koffline.data.d3rlpy_import import import_d3rlpy
 import_d3rlpy()  # silently, before any module here imports it
 
 from koffline.algos.actor_critic import (  # noqa: E402
-    KLossCQL,
-    KLossCQLConfig,
-    KLossIQL,
-    KLossIQLConfig,
-    KLossSAC,
-    KLossSACConfig,
-    KLossTD3PlusBC,
-    KLossTD3PlusBCConfig,
-)
-from koffline.algos.composed import (  # noqa: E402
     KLossAWAC,
     KLossAWACConfig,
     KLossBCQ,
     KLossBCQConfig,
     KLossCalQL,
     KLossCalQLConfig,
+    KLossCQL,
+    KLossCQLConfig,
+    KLossIQL,
+    KLossIQLConfig,
     KLossReBRAC,
     KLossReBRACConfig,
+    KLossSAC,
+    KLossSACConfig,
+    KLossTD3PlusBC,
+    KLossTD3PlusBCConfig,
 )
 from koffline.algos.discrete import (  # noqa: E402
     KLossDiscreteCQL,
@@ -38,35 +36,3 @@ from koffline.algos.discrete import (  # noqa: E402
 )
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
 from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig  # noqa: E402
-
-__all__ = [
-    "DiscreteKLossFQE",
-    "DiscreteTrustPCL",
-    "DiscreteTrustPCLConfig",
-    "KLossAWAC",
-    "KLossAWACConfig",
-    "KLossBCQ",
-    "KLossBCQConfig",
-    "KLossCQL",
-    "KLossCQLConfig",
-    "KLossCalQL",
-    "KLossCalQLConfig",
-    "KLossDQN",
-    "KLossDQNConfig",
-    "KLossDiscreteCQL",
-    "KLossDiscreteCQLConfig",
-    "KLossDiscreteSAC",
-    "KLossDiscreteSACConfig",
-    "KLossFQE",
-    "KLossFQEConfig",
-    "KLossIQL",
-    "KLossIQLConfig",
-    "KLossReBRAC",
-    "KLossReBRACConfig",
-    "KLossSAC",
-    "KLossSACConfig",
-    "KLossTD3PlusBC",
-    "KLossTD3PlusBCConfig",
-    "TrustPCL",
-    "TrustPCLConfig",
-]  # fmt: skip

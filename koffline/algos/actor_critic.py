@@ -1,4 +1,8 @@
-"""Continuous actor-critics on the kernel loss: KLossSAC, KLossCQL, KLossTD3PlusBC and KLossIQL."""
+"""Continuous actor-critics on the kernel loss.
+
+KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own, a slow copy valuing s', with the kernel loss
+in place of the squared error of their critics.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
+from d3rlpy.algos.qlearning import AWAC, BCQ, AWACConfig, BCQConfig, CalQL, CalQLConfig, ReBRAC, ReBRACConfig
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import (
-    ValueFunction,
     build_gaussian_distribution,
     build_squashed_gaussian_distribution,
 )
@@ -19,9 +23,9 @@ from d3rlpy.torch_utility import TorchMiniBatch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
-from koffline.algos.options import ActorCriticConfig, EntropyConfig, registered
+from koffline.algos.kernel_algo import ComposedAlgo, KernelCriticAlgo
+from koffline.algos.kernel_critic import KernelImpl, Losses
+from koffline.algos.options import ActorCriticConfig, ComposedConfig, EntropyConfig, registered
 
 
 class KLossSACImpl(KernelImpl):
@@ -37,30 +41,20 @@ class KLossSACImpl(KernelImpl):
         (Feng et al. 2019, equ:bvsopt)
         """
         weight, draws = self._config.conservative_weight, getattr(self._config, "n_action_samples", None)
-        if draws is None and weight > 0.0:
-            return self._losses_of_one_pass(batch, weight)
-        next_actions, entropy = self._drawn(batch.next_observations)
-        value, next_value = self.values_of_both(batch, next_actions)
-        residual = self.residual(batch, value, self.backed_up(next_value) - entropy)
-        gap = None if draws is None else weight * self._gap(batch, draws)
+        is_penalised, rows, gap = draws is None and weight > 0.0, len(batch.rewards), None
+        seen = (batch.observations, batch.next_observations) if is_penalised else (batch.next_observations,)
+        with torch.no_grad():
+            actions, log_probability = self.distribution(torch.cat(seen)).sample_with_log_prob()
+            entropy = (self.temperature * log_probability).squeeze(1)
+        drawn = actions[:rows] if is_penalised else None
+        values, next_value = self.values_of_both(batch, actions[-rows:], drawn)
+        value = values[:, :rows]
+        residual = self.residual(batch, value, self.backed_up(next_value) - entropy[-rows:])
+        if is_penalised:
+            gap = weight * (values[:, rows:] - value).mean(dim=1).sum()
+        elif draws is not None:
+            gap = weight * self._gap(batch, draws)
         return self.kernel_losses(batch, residual, gap)
-
-    def _losses_of_one_pass(self, batch: TorchMiniBatch, weight: float) -> Losses:
-        """Kernel loss and conservative loss from one pass through each critic."""
-        both = torch.cat((batch.observations, batch.next_observations))
-        actions, entropy = self._drawn(both)
-        slow = self._modules.slow_q_funcs
-        if slow is None:
-            values = self.q_values(torch.cat((batch.observations, both)), torch.cat((batch.actions, actions)))
-            value, drawn_value, next_value = values.chunk(3, dim=1)
-        else:
-            here, there = actions.chunk(2)
-            twice = torch.cat((batch.observations, batch.observations))
-            value, drawn_value = self.q_values(twice, torch.cat((batch.actions, here))).chunk(2, dim=1)
-            with torch.no_grad():
-                next_value = self.q_values(batch.next_observations, there, slow)
-        residual = self.residual(batch, value, self.backed_up(next_value) - entropy.chunk(2)[1])
-        return self.kernel_losses(batch, residual, weight * (drawn_value - value).mean(dim=1).sum())
 
     def _gap(self, batch: TorchMiniBatch, draws: int) -> Tensor:
         """Gap between the values of drawn and of logged actions (Kumar et al. 2020, CQL(H))."""
@@ -75,26 +69,18 @@ class KLossSACImpl(KernelImpl):
             actions = torch.cat((drawn, drawn_there, uniform), dim=1)
             log_density = torch.cat((log_here, log_there, log_uniform), dim=1).squeeze(2)
         observations = torch.cat((batch.observations.repeat_interleave(count, dim=0), batch.observations))
-        values = self.q_values(
-            observations, torch.cat((actions.reshape(rows * count, -1), batch.actions))
-        )  # (critic, rows · count + rows)
+        both = torch.cat((actions.reshape(rows * count, -1), batch.actions))
+        values = self.q_values(observations, both)  # (critic, rows · count + rows)
         drawn_values = values[:, : rows * count].view(-1, rows, count)
         soft_maximum = torch.logsumexp(drawn_values - log_density, dim=2) - math.log(count)
         return (soft_maximum - values[:, rows * count :]).mean(dim=1).sum()
-
-    def _drawn(self, observations: Tensor) -> tuple[Tensor, Tensor]:
-        """Actions of the actor and α log π of them, without gradient."""
-        with torch.no_grad():
-            policy = self.distribution(observations)
-            actions, log_probability = policy.sample_with_log_prob()
-            return actions, (self._modules.temperature * log_probability).squeeze(1)
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
         """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; the temperature steps on the way."""
         policy = self.distribution(batch.observations)
         actions, log_probability = policy.sample_with_log_prob()
-        temp_loss = self._modules.update_temperature(log_probability - self._action_size)
-        temperature = self._modules.temperature
+        temp_loss = self.update_temperature(log_probability - self._action_size)
+        temperature = self.temperature
         value = self.q_values(batch.observations, actions).amin(dim=0).unsqueeze(1)
         loss = (temperature.detach() * log_probability - value).mean()
         return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
@@ -167,8 +153,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
 class KLossTD3PlusBCConfig(ActorCriticConfig):
     """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
 
-    tau: rate of the slow copy of the critics that values s'. With the gradient through s' instead (0) the
-        expert's log of Pendulum is learned two thirds as well.
+    tau: rate of the slow copy that values s'; with 0 Pendulum's expert is learned two thirds as well.
     backup: the minimum over critics, as in the original.
     """
 
@@ -189,18 +174,10 @@ class KLossTD3PlusBC(KernelCriticAlgo):
     create_policy = staticmethod(create_deterministic_policy)
 
 
-@dataclasses.dataclass(frozen=True)
-class KLossIQLModules(ActorModules):
-    """Modules of implicit Q-learning: one optimiser trains the state value together with the critics."""
-
-    value_func: ValueFunction
-
-
 class KLossIQLImpl(KernelImpl):
     """δ = r + discount · V(s') − Q(s, a), V an upper expectile of Q over the logged actions.
 
-    V and the actor look at a slowly moving copy of Q: the two fixed-point problems are coupled, and with Q
-    itself both the original and this one learn far worse. This does not depend on the kernel loss.
+    V and the actor look at a slow copy of Q; with Q itself the original and this one learn far worse.
     """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
@@ -260,11 +237,55 @@ class KLossIQL(KernelCriticAlgo):
 
     impl_class = KLossIQLImpl
 
-    def make_modules(self, shape: Sequence[int], size: int) -> KLossIQLModules:
-        """Networks, optimisers and kernel."""
+    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+        """Networks, optimisers and kernel; the critics' optimiser trains the state value too."""
         bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
-        actor = self.actor_parts(create_normal_policy, shape, size, **bounds)
+        parts = self.actor_parts(create_normal_policy, shape, size, **bounds)
         value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
-        critic = self.critic_parts(shape, size)
-        critic["critic_optim"] = self.make_optimizer("critic_", critic["q_funcs"], value_func)
-        return KLossIQLModules(**actor, **critic, value_func=value_func)
+        parts |= {**self.critic_parts(shape, size), "value_func": value_func}
+        return {**parts, "critic_optim": self.make_optimizer("critic_", parts["q_funcs"], value_func)}
+
+
+@dataclasses.dataclass()
+class KLossAWACConfig(ComposedConfig, AWACConfig):
+    """Config of KLossAWAC; fields as in d3rlpy's AWACConfig."""
+
+
+@registered("kloss_awac", KLossAWACConfig)
+class KLossAWAC(ComposedAlgo, AWAC):
+    """Advantage-weighted actor-critic with a kernel-loss critic (Nair et al. 2020; Feng et al. 2019)."""
+
+
+@dataclasses.dataclass()
+class KLossReBRACConfig(ComposedConfig, ReBRACConfig):
+    """Config of KLossReBRAC; fields as in d3rlpy's ReBRACConfig.
+
+    actor_beta: d3rlpy's 0.001 hardly holds the actor to a log that one policy wrote (Pendulum, one seed).
+    """
+
+    actor_beta: float = 0.1
+
+
+@registered("kloss_rebrac", KLossReBRACConfig)
+class KLossReBRAC(ComposedAlgo, ReBRAC):
+    """ReBRAC with a kernel-loss critic (Tarasov et al. 2023; Feng et al. 2019)."""
+
+
+@dataclasses.dataclass()
+class KLossCalQLConfig(ComposedConfig, CalQLConfig):
+    """Config of KLossCalQL; fields as in d3rlpy's CalQLConfig."""
+
+
+@registered("kloss_cal_ql", KLossCalQLConfig)
+class KLossCalQL(ComposedAlgo, CalQL):
+    """Calibrated Q-learning with a kernel-loss critic (Nakamoto et al. 2023; Feng et al. 2019)."""
+
+
+@dataclasses.dataclass()
+class KLossBCQConfig(ComposedConfig, BCQConfig):
+    """Config of KLossBCQ; fields as in d3rlpy's BCQConfig."""
+
+
+@registered("kloss_bcq", KLossBCQConfig)
+class KLossBCQ(ComposedAlgo, BCQ):
+    """Batch-constrained Q-learning with a kernel-loss critic (Fujimoto et al. 2019; Feng et al. 2019)."""

@@ -114,21 +114,20 @@ class KLossDiscreteSACImpl(KernelImpl):
         """
         with torch.no_grad():
             policy = self._modules.policy(batch.next_observations)
-            cost = self._modules.temperature * policy.logits
+            cost = self.temperature * policy.logits
         values, next_values = self.values_of_both(batch)
         next_value = (policy.probs * (self.backed_up(next_values) - cost)).sum(dim=2)
         return self.kernel_losses(batch, self.residual(batch, taken(values, batch.actions), next_value))
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
         """Σ_a π(a|s) [α log π(a|s) − min_i Q_i(s, a)]; the temperature steps on the way."""
-        modules = self._modules
         with torch.no_grad():
             value = self.q_values(batch.observations).amin(dim=0)
-        policy = modules.policy(batch.observations)
+        policy = self._modules.policy(batch.observations)
         negative_entropy = (policy.probs * policy.logits).sum(dim=1, keepdim=True)
         excess = negative_entropy + ENTROPY_SHARE * math.log(self._action_size)
-        temp_loss = modules.update_temperature(excess)
-        temperature = modules.temperature
+        temp_loss = self.update_temperature(excess)
+        temperature = self.temperature
         loss = (policy.probs * (temperature.detach() * policy.logits - value)).sum(dim=1).mean()
         return {"actor_loss": loss, "temp_loss": temp_loss, "temp": temperature[0][0]}
 

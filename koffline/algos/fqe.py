@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 import numpy as np
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
-from d3rlpy.base import LearnableConfig, register_learnable
+from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.serializable_config import CONFIG_STORAGE
 from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch
@@ -18,18 +18,12 @@ from torch import Tensor, nn
 
 from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_critic import KernelCriticModules, KernelImpl, Losses, taken
-from koffline.algos.options import CriticConfig
+from koffline.algos.kernel_critic import KernelImpl, Losses, modules_of, taken
+from koffline.algos.model_files import export_policy
+from koffline.algos.options import CriticConfig, registered
 from koffline.errors import ConfigError
 
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
-
-
-@dataclasses.dataclass(frozen=True)
-class KLossFQEModules(KernelCriticModules):
-    """The evaluator's modules and the networks of the policy it evaluates."""
-
-    target: nn.ModuleDict
 
 
 class KLossFQEImpl(KernelImpl):
@@ -106,21 +100,10 @@ class KLossFQEConfig(CriticConfig):
     policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
     """
 
-    kind: ClassVar[str] = "kloss_fqe"
-
     policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
         default=None,
         metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
     )
-
-    def make(self, device: Any) -> _FQE:
-        """The evaluator of the policy in the config. Raises ConfigError where there is none."""
-        if self.policy is None:
-            what = "kloss_fqe has no policy to evaluate"
-            raise ConfigError(f"{what}; use KLossFQE(algo, config) or DiscreteKLossFQE")
-        algo = self.policy.create(device)
-        is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-        return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, self, device)
 
 
 class _FQE(KernelCriticAlgo):
@@ -135,12 +118,10 @@ class _FQE(KernelCriticAlgo):
         is_algo = isinstance(algo, QLearningAlgoBase) and not isinstance(algo, _FQE)
         if not is_algo or algo.get_action_type() != self.get_action_type():
             what = f"{type(self).__name__} evaluates an algorithm for {self.action_type.name.lower()} actions"
-            kinds = "KLossFQE for continuous actions, DiscreteKLossFQE for discrete ones"
-            remedy = f"koffline.load(path) reads one from a file; {kinds}"
+            remedy = (
+                "koffline.load(path) reads one; for discrete actions take DiscreteKLossFQE, else KLossFQE"
+            )
             raise ConfigError(f"{what}, received a {type(algo).__name__}; {remedy}")
-        if config is not None and not isinstance(config, KLossFQEConfig):
-            what = f"{type(self).__name__} received a {type(config).__name__}"
-            raise ConfigError(f"{what}; give a KLossFQEConfig, which has the same options")
         self._algo = algo
         super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
 
@@ -154,15 +135,12 @@ class _FQE(KernelCriticAlgo):
         algo = self._algo
         if algo.impl is None:
             algo.create_impl(shape, size)
-        if algo.impl is None:
-            what = f"{type(algo).__name__} has no networks to save with its evaluator"
-            raise ConfigError(f"{what}; evaluate it with koffline.evaluate(log, 'uniform', …)")
         own, log = (tuple(algo.observation_shape), algo.action_size), (tuple(shape), size)
         if own != log:
             what = f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and"
             raise ConfigError(f"{what} {log[1]}; give the log that it was trained for")
         target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
-        modules = KLossFQEModules(**self.critic_parts(shape, size, prefix=""), target=target)
+        modules = modules_of(**self.make_parts(shape, size), target=target)
         self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
 
     def predict(self, x: Any) -> Any:
@@ -186,8 +164,6 @@ class _FQE(KernelCriticAlgo):
 
     def save_policy(self, fname: str) -> None:
         """Save the policy that is evaluated."""
-        from koffline.algos.model_files import export_policy
-
         export_policy(self._algo, fname)
 
 
@@ -203,4 +179,13 @@ class DiscreteKLossFQE(_FQE):
     action_type = ActionSpace.DISCRETE
 
 
-register_learnable(KLossFQEConfig)
+@registered("kloss_fqe", KLossFQEConfig)
+def evaluator_of(config: KLossFQEConfig, device: Any) -> _FQE:
+    """The evaluator of the policy in a config. Raises ConfigError where there is none."""
+    if config.policy is None:
+        raise ConfigError(
+            "kloss_fqe has no policy to evaluate; use KLossFQE(algo, config) or DiscreteKLossFQE"
+        )
+    algo = config.policy.create(device)
+    is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
+    return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, config, device)

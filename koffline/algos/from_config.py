@@ -46,6 +46,7 @@ _EXTENTS = {
     "min_max": {"minimum": "minimum", "maximum": "maximum"},
 }
 _ROWS_CHECKED = 1000
+_GONE = {"memory": 0.0}  # options in files of earlier versions, at the value that is no other than without
 
 
 def algorithm_types() -> tuple[str, ...]:
@@ -56,12 +57,9 @@ def algorithm_types() -> tuple[str, ...]:
 def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
     known = algorithm_types()
-    is_known = isinstance(kind, str) and kind in known
-    policy = "algo.params.policy is unknown; name the policy's file as algo.policy"
     wrong = {
         f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
-        f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": not is_known,
-        policy: kind in EVALUATORS and "policy" in params,
+        f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": kind not in known,
     }
     refuse(wrong, kind=ConfigError)
     return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params")
@@ -107,8 +105,8 @@ def _filled(
     type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
     """
     slots, filled = _slots_of(config_class), {}
-    for key in given:
-        if key not in slots:
+    for key, value in given.items():
+        if key not in slots and (key, value) not in _GONE.items():
             raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), slots)}")
     for name, slot in slots.items():
         place, value = f"{where}.{name}", slot.default if base is None else base[name]
@@ -128,22 +126,17 @@ def _factory(
     value = {"type": value or "none"} if value is None or isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
         raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
-    for key in value:
-        if key not in ("type", "params"):
-            raise ConfigError(f"{where}.{key} is unknown; it has 'type' and 'params', options go into params")
+    if other := value.keys() - {"type", "params"}:
+        raise ConfigError(
+            f"{where}.{min(other)} is unknown; it has 'type' and 'params', options go into params"
+        )
     kind, params = value.get("type", default["type"]), value.get("params") or {}
     known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
-    if may_be_none and kind in (None, "none"):
-        refuse({f"{where}.params is given without a type; name the type as well": params}, kind=ConfigError)
-        return {"type": "none", "params": {}}
+    if may_be_none and kind in (None, "none") and not params:
+        return {**_NONE, "params": {}}
     if not isinstance(kind, str) or kind not in known:
         names = [*known, "none"] if may_be_none else known
         raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
-    for key in params:
-        owners = sorted(name for name, each in registry.config_list.items() if key in _slots_of(each))
-        if owners and kind not in owners:
-            what = f"{where}.params.{key} is no option of the type '{kind}' but of {', '.join(owners)}"
-            raise ConfigError(f"{what}; set {where}.type as well")
     laid_over = default["params"] if kind == default["type"] else None
     return {"type": kind, "params": _filled(known[kind], params, f"{where}.params", laid_over)}
 
@@ -231,23 +224,19 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
             if scaler.get_type() == "return":
                 what = "algo.params.reward_scaler 'return' needs episodes, the log has none"
                 refuse({f"{what}; choose another": not log.has_episodes}, kind=ConfigError)
-                extremes = lazy.returns if lazy is not None else None
-                extremes = extremes or (float(log.returns().min()), float(log.returns().max()))
+                extremes = (lazy and lazy.returns) or (float(log.returns().min()), float(log.returns().max()))
                 scaler.return_min, scaler.return_max = extremes
     build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
     for name, column in columns.items():
-        _check_scaler(getattr(algo, f"{name}_scaler"), name, column)
-
-
-def _check_scaler(scaler: Any, name: str, column: np.ndarray) -> None:
-    """Raise ConfigError if the scaler would divide by the extent of a constant column."""
-    if scaler is None:
-        return
-    with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
-        if np.isfinite(scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))).all():
-            return
-    what = f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite"
-    raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
+        if (scaler := getattr(algo, f"{name}_scaler")) is None:
+            continue
+        with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
+            if np.isfinite(
+                scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
+            ).all():
+                continue
+        what = f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite"
+        raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
 
 
 def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:

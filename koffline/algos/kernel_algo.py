@@ -11,22 +11,19 @@ import numpy as np
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoBase
 from d3rlpy.constants import ActionSpace
+from d3rlpy.dataclass_utils import asdict_without_copy
 from d3rlpy.dataset import ReplayBufferBase, TransitionMiniBatch
 from d3rlpy.models.builders import create_continuous_q_function, create_discrete_q_function, create_parameter
 from d3rlpy.optimizers import OptimizerWrapper
 from d3rlpy.torch_utility import convert_to_torch, hard_sync
-from torch import nn
+from torch import Tensor, nn
 
 from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
-from koffline.algos.kernel_critic import (
-    ActorModules,
-    EntropyModules,
-    KernelCriticModules,
-    KernelImpl,
-    shift_values,
-)
+from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
+from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_options
 from koffline.errors import ConfigError
+from koffline.kernel_loss import state_value_residual
 from koffline.policies.base import refuse
 from koffline.store.files import atomic_file
 
@@ -43,7 +40,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     Raises ConfigError for options that make no sense.
 
     A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
-    has one), and its other modules (`make_modules`).
+    has one), and its other modules (`make_parts`).
     """
 
     action_type = ActionSpace.CONTINUOUS
@@ -84,15 +81,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def fitter(
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """d3rlpy's `fitter`. Raises ConfigError for other kinds of actions and for less than one epoch."""
-        wanted, found = self.get_action_type(), dataset.dataset_info.action_space
-        other = f"{type(self).__name__} is for {wanted.name.lower()} actions; choose an algorithm for"
+        """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy leaves out."""
         numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
-        wrong = {
-            f"{other} {found.name.lower()} actions, the log's": wanted != found,
-            f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch,
-        }
-        refuse(wrong, kind=ConfigError)
+        refuse({f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch}, kind=ConfigError)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
@@ -119,25 +110,23 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def save_policy(self, fname: str) -> None:
         """Save the greedy policy as TorchScript (.pt) or ONNX (.onnx), scalers included."""
-        from koffline.algos.model_files import export_policy
-
         export_policy(self, fname)
 
-    def make_modules(self, shape: Sequence[int], size: int) -> KernelCriticModules:
+    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
         if self.create_policy is None:
-            return KernelCriticModules(**self.critic_parts(shape, size, prefix=""))
+            return self.critic_parts(shape, size, prefix="")
         parts = self.actor_parts(self.create_policy, shape, size) | self.critic_parts(shape, size)
         config = self._config
         if not hasattr(config, "initial_temperature"):
-            return ActorModules(**parts)
+            return parts
         log_temp = create_parameter((1, 1), math.log(config.initial_temperature), self._device, False)
         optim = self.make_optimizer("temp_", log_temp) if config.temp_learning_rate > 0.0 else None
-        return EntropyModules(**parts, log_temp=log_temp, temp_optim=optim)
+        return {**parts, "log_temp": log_temp, "temp_optim": optim}
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
         """Create the implementation with new networks."""
-        modules = self.make_modules(shape, size)
+        modules = modules_of(**self.make_parts(shape, size))
         self._impl = self.impl_class(self._config, shape, size, modules, self._device)
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
@@ -189,3 +178,39 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         if lost <= 0.0:  # without termination and discount no value is finite
             return 0.0
         return float(self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
+
+
+class KernelForwarder:
+    """d3rlpy's ensemble of critics, with the kernel loss for its error."""
+
+    def __init__(self, forwarder: Any, kernel: KernelBellmanLoss) -> None:
+        self._forwarder, self._kernel = forwarder, kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._forwarder, name)
+
+    def compute_error(
+        self, observations: Tensor, actions: Tensor, rewards: Tensor, target: Tensor, terminals: Tensor,
+        gamma: Any,
+    ) -> Tensor:  # fmt: skip
+        """Kernel loss of δ = r + discount · target − Q(s, a), summed over critics; targets (N, 1).
+
+        (Feng et al. 2019, equ:ourloss)
+        """
+        values = self._forwarder.compute_expected_q(observations, actions, "none").squeeze(2)
+        discounts, later = (gamma * (1.0 - terminals)).squeeze(1), target.squeeze(1).expand_as(values)
+        residual = state_value_residual(rewards.squeeze(1), discounts, values, later)
+        return self._kernel(residual, observations, actions).sum()
+
+
+class ComposedAlgo(KernelCriticAlgo):
+    """An algorithm of d3rlpy's, the next base class, whose critics minimise the kernel Bellman loss."""
+
+    def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
+        """d3rlpy's implementation, its modules with the kernel, which is saved with them."""
+        super(KernelCriticAlgo, self).inner_create_impl(shape, size)
+        impl: Any = self._impl
+        kernel = self.make_kernel(shape, size)
+        impl._modules = modules_of(**asdict_without_copy(impl.modules), kernel=kernel)
+        impl._checkpointer = impl.modules.create_checkpointer(self._device)
+        impl._q_func_forwarder = KernelForwarder(impl._q_func_forwarder, kernel)

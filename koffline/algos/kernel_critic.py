@@ -8,64 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from d3rlpy.algos.qlearning.base import QLearningAlgoImplBase
-from d3rlpy.models.torch import Parameter, Policy, get_parameter
-from d3rlpy.optimizers import OptimizerWrapper
+from d3rlpy.models.torch import get_parameter
 from d3rlpy.torch_utility import CudaGraphWrapper, Modules, TorchMiniBatch, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
 from koffline.kernel_loss import state_value_residual
 
 Losses = dict[str, Tensor]  # scalars by their names in a run's logs; the first one is minimised
 
 
-@dataclasses.dataclass(frozen=True)
-class KernelCriticModules(Modules):
-    """Saved modules: critics, their slow copy if any, their optimiser, and the kernel with its buffers."""
-
-    q_funcs: nn.ModuleList
-    critic_optim: OptimizerWrapper
-    kernel: KernelBellmanLoss
-    slow_q_funcs: Optional[nn.ModuleList] = dataclasses.field(default=None, kw_only=True)  # noqa: UP045
-
-
-@dataclasses.dataclass(frozen=True)
-class ActorModules(KernelCriticModules):
-    """Modules of a critic and of an actor."""
-
-    policy: Policy
-    actor_optim: OptimizerWrapper
-
-
-@dataclasses.dataclass(frozen=True)
-class EntropyModules(ActorModules):
-    """Modules with the logarithm (1, 1) of a temperature; a fixed temperature has no optimiser."""
-
-    log_temp: Parameter
-    temp_optim: Optional[OptimizerWrapper]  # noqa: UP045
-
-    @property
-    def temperature(self) -> Tensor:
-        """Entropy temperature, (1, 1)."""
-        return get_parameter(self.log_temp).exp()
-
-    def update_temperature(self, excess: Float[Tensor, "row 1"]) -> Tensor:
-        """Update the temperature by one step and return its loss.
-
-        excess: log-probability minus its target; no gradient flows into it.
-        """
-        if self.temp_optim is None:
-            return torch.zeros((), device=excess.device)
-        self.temp_optim.zero_grad()
-        loss = -(self.temperature * excess.detach()).mean()
-        loss.backward()
-        self.temp_optim.step()
-        return loss
+def modules_of(**parts: Any) -> Any:
+    """d3rlpy's record of what an algorithm saves: networks, optimisers, and the kernel with its buffers."""
+    return dataclasses.make_dataclass("KernelModules", list(parts), bases=(Modules,), frozen=True)(**parts)
 
 
 class KernelImpl(QLearningAlgoImplBase):
@@ -84,8 +43,7 @@ class KernelImpl(QLearningAlgoImplBase):
         self._config = config
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
-        self._before: list[Tensor] = []
-        if self.is_captured and config.compile_graph and not config.memory and "cuda" in device:
+        if self.is_captured and config.compile_graph and "cuda" in device:
             self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
@@ -96,6 +54,24 @@ class KernelImpl(QLearningAlgoImplBase):
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
         """`actor_loss` and further scalars for the logs."""
         raise NotImplementedError
+
+    @property
+    def temperature(self) -> Tensor:
+        """Temperature (1, 1) of the actor's entropy."""
+        return get_parameter(self._modules.log_temp).exp()
+
+    def update_temperature(self, excess: Float[Tensor, "row 1"]) -> Tensor:
+        """Update the temperature by one step, unless it is fixed, and return its loss.
+
+        excess: log-probability minus its target; no gradient flows into it.
+        """
+        if (optim := self._modules.temp_optim) is None:
+            return torch.zeros((), device=excess.device)
+        optim.zero_grad()
+        loss = -(self.temperature * excess.detach()).mean()
+        loss.backward()
+        optim.step()
+        return loss
 
     def compute_critic_grad(self, batch: TorchMiniBatch) -> Losses:
         """Compute the gradients of the critics' parameters; no optimiser steps."""
@@ -113,25 +89,9 @@ class KernelImpl(QLearningAlgoImplBase):
 
     def update_critic(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the critics."""
-        if self._config.memory:
-            self._look_back(batch)
         losses = self._critic_grad(batch)
         self._modules.critic_optim.step()
         return {name: float(loss.detach()) for name, loss in losses.items()}
-
-    @torch.no_grad()
-    def _look_back(self, batch: TorchMiniBatch) -> None:
-        """Show the kernel this mini-batch's residuals at the previous parameters; store the present ones."""
-        kernel, slow = self._modules.kernel, self._modules.slow_q_funcs
-        parameters = [*self._modules.q_funcs.parameters(), *(() if slow is None else slow.parameters())]
-        present = [parameter.detach().clone() for parameter in parameters]
-        if kernel.remembers:
-            devices = [self._device] if "cuda" in self._device else []
-            with kernel.looking_back(), torch.random.fork_rng(devices):  # the same actions are drawn again
-                _put(parameters, self._before)
-                self.compute_critic_loss(batch)
-                _put(parameters, present)
-        self._before = present
 
     def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the actor; the critics are in inference mode, as d3rlpy has it."""
@@ -146,7 +106,7 @@ class KernelImpl(QLearningAlgoImplBase):
         if self._modules.slow_q_funcs is not None:
             soft_sync(self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau)
         interval = getattr(self._config, "update_actor_interval", 1)
-        if isinstance(self._modules, ActorModules) and grad_step % interval == 0:
+        if hasattr(self._modules, "policy") and grad_step % interval == 0:
             metrics.update(self.update_actor(batch))
         return metrics
 
@@ -160,16 +120,22 @@ class KernelImpl(QLearningAlgoImplBase):
         return torch.stack([q(observations, actions).q_value.squeeze(1) for q in functions])
 
     def values_of_both(
-        self, batch: TorchMiniBatch, next_actions: Tensor | None = None
-    ) -> tuple[Float[Tensor, "critic row *action"], Float[Tensor, "critic row *action"]]:
-        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy where there is one."""
+        self, batch: TorchMiniBatch, next_actions: Tensor | None = None, beside: Tensor | None = None
+    ) -> tuple[Float[Tensor, "critic rows *action"], Float[Tensor, "critic row *action"]]:
+        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy where there is one.
+
+        beside: further actions at s, whose values follow those of the logged ones.
+        """
+        observations, actions = batch.observations, batch.actions
+        if beside is not None:
+            observations, actions = torch.cat((observations,) * 2), torch.cat((batch.actions, beside))
         if (slow := self._modules.slow_q_funcs) is not None:
             with torch.no_grad():
                 there = self.q_values(batch.next_observations, next_actions, slow)
-            return self.q_values(batch.observations, None if next_actions is None else batch.actions), there
-        both = torch.cat((batch.observations, batch.next_observations))
-        acted = None if next_actions is None else torch.cat((batch.actions, next_actions))
-        here, there = self.q_values(both, acted).chunk(2, dim=1)
+            return self.q_values(observations, None if next_actions is None else actions), there
+        both = torch.cat((observations, batch.next_observations))
+        acted = None if next_actions is None else torch.cat((actions, next_actions))
+        here, there = self.q_values(both, acted).split([len(observations), len(batch.rewards)], dim=1)
         return here, there
 
     def backed_up(self, values: Float[Tensor, "critic row *rest"]) -> Float[Tensor, "critics row *rest"]:
@@ -244,11 +210,6 @@ def shift_values(modules: Any, value: float) -> None:
         made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
         for function in made:
             function._fc.bias.data.add_(value)
-
-
-def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
-    for parameter, value in zip(parameters, values, strict=True):
-        parameter.copy_(value)
 
 
 def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:

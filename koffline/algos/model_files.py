@@ -25,6 +25,7 @@ import d3rlpy
 import numpy as np
 import torch
 from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
+from d3rlpy.models.torch.q_functions import iqn_q_function as iqn
 from d3rlpy.serializable_config import CONFIG_STORAGE
 from torch import nn
 
@@ -172,7 +173,7 @@ def export_policy(algo: Any, path: str | Path) -> None:
         raise ConfigError(f"{path}: writing ONNX needs the package onnx; pip install 'koffline[onnx]'")
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of tracing, and that both formats are deprecated
-        with torch.random.fork_rng(devices=[]), _batch_size_in_the_trace():
+        with torch.random.fork_rng(devices=[]), mock.patch.object(iqn, "get_batch_size", _batch_size):
             _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
 
 
@@ -246,15 +247,6 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
     torch.onnx.export(script, examples, str(path), **options, opset_version=_OPSET, dynamo=False)
 
 
-@contextlib.contextmanager
-def _batch_size_in_the_trace() -> Iterator[None]:
-    """Replace d3rlpy's get_batch_size, whose int() would fix the batch size of implicit quantile networks."""
-    from d3rlpy.models.torch.q_functions import iqn_q_function
-
-    replaced: Any = iqn_q_function
-    original = replaced.get_batch_size
-    replaced.get_batch_size = lambda x: (x if hasattr(x, "shape") else x[0]).shape[0]
-    try:
-        yield
-    finally:
-        replaced.get_batch_size = original
+def _batch_size(x: Any) -> Any:
+    """Number of rows, which d3rlpy's own `get_batch_size` makes a constant of a trace."""
+    return (x if hasattr(x, "shape") else x[0]).shape[0]

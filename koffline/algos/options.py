@@ -18,12 +18,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from koffline.errors import ConfigError, nearest_name
 from koffline.policies.base import refuse
 
-_NOT_HERE = {
-    "target_update_interval": "leave it out: the kernel loss has no target network (tau moves a slow copy)",
-    "alpha": "the weight of the conservative term is conservative_weight",
-}
 _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
-_Algo = TypeVar("_Algo", bound=type)
+_Algo = TypeVar("_Algo", bound=Callable[..., Any])
 
 
 @dataclasses.dataclass()
@@ -34,11 +30,7 @@ class KernelCriticConfig(LearnableConfig):
     bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
         rows (the sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed
         before the first gradient step and saved with the model.
-    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
-        0.003 with a memory.
-    memory: 0, or the share that a step keeps of what earlier mini-batches say of E ψδ (0.97: of some thirty);
-        U is then a product of that and the mini-batch (`koffline.memory_loss.MemoryLoss`). For a gaussian or
-        laplacian kernel; one pass more through the critics. A loaded model remembers anew.
+    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic.
     action_kernel: joint (actions are columns of the row, one-hot where discrete), indicator (rows with
         different discrete actions do not meet), or none (a kernel of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
@@ -58,7 +50,6 @@ class KernelCriticConfig(LearnableConfig):
     kernel: str = "laplacian"
     bandwidth: Any = "0.5 median"
     diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
-    memory: float = 0.0
     action_kernel: str = "joint"
     standardise: bool = True
     normalise: bool = True
@@ -66,22 +57,10 @@ class KernelCriticConfig(LearnableConfig):
     tau: float = 0.0
     backup: str = "own"
 
-    def __new__(cls, *values: Any, **options: Any) -> Any:
-        """Raises ConfigError for an option that there is not; d3rlpy's own configs raise TypeError."""
-        known = [field.name for field in dataclasses.fields(cls) if field.init]
-        for name in options.keys() - set(known):
-            what = f"{cls.__name__} has no option {name}"
-            raise ConfigError(f"{what}; {_NOT_HERE.get(name) or nearest_name(name, known)}")
-        return super().__new__(cls)
-
     def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
         """Create the algorithm. Raises ConfigError for `enable_ddp`, which is not supported."""
         if enable_ddp:
             raise ConfigError("enable_ddp is for d3rlpy's own algorithms: the kernel loss compares all rows")
-        return self.make(device)
-
-    def make(self, device: Any) -> Any:
-        """Create the algorithm on a device."""
         return self.algorithm(self, device)
 
     @classmethod
@@ -114,6 +93,18 @@ class EntropyConfig(ActorCriticConfig):
 
 
 @dataclasses.dataclass()
+class ComposedConfig(KernelCriticConfig):
+    """Options of the kernel loss in an algorithm of d3rlpy's, whose own options have its names.
+
+    tau: rate of d3rlpy's target networks; it must be positive. backup is not for these.
+    """
+
+    diag_weight: Optional[float] = 0.1  # noqa: UP045
+    tau: float = 0.02
+    critic_learning_rate: float = 3e-3
+
+
+@dataclasses.dataclass()
 class CriticConfig(KernelCriticConfig):
     """Options of a critic without an actor, named as d3rlpy's."""
 
@@ -125,10 +116,10 @@ class CriticConfig(KernelCriticConfig):
 
 
 def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
-    """Decorate an algorithm class: its config creates it, and files name the config `kind`."""
+    """Decorate what makes an algorithm of a config and a device; files name the config `kind`."""
 
     def register(algorithm: _Algo) -> _Algo:
-        config_class.kind, config_class.algorithm = kind, algorithm
+        config_class.kind, config_class.algorithm = kind, staticmethod(algorithm)
         register_learnable(config_class)
         return algorithm
 
@@ -138,8 +129,7 @@ def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_
 def _bandwidth(value: Any) -> Any:
     with contextlib.suppress(ValueError, TypeError):
         value = float(value)  # YAML reads 1e-3 as text
-    is_rule = isinstance(value, str) and median_factor(value)
-    if not is_rule and not (isinstance(value, float) and 0.0 < value < math.inf):
+    if not median_factor(value) and not (isinstance(value, float) and 0.0 < value < math.inf):
         raise ValueError("give a positive number or a multiple of the median distance, such as '0.5 median'")
     return value
 
@@ -171,7 +161,6 @@ _RULES: dict[str, Any] = {
     "bandwidth": Annotated[Any, AfterValidator(_bandwidth)],
     "initial_value": Annotated[Any, AfterValidator(_start)],
     "diag_weight": _SHARE | None,
-    "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
     "critic": Literal["kloss", "fvi", "td0", "rg", "kloss_slow"],
@@ -184,7 +173,9 @@ def checked(name: str, value: Any, where: str, hint: Any = Any, strict: bool = F
     hint: the field's type. strict: accept Python's types only, else also YAML's texts. Raises ConfigError.
     """
     rule = _RULES.get(name, _NOT_NEGATIVE if name.endswith(("learning_rate", "_coef", "clip_adv")) else hint)
-    if isinstance(value, bool) and "bool" not in str(rule) and rule is not Any:
+    if rule is Any:
+        return value
+    if isinstance(value, bool) and "bool" not in str(rule):
         raise ConfigError(f"{where} is {str(value).lower()}; a yes or no is no value here")
     try:
         made = TypeAdapter(rule, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=strict)
@@ -201,10 +192,10 @@ def checked(name: str, value: Any, where: str, hint: Any = Any, strict: bool = F
 def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
     """Raise ConfigError for the first option with an invalid value."""
     for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
-        if name in _RULES or name.endswith(("learning_rate", "_coef", "clip_adv")) or field.type == "bool":
-            checked(name, value, name, bool, strict=True)
+        hint = bool if field.type == "bool" else Any
+        checked(field.name, getattr(config, field.name), field.name, hint, strict=True)
     q_function = config.q_func_factory.get_type() if hasattr(config, "q_func_factory") else "mean"
+    is_composed = isinstance(config, ComposedConfig)
     coefficients = getattr(config, "entropy_coef", 1.0) + getattr(config, "kl_coef", 0.0)
     wrong = {
         "batch_size is 1; the kernel loss compares rows, give at least 2": config.batch_size < 2,
@@ -213,16 +204,14 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
         "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
             config.action_kernel == "indicator" and not is_discrete
         ),
-        f"memory is {config.memory:g} and kernel '{config.kernel}', which has no random features; use "
-        "gaussian or laplacian": config.memory > 0.0 and config.kernel not in ("gaussian", "laplacian"),
         "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
             config.tau > 0.0 and hasattr(config, "target_decay")
         ),
-        "tau is 0, but the state value and the actor look at the slow copy that it moves; raise it": (
-            config.tau == 0.0 and hasattr(config, "expectile")
+        "tau is 0, but this algorithm needs the slow copy that it moves; raise it": (
+            config.tau == 0.0 and (is_composed or hasattr(config, "expectile"))
         ),
-        "action_scaler is set, but the actions are discrete; leave it out": (
-            is_discrete and config.action_scaler is not None
+        f"backup is '{config.backup}', but {config.kind} backs up what d3rlpy's does; leave it out": (
+            is_composed and config.backup != "own"
         ),
         "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
             coefficients <= 0.0

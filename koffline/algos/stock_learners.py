@@ -73,21 +73,13 @@ class OnlineLearner:
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
-        count = len(batch["rewards"])
-        floats = {name: np.ascontiguousarray(values, np.float32) for name, values in batch.items()}
-        actions = floats["actions"].reshape(count, -1)
-        self._algo.update(
-            TransitionMiniBatch(
-                observations=floats["observations"],
-                actions=actions,
-                rewards=floats["rewards"].reshape(-1, 1),
-                next_observations=floats["next_observations"],
-                next_actions=actions,  # neither algorithm uses them
-                terminals=floats["terminated"].reshape(-1, 1),
-                intervals=np.ones((count, 1), dtype=np.float32),
-                transitions=[],
-            )
-        )
+        count, seen = len(batch["rewards"]), ("observations", "actions", "rewards", "next_observations")
+        columns = {
+            n: np.ascontiguousarray(batch[n], np.float32).reshape(count, -1) for n in (*seen, "terminated")
+        }
+        ones, terminals = np.ones((count, 1), dtype=np.float32), columns.pop("terminated")
+        unused: Any = {"next_actions": columns["actions"], "transitions": []}  # by either algorithm
+        self._algo.update(TransitionMiniBatch(**columns, **unused, terminals=terminals, intervals=ones))
 
     def policy(self) -> Mlp:
         """Greedy policy as a network of plain arrays: argmax of the values, or SAC's mean."""

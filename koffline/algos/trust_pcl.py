@@ -17,18 +17,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
-from koffline.algos.kernel_critic import ActorModules, KernelImpl, Losses
+from koffline.algos.kernel_critic import KernelImpl, Losses
 from koffline.algos.options import KernelCriticConfig, registered
 from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
 from koffline.data.replay import from_d3rlpy
-
-
-@dataclasses.dataclass(frozen=True)
-class TrustPCLModules(ActorModules):
-    """Modules of Trust-PCL; `q_funcs` are state values, and they and the policy have slow copies."""
-
-    targ_q_funcs: nn.ModuleList
-    targ_policy: nn.Module
 
 
 class LinearGaussianPolicy(nn.Module):
@@ -224,8 +216,7 @@ class TrustPCL(KernelCriticAlgo):
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
         """d3rlpy's `fitter` over paths of the dataset. Raises DataError for a log without episodes."""
         if self._config.path_length > 1 and not isinstance(dataset, PathReplayBuffer):
-            generator = getattr(dataset, "generator", None)
-            dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length, generator)
+            dataset = PathReplayBuffer(from_d3rlpy(dataset), self._config.path_length)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
     def update(self, batch: Any) -> dict[str, float]:
@@ -237,17 +228,17 @@ class TrustPCL(KernelCriticAlgo):
         self._grad_step += 1
         return loss
 
-    def make_modules(self, shape: Sequence[int], size: int) -> TrustPCLModules:
-        """Values, policy, their slow copies, optimisers and kernel."""
+    def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+        """Values (`q_funcs`), policy, the slow copies of both, optimisers and kernel."""
         q_funcs, targ_q_funcs = (self._make_values(shape) for _ in range(2))
         policy, targ_policy = (self._make_policy(shape, size) for _ in range(2))
         hard_sync(targ_q_funcs, q_funcs)
         hard_sync(targ_policy, policy)
+        networks = {"q_funcs": q_funcs, "policy": policy}
+        copies = {"targ_q_funcs": targ_q_funcs, "targ_policy": targ_policy}
         optim, kernel = self.make_optimizer("critic_", q_funcs), self.make_kernel(shape, size)
-        actor_optim = self.make_optimizer("actor_", policy)
-        actor = {"policy": policy, "actor_optim": actor_optim, "targ_policy": targ_policy}
-        critic = {"q_funcs": q_funcs, "critic_optim": optim, "targ_q_funcs": targ_q_funcs}
-        return TrustPCLModules(**critic, **actor, kernel=kernel)
+        optims = {"critic_optim": optim, "actor_optim": self.make_optimizer("actor_", policy)}
+        return {**networks, **copies, **optims, "kernel": kernel}
 
     def _make_values(self, shape: Sequence[int]) -> nn.ModuleList:
         encoder, count = self._config.critic_encoder_factory, self._config.n_critics

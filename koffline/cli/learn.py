@@ -148,12 +148,12 @@ def sweep(
 ) -> None:
     """Check every config, train, print the table and where the files are."""
     from koffline.store.targets import RECORD
-    from koffline.train.sweep import inputs_of, make_plan, run_sweep
-    from koffline.train.sweep_summary import print_summary
+    from koffline.train.config import make_plan
+    from koffline.train.sweep import print_summary, run_sweep
 
     plan = make_plan(config, **asked)
     folder = Path("sweeps") / Path(config).stem if out is None else out
-    folder = claim(folder, adds=RECORD, reads=None if resume else [config, *inputs_of(plan)])
+    folder = claim(folder, adds=RECORD, reads=None if resume else [config, *plan.inputs])
     try:
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
     except KeyboardInterrupt:

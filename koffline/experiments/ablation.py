@@ -29,7 +29,7 @@ from koffline.experiments.evaluation import rows_of
 from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
-from koffline.memory_loss import MemoryLoss
+from koffline.objectives import MemoryLoss
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25
@@ -209,7 +209,7 @@ def ablation_tables(results: Results) -> Iterator[str]:
     seeds = " and ".join(map(str, sorted({row.seeds for row in results.rows})))
     is_memory = results.name == "memory"
     yield f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare within a table. " + (
-        "Without a diagonal: w is 0, else 0.003 (`koffline.memory_loss.MemoryLoss`); a mini-batch has 1/150."
+        "Without a diagonal: w is 0, else 0.003 (`koffline.objectives.MemoryLoss`); a mini-batch has 1/150."
         if is_memory
         else "The default that comes out is `koffline.objectives.default_kernel_loss` (group combined); "
         "the figures keep the paper's kernel."

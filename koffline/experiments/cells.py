@@ -1,8 +1,7 @@
 """One cell of a benchmark: a method on a problem, all its learning rates and seeds trained at once.
 
 A cell's result is one file, written whole or not at all and named by a digest of everything it depends on;
-a cell whose file is there is not computed again. While it runs, a checkpoint beside the file lets a killed
-run continue where it was.
+a cell whose file is there is not computed again.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from koffline.experiments.problem import (
     held_out_kernel_loss,
 )
 from koffline.experiments.results import is_archive, reading_result, write_arrays
-from koffline.fitting import Checkpointing, FitSettings, Progress, fit
+from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import Pullback, StackedMLP
@@ -201,13 +200,12 @@ def write_problem(path: Path, settings: ProblemSettings) -> None:
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
     """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
-    store, checkpoint = problem_path(cell.problem, path.parent), path.with_suffix(".partial")
+    store = problem_path(cell.problem, path.parent)
     if not is_archive(store):
         write_problem(store, cell.problem)
-    result = vars(_train(cell, Problem.load(store, cell.problem), checkpoint, progress))
+    result = vars(_train(cell, Problem.load(store, cell.problem), progress))
     curves = {f"curve.{name}": curve for name, curve in result.pop("curves").items()}
     write_arrays(path, {"name": cell.name, **curves, **result})
-    checkpoint.unlink(missing_ok=True)
 
 
 def read_cell(path: Path) -> CellResult:
@@ -220,12 +218,11 @@ def read_cell(path: Path) -> CellResult:
         return CellResult(curves=curves, **parts)
 
 
-def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | None) -> CellResult:
+def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:
     settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
     table = problem.log.table(problem.world, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
-    every = settings.probe_every * per_epoch
     network: Any = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
         table,
@@ -234,9 +231,8 @@ def _train(cell: Cell, problem: Problem, checkpoint: Path, progress: Progress | 
         plan,
         FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
         probe=Metrics(problem, scale),
-        probe_every=every,
+        probe_every=settings.probe_every * per_epoch,
         progress=progress,
-        checkpoint=Checkpointing(checkpoint, every=max(every, 5000)),
     )
     grid = (settings.seeds, len(settings.learning_rates))
     seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(MEASURES)).transpose(3, 0, 2, 1)

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian
-from koffline.memory_loss import Memory
 from koffline.online.networks import AgentStack, Density
 from koffline.online.paths import Minibatch, Rows
+from koffline.steps import Memory
 
 Coefficients = tuple[Tensor, Tensor]  # λ and τ, (K, 1) each
 _SMALLEST_BANDWIDTH = 1e-6
@@ -220,7 +220,7 @@ class RememberedLoss:
 
     share (M, 1): kept per step; diag_weight (M, 1): w, NaN for 1/m; bandwidth (M, 1): of the Gaussian kernel
     over the rows that the features ψ approximate.
-    (Feng et al. 2019, thm:eigen; `koffline.memory_loss`)
+    (Feng et al. 2019, thm:eigen; `koffline.objectives.MemoryLoss`)
     """
 
     def __init__(

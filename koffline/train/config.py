@@ -1,20 +1,26 @@
-"""A training config: YAML and ``key=value`` strings become one frozen record with every default filled in."""
+"""A training config and the plan of a sweep: YAML and ``key=value`` strings become frozen records."""
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
-_FILES = ("data.source", "algo.policy", "evaluators.*.base")
+_FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
+_MOST_RUNS = 100_000
+_FALLS = ("td_error", "continuous_action_diff")
 
 
 class SplitSettings(Section):
@@ -102,18 +108,6 @@ class SoftOPCSettings(Section):
     return_threshold: float
 
 
-class CompareSettings(Section):
-    """How far actions are from those of another model.
-
-    type: compare_continuous_action_diff or compare_discrete_action_match. part: train or held_out; held_out
-    where there is such a part. base: the .d3 file of the other model.
-    """
-
-    type: Literal["compare_continuous_action_diff", "compare_discrete_action_match"]
-    part: Part
-    base: str
-
-
 class EnvironmentSettings(Section):
     """Mean return of episodes played in a Gymnasium environment, from the same starts every time.
 
@@ -128,7 +122,7 @@ class EnvironmentSettings(Section):
     epsilon: float = Field(0.0, ge=0.0, le=1.0)
 
 
-EvaluatorSettings = LogEvaluatorSettings | SoftOPCSettings | CompareSettings | EnvironmentSettings
+EvaluatorSettings = LogEvaluatorSettings | SoftOPCSettings | EnvironmentSettings
 _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
     name: settings
     for settings in get_args(EvaluatorSettings)
@@ -137,16 +131,13 @@ _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
 
 
 class LoggerSettings(Section):
-    """Where metrics go besides d3rlpy's CSV files.
+    """What is logged besides the metrics.
 
-    gradients: also write the size of gradients, as d3rlpy does. tensorboard: also there (extra tensorboard).
-    wandb: also to Weights & Biases (extra wandb). wandb_project: the project there.
+    gradients: also write the size of gradients, as d3rlpy does.
     """
 
+    model_config = ConfigDict(extra="ignore")  # files of earlier versions name other loggers here
     gradients: bool = True
-    tensorboard: bool = False
-    wandb: bool = False
-    wandb_project: str | None = None
 
 
 class TrainConfig(Section):
@@ -159,9 +150,8 @@ class TrainConfig(Section):
     logger: LoggerSettings = Field({}, validate_default=True)
 
     def files(self) -> list[str]:
-        """The names of the log, the policy and the models that a run reads."""
-        bases = [getattr(settings, "base", None) for settings in self.evaluators.values()]
-        return [name for name in (self.data.source, self.algo.policy, *bases) if name is not None]
+        """The names of the log and the policy that a run reads."""
+        return [name for name in (self.data.source, self.algo.policy) if name is not None]
 
 
 def load_config(
@@ -191,14 +181,11 @@ def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]
     """A list of types, or settings by name; without a type the name is the type."""
     if isinstance(given, list):
         given = {str(name): {} for name in given}
-    if not isinstance(given, Mapping):
+    if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | None) for each in given.values()):
         raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
     made = {}
     for name, settings in given.items():
-        where = f"evaluators.{name}"
-        if not isinstance(settings, Mapping | None):
-            raise ConfigError(f"{where} is {settings!r}; write it as lines of 'key: value'")
-        settings = {"type": name, **(settings or {})}
+        where, settings = f"evaluators.{name}", {"type": name, **(settings or {})}
         kind = str(settings["type"])
         if kind not in _EVALUATORS:
             raise ConfigError(f"{where}: the type {kind!r} is unknown; {nearest_name(kind, _EVALUATORS)}")
@@ -210,3 +197,103 @@ def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]
             raise ConfigError(f"{where}.part is held_out, but nothing is held out; set data.split.held_out")
         made[name] = read_section(_EVALUATORS[kind], settings, where)
     return made
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid. values: the short name of each swept key, and its value in words."""
+
+    values: tuple[tuple[str, str], ...]
+    config: TrainConfig
+
+    @property
+    def label(self) -> str:
+        """All values in one line."""
+        return ", ".join(f"{name}={value}" for name, value in self.values) or "the config"
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """Settings and seeds of a sweep, and the metric of its ranking. maximize: larger is better."""
+
+    settings: tuple[Setting, ...]
+    seeds: tuple[int, ...]
+    metric: str
+    maximize: bool
+
+    @property
+    def inputs(self) -> list[str]:
+        """The logs and policies that the settings name."""
+        return [name for setting in self.settings for name in setting.config.files()]
+
+
+def make_plan(
+    path: str | Path | Mapping[str, Any],
+    grid: Sequence[str] = (),
+    seeds: int = 1,
+    assignments: Sequence[str] = (),
+    data: str | Path | None = None,
+    metric: str | None = None,
+    maximize: bool | None = None,
+) -> SweepPlan:
+    """Every combination of the values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
+
+    Seeds count up from the config's ``train.seed``. metric: an evaluator's name, or a loss; without one the
+    return in an environment, else the only evaluator. Errors, losses and distances are better when small,
+    unless ``maximize`` says otherwise. Raises ConfigError in one line where one of the configs is wrong.
+    """
+    axes = _parse_grid(grid)
+    if seeds < 1:
+        raise ConfigError(f"seeds is {seeds}; give a positive number")
+    runs = seeds * math.prod(len(values) for values in axes.values())
+    if runs > _MOST_RUNS:
+        raise ConfigError(f"the grid has {runs:,} runs; give fewer values or seeds, at most {_MOST_RUNS:,}")
+    named = {key: key.rpartition(".")[2] for key in axes}
+    if len(set(named.values())) < len(named):
+        named = {key: key.removeprefix("algo.params.") for key in axes}
+    settings = []
+    for point in itertools.product(*axes.values()):
+        values = dict(zip(axes, point, strict=True))
+        laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
+        config = load_config(path, (*assignments, *laid), None if "data.source" in axes else data)
+        shown = {named[k]: v if isinstance(v, str) else _as_json(v) for k, v in values.items()}
+        settings.append(Setting(tuple(shown.items()), config))
+    config = settings[0].config
+    name, falls = _choose_metric(config, metric)
+    chosen = tuple(range(config.train.seed, config.train.seed + seeds))
+    return SweepPlan(tuple(settings), chosen, name, not falls if maximize is None else maximize)
+
+
+def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
+    """``key=a,b,c`` as the items of a YAML list: commas in brackets or quotes do not separate them."""
+    axes: dict[str, list[Any]] = {}
+    for text in grid:
+        key, _, values = text.partition("=")
+        try:
+            ((key, axis),) = parse_assignments([f"{key}=[{values}]"]).items()
+        except ConfigError:
+            axis = []
+        if not axis:
+            raise ConfigError(f"--grid received '{text}'; write it as key=value,value")
+        if key in axes:
+            raise ConfigError(f"--grid names {key} twice; give all of its values at once")
+        if key == "train.seed":
+            raise ConfigError(f"--grid sweeps {key}; say how many with --seeds, the first is the config's")
+        axes[key] = axis
+    return axes
+
+
+def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
+    """The metric's name, and whether less of it is better."""
+    types = {key: settings.type for key, settings in config.evaluators.items()}
+    if name is None:
+        played = [key for key, kind in types.items() if kind == "environment"] or list(types)
+        if len(played) != 1:
+            known = ", ".join([*played, "a loss"])
+            raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
+        name = played[0]
+    return name, types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

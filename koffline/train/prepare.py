@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from koffline.algos import from_config
-from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, make_logger, own_randomness
+from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, own_randomness
 from koffline.data import remote
 from koffline.data.d3rlpy_import import quiet
 from koffline.data.disk.batches import BlockSampler
@@ -34,7 +34,7 @@ from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
 _POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
 _SAMPLE_ROWS = 20_000
-_PACKAGES = ("python", "koffline", "d3rlpy", "torch", "numpy", "gymnasium")
+_FILES = ("data.source", "algo.policy")  # told by the digests of what they hold
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,16 +96,9 @@ def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
 
 def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     if "weights" in log.columns:
-        raise ConfigError(
-            "data.lazy: rows on disk are drawn equally often, but the log has weights; "
-            "load it (data.lazy: false)"
-        )
-    far = next((shard.name for shard in log.shards if remote.is_url(shard.name)), None)
-    if far is not None:
-        raise ConfigError(
-            f"data.lazy: mini-batches visit the shards in random order, and {far} is not on this machine; "
-            "copy the folder to its disk"
-        )
+        raise ConfigError("data.lazy: rows are drawn equally often, but the log has weights; set it to false")
+    if any(remote.is_url(shard.name) for shard in log.shards):
+        raise ConfigError("data.lazy: shards are visited in random order, these are far; copy them to a disk")
     memory = parse_memory(settings.memory or DEFAULT_MEMORY)
     count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
     kept, out = _parts(settings)
@@ -145,7 +138,6 @@ def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
     evaluators = _make_evaluators(config, data)
     for evaluator in evaluators.values():
         evaluator.try_out(algo)
-    make_logger(Path(), **config.logger.model_dump())  # raises ConfigError where its package is missing
     return Parts(algo, buffer, draws, evaluators, _record(config, data, device))
 
 
@@ -193,7 +185,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
         "digests": digests,
         "seed": config.train.seed,
         "device": device,
-        "versions": {name: version for name, version in versions().items() if name in _PACKAGES},
+        "versions": versions(),
         "call": describe_call("train", config.files()),
         "started": now(),
         "finished": None,
@@ -202,12 +194,9 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
 
 def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Flat mapping that identifies a run: settings, without file paths and loggers, and digests."""
-    config = record["config"]
-    kept = {name: section for name, section in config.items() if name != "logger"}
-    kept["data"] = {name: value for name, value in config["data"].items() if name != "source"}
-    kept["algo"] = {name: value for name, value in config["algo"].items() if name != "policy"}
+    settings = _flat({name: part for name, part in record["config"].items() if name != "logger"}, "")
     digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
-    return {**_flat(kept, ""), **digests}
+    return {name: value for name, value in settings.items() if name not in _FILES} | digests
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:

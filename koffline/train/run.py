@@ -5,21 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 import math
 import random
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from koffline.algos.monitoring import make_logger
+from koffline.algos.monitoring import RunLogger
 from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar
@@ -31,22 +30,10 @@ from koffline.train.prepare import Parts, identity_of, prepared
 
 CHECKPOINT = "checkpoint.pt"
 _HUGE = 1e12  # largest weight: products with larger ones soon overflow
-_LOG = logging.getLogger(__name__)
 
 
 class DivergedError(ConfigError):
     """Raised if the networks of a run are no longer finite."""
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """Result of a run. steps: gradient steps; metrics: of the last epoch; model: the last .d3 file."""
-
-    out: Path
-    steps: int
-    metrics: dict[str, float]
-    model: Path
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,15 @@ class Progress:
     epochs: int = 0
     steps: int = 0
     seconds: float = 0.0
-    metrics: dict[str, float] | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult(Progress):
+    """Result of a run. out: its folder; model: the last .d3 file."""
+
+    out: Path
+    model: Path
 
 
 def train(
@@ -88,23 +83,21 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
     warn_of_versions(folder, parts.record)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
     progress = restore_state(folder, fingerprint, parts, first_epoch)
-    logger = make_logger(folder, **config.logger.model_dump())
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
             try:
-                progress = _train_epoch(config, folder, parts, logger, progress, show)
+                progress = _train_epoch(config, folder, parts, progress, show)
             except DivergedError as error:  # the same run would diverge again
                 write_record(folder, {**record, "diverged": str(error)})
                 raise
             if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
                 _save_model(algo, folder / f"model_{progress.steps}.d3")
             save_state(folder, fingerprint, parts, progress)
-    logger.finish()
-    metrics, model = progress.metrics or {}, folder / f"model_{progress.steps}.d3"
+    model = folder / f"model_{progress.steps}.d3"
     if not model.exists():  # removed by hand after the run
         _save_model(algo, model)
     if not record.get("finished"):
-        known = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        known = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
         outcome = {
             "steps": progress.steps,
             "seconds": progress.seconds,
@@ -112,20 +105,18 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
             "model": model.name,
         }
         write_record(folder, {**record, "finished": now(), **outcome})
-    return TrainResult(folder, progress.steps, metrics, model, progress.seconds)
+    return TrainResult(**vars(progress), out=folder, model=model)
 
 
 def _train_epoch(
     config: TrainConfig,
     folder: Path,
     parts: Parts,
-    logger: Any,
     progress: Progress,
     show: Callable[[int], None],
 ) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
-    logger.start_epoch(progress.epochs, progress.steps)
     started = time.perf_counter()
     with _divergence(parts.algo, progress.steps):
         ((_, metrics),) = parts.algo.fit(
@@ -134,18 +125,17 @@ def _train_epoch(
             n_steps_per_epoch=steps,
             experiment_name=folder.resolve().name,
             with_timestamp=False,
-            logger_adapter=logger,
+            logger_adapter=RunLogger(
+                parts.algo, folder, config.logger.gradients, (progress.epochs, progress.steps)
+            ),
             show_progress=False,
             save_interval=2,  # never: epoch 1 is the only one that `fit` sees, models are saved by the run
             evaluators=parts.evaluators,
             callback=lambda _, __, step: show(progress.steps + step),
         )
     numbers = {name: float(value) for name, value in metrics.items()}
-    bad = [name for name in numbers if not math.isfinite(numbers[name]) and name not in parts.evaluators]
-    if bad:
-        _LOG.warning("%s is not finite after step %d", ", ".join(bad), progress.steps + steps)
-        if not all(bool(p.isfinite().all()) for _, p in parameters_of(parts.algo)):
-            raise _diverged(progress.steps + steps)
+    if not all(bool(p.isfinite().all()) for _, p in parameters_of(parts.algo)):
+        raise _diverged(progress.steps + steps)
     seconds = progress.seconds + time.perf_counter() - started
     return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
 
@@ -224,10 +214,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
     except (KeyError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            f"{path} does not fit the algorithm ({type(error).__name__}); it was written by another "
-            "version: start again in another folder"
-        ) from None
+        raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
     _share_names(algo)
     algo.set_grad_step(state["grad_step"])
     with_gradient = set(state["with_gradient"])
@@ -262,12 +249,8 @@ def _steps_of(model: Path) -> int:
 
 def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and weights of all of an algorithm's parameters."""
-    modules = algo.impl.modules.get_torch_modules()
-    return [
-        (f"{key}.{name}", parameter)
-        for key, module in modules.items()
-        for name, parameter in module.named_parameters()
-    ]
+    modules = torch.nn.ModuleDict(algo.impl.modules.get_torch_modules())
+    return list(modules.named_parameters(remove_duplicate=False))
 
 
 def _random_state(draws: Any) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Sweeps: a config under every combination of a grid's values, each with every seed, ranked by a metric.
 
-Each setting with each seed is a training run in a folder of its own. The folder's name ends with a digest of
-all that determines the run's numbers: settings, seed, content of log and policy. A finished run is never
-trained again, even if another grid contains it.
+The folder of a run ends with a digest of all that decides its numbers: settings, seed, content of log and
+policy. It is trained once, whatever the grid. Settings are ranked by their interquartile mean over seeds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import math
@@ -17,104 +15,63 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from koffline.config import parse_assignments
-from koffline.errors import ConfigError, nearest_name
-from koffline.jobs import Job, JobError, run_jobs
+import numpy as np
+from rich.markdown import Markdown
+
+from koffline.errors import ConfigError
+from koffline.jobs import Job, JobError, JobFailure, run_jobs
+from koffline.report.page import make_console
+from koffline.spread import LEVEL, Spread, spread_of
+from koffline.store.files import finite_json, write_text
 from koffline.store.run_record import start_run
-from koffline.store.targets import RECORD, is_free, locked, read_record, write_record
-from koffline.train.config import TrainConfig, load_config
-from koffline.train.prepare import Parts, identity_of, open_data, prepared
+from koffline.store.targets import RECORD, is_free, locked, read_record, write_config, write_record
+from koffline.train.config import Setting, SweepPlan, TrainConfig
+from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
-from koffline.train.sweep_summary import Setting, SweepPlan, SweepSummary, summarise, write_summary
 from koffline.untrusted.limits import read_json
 
-_MOST_RUNS = 100_000
-_FALLS = ("td_error", "continuous_action_diff", "compare_continuous_action_diff")
 _ERRORS = "errors.txt"
+_FEW_SEEDS = 5
 _OURS = ("runs", _ERRORS, "summary.md", "summary.json", "best.yaml", RECORD)
 
 
-def make_plan(
-    path: str | Path | Mapping[str, Any],
-    grid: Sequence[str] = (),
-    seeds: int = 1,
-    assignments: Sequence[str] = (),
-    data: str | Path | None = None,
-    metric: str | None = None,
-    maximize: bool | None = None,
-) -> SweepPlan:
-    """Every combination of the values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
+@dataclass(frozen=True)
+class Row:
+    """Scores of a setting, one per finished seed; diverged seeds are infinitely bad. missing: other seeds."""
 
-    Seeds count up from the config's ``train.seed``. metric: an evaluator's name or type, or a loss; without
-    one the return in an environment, else the only evaluator. Errors, losses and distances are better when
-    small, unless ``maximize`` says otherwise. All configs are checked here, so that nothing starts where one
-    of them is wrong. Raises ConfigError in one line.
-    """
-    axes = _parse_grid(grid)
-    if seeds < 1:
-        raise ConfigError(f"seeds is {seeds}; give a positive number")
-    runs = seeds * math.prod(len(values) for values in axes.values())
-    if runs > _MOST_RUNS:
-        raise ConfigError(f"the grid has {runs:,} runs; give fewer values or seeds, at most {_MOST_RUNS:,}")
-    lasts = [key.rpartition(".")[2] for key in axes]
-    named = {
-        key: last if lasts.count(last) == 1 else key.removeprefix("algo.params.")
-        for key, last in zip(axes, lasts, strict=True)
-    }
-    settings = []
-    for point in itertools.product(*axes.values()):
-        values = dict(zip(axes, point, strict=True))
-        laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
-        config = load_config(path, (*assignments, *laid), None if "data.source" in axes else data)
-        words = (
-            (named[key], value if isinstance(value, str) else _as_json(value))
-            for key, value in values.items()
-        )
-        settings.append(Setting(tuple(words), config))
-    config = settings[0].config
-    name, falls = _choose_metric(config, metric)
-    chosen = tuple(range(config.train.seed, config.train.seed + seeds))
-    return SweepPlan(tuple(settings), chosen, name, not falls if maximize is None else maximize)
+    setting: Setting
+    scores: tuple[float, ...]
+    missing: int
+
+    @property
+    def diverged(self) -> int:
+        """Seeds with an infinitely bad score."""
+        return sum(map(math.isinf, self.scores))
+
+    @cached_property
+    def spread(self) -> Spread:
+        """The interquartile mean and its bootstrap interval."""
+        return spread_of(np.array(self.scores))
 
 
-def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
-    """``key=a,b,c`` as the items of a YAML list: commas in brackets or quotes do not separate them."""
-    axes: dict[str, list[Any]] = {}
-    for text in grid:
-        key, _, values = text.partition("=")
-        try:
-            ((key, axis),) = parse_assignments([f"{key}=[{values}]"]).items()
-        except ConfigError:
-            axis = []
-        if not axis:
-            raise ConfigError(f"--grid received '{text}'; write it as key=value,value")
-        if key in axes:
-            raise ConfigError(f"--grid names {key} twice; give all of its values at once")
-        if key == "train.seed":
-            raise ConfigError(f"--grid sweeps {key}; say how many with --seeds, the first is the config's")
-        axes[key] = axis
-    return axes
+@dataclass(frozen=True)
+class SweepSummary:
+    """A sweep's outcome. rows: the best setting first, those that lack seeds last."""
 
+    plan: SweepPlan
+    rows: tuple[Row, ...]
+    failures: tuple[JobFailure, ...]
 
-def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
-    """The metric's name, and whether less of it is better."""
-    types = {key: settings.type for key, settings in config.evaluators.items()}
-    candidates = [key for key, kind in types.items() if kind == (name or "environment")]
-    if name is None:
-        candidates = candidates or list(types)
-        if len(candidates) != 1:
-            known = f"one of {', '.join(candidates)}" if candidates else "a loss, as in --metric loss"
-            raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
-    if name is None or (name not in types and len(candidates) == 1):
-        name = candidates[0]
-    return name, types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    @property
+    def best(self) -> Row | None:
+        """The first setting, where it has all seeds and a finite score."""
+        first = self.rows[0]
+        return None if first.missing or not math.isfinite(first.spread.iqm) else first
 
 
 def run_sweep(
@@ -129,11 +86,11 @@ def run_sweep(
     """Train what is not finished yet and write the summary; force: delete earlier runs first.
 
     ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md and
-    best.yaml. A killed sweep goes on, runs in the middle too; values and seeds may be added or taken away. A
-    run that fails is reported and the others go on. Raises KofflineError, before anything is written, for
-    what any run would refuse, and for a folder that is no sweep's.
+    best.yaml. A killed sweep goes on; values and seeds may be added or taken away. A run that fails is
+    reported and the others go on. Raises KofflineError, before anything is written, for what any run would
+    refuse, and for a folder that is no sweep's.
     """
-    started = start_run("sweep", inputs_of(plan))
+    started = start_run("sweep", plan.inputs)
     names = _name_runs(plan, device)
     with locked(out / RECORD):
         is_new = is_free(out, RECORD)
@@ -165,11 +122,6 @@ def run_sweep(
         return summary
 
 
-def inputs_of(plan: SweepPlan) -> list[str]:
-    """The logs, policies and models that the settings name."""
-    return [name for setting in plan.settings for name in setting.config.files()]
-
-
 def train_run(record: Path, config: TrainConfig, device: str) -> None:
     """Train in the folder of the record, going on where it was; divergence is a result too."""
     with contextlib.redirect_stdout(sys.stderr), _silent(), contextlib.suppress(DivergedError):
@@ -182,20 +134,15 @@ def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
     labels: dict[str, str] = {}
     opened = None
     for setting in plan.settings:
-        # each setting would log the same warning
-        with _silent() if names else contextlib.nullcontext():
+        with _silent() if names else contextlib.nullcontext():  # each would log the same warning
             if opened is None or opened[0] != setting.config.data:
                 opened = setting.config.data, open_data(setting.config.data)
             with prepared(setting.config, device, opened[1]) as parts:
-                if not names:
-                    _check_metric(plan.metric, parts)
                 digests = parts.record["digests"]
         names.append(dict(_name_run(setting, seed, digests) for seed in plan.seeds))
         label, digest = setting.label, next(iter(names[-1])).rpartition("-")[2]
         if digest in labels:
-            raise ConfigError(
-                f"--grid gives the same run twice ({labels[digest]} and {label}); leave one out"
-            )
+            raise ConfigError(f"--grid gives the same run twice ({labels[digest]} and {label}); drop one")
         labels[digest] = label
     return names
 
@@ -209,28 +156,13 @@ def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[
     return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}", config
 
 
-def _check_metric(name: str, parts: Parts) -> None:
-    """Raise ConfigError for a metric that no run will have; one step of the algorithm tells its losses."""
-    if name in parts.evaluators or name.startswith("time_"):
-        return
-    try:
-        losses = parts.algo.update(parts.buffer.sample_transition_batch(parts.algo.batch_size))
-    except (AssertionError, AttributeError, RuntimeError, ValueError):
-        return  # an algorithm that needs `fit` first; the summary reports a missing metric
-    if name not in losses:
-        remedy = nearest_name(name, [*parts.evaluators, *losses])
-        raise ConfigError(f"no run will have a metric '{name}'; {remedy}")
-
-
 def _take_folder(out: Path, force: bool) -> None:
     """Make the folder or continue in it. Raises ConfigError for a folder that is no sweep's."""
-    if not is_free(out, RECORD):
-        try:
-            is_ours = read_json(out / RECORD)["kind"] == "sweep"
-        except (OSError, ValueError, KeyError, TypeError):
-            is_ours = False
-        if not is_ours:
-            raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
+    kind = None
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        kind = read_json(out / RECORD)["kind"]
+    if not is_free(out, RECORD) and kind != "sweep":
+        raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
     for path in (out / name for name in _OURS if force):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -266,3 +198,103 @@ def _silent() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+def summarise(
+    plan: SweepPlan,
+    records: Sequence[Sequence[Mapping[str, Any] | None]],
+    failures: Sequence[JobFailure] = (),
+) -> SweepSummary:
+    """Rank the settings. records: run.json of each setting and seed, None where the run is not finished.
+
+    Raises ConfigError where no run has the metric.
+    """
+    sign = -1.0 if plan.maximize else 1.0
+    known = {name for found in records for run in found if run for name in run.get("metrics", {})}
+    if known and plan.metric not in known:
+        names = ", ".join(sorted(name for name in known if not name.startswith("time_")))
+        raise ConfigError(f"no run has a metric '{plan.metric}'; the runs are kept, --metric takes {names}")
+    rows = []
+    for setting, found in zip(plan.settings, records, strict=True):
+        done = [run.get("metrics", {plan.metric: None}) for run in found if run is not None]
+        scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
+        kept = tuple(sign * math.inf if s is None else s for s in scores)  # not finite, or diverged
+        rows.append(Row(setting, kept, len(found) - len(kept)))
+
+    def rank(row: Row) -> tuple[bool, bool, float, int]:
+        """Sort key: complete settings first, then by interquartile mean."""
+        return row.missing > 0, not row.scores, sign * row.spread.iqm, row.diverged
+
+    return SweepSummary(plan, tuple(sorted(rows, key=rank)), tuple(failures))
+
+
+def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
+    """Write best.yaml, summary.md and, last of all, summary.json."""
+    (folder / "best.yaml").unlink(missing_ok=True)
+    if summary.best is not None:
+        write_config(folder / "best.yaml", summary.best.setting.config.resolved())
+    plan = summary.plan
+    content = {
+        "metric": plan.metric,
+        "maximize": plan.maximize,
+        "seeds": plan.seeds,
+        "interval": LEVEL,
+        "settings": [
+            {"values": dict(row.setting.values), **asdict(row.spread)}
+            | {name: getattr(row, name) for name in ("scores", "diverged", "missing")}
+            for row in summary.rows
+        ],
+        "failures": [{"run": failure.name, "reason": failure.reason} for failure in summary.failures],
+        "command": command,
+    }
+    write_text(folder / "summary.md", as_markdown(summary))
+    write_text(folder / "summary.json", finite_json(content))
+
+
+def print_summary(summary: SweepSummary) -> None:
+    """Print the settings as a table, and what to mind."""
+    make_console().print(Markdown(as_markdown(summary)))
+
+
+def as_markdown(summary: SweepSummary) -> str:
+    """Markdown table of the settings, with notes."""
+    plan, rows = summary.plan, summary.rows
+    names = [name for name, _ in rows[0].setting.values] or ["setting"]
+    lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "seeds"]]
+    lines.append([":--"] * len(names) + ["--:"] * 3)
+    for row in rows:
+        low, high = _number(row.spread.low), _number(row.spread.high)
+        interval = low if low == high and not math.isfinite(row.spread.low) else f"{low} … {high}"
+        seeds = str(len(row.scores)) + (f" of {len(row.scores) + row.missing}" if row.missing else "")
+        seeds += f", {row.diverged} diverged" if row.diverged else ""
+        words = [value for _, value in row.setting.values] or [row.setting.label]
+        lines.append([*words, _number(row.spread.iqm), interval, seeds])
+    table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+    notes = [f"- {note}" for note in _notes(summary)]
+    failed = [f"- failed: {failure.name}: {failure.reason}" for failure in summary.failures]
+    better, count = "more" if plan.maximize else "less", len(plan.seeds)
+    title = f"## {plan.metric} ({better} is better), {count} seed{'s' if count > 1 else ''}"
+    return "\n".join([title, "", *table, "", *notes, *failed]) + "\n"
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}" if math.isfinite(value) else "diverged"
+
+
+def _notes(summary: SweepSummary) -> list[str]:
+    """Notes on the meaning and limits of the numbers."""
+    seeds, best, others = len(summary.plan.seeds), summary.best, summary.rows[1:]
+    notes = ["IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap"]
+    if seeds < _FEW_SEEDS:
+        few = f"{seeds} seeds cannot give {LEVEL:.0%}"
+        notes.append(f"{few}: no interval leaves their range; use --seeds {_FEW_SEEDS}")
+    if best is not None and others:
+        mine = best.spread  # a missing interval (NaN) excludes nothing
+        rivals = sum(not (mine.low > o.spread.high or o.spread.low > mine.high) for o in others)
+        overlap = f"; the intervals of {rivals} of {len(others)} others overlap its own"
+        notes.append(f"best: {best.setting.label} (best.yaml)" + (overlap if rivals and seeds > 1 else ""))
+    if any(row.diverged for row in summary.rows):
+        notes.append("a run that diverged counts as infinitely bad")
+    if any(row.missing for row in summary.rows):
+        notes.append("settings without all of their seeds come last; the same command runs what is missing")
+    return notes

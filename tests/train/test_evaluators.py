@@ -30,17 +30,6 @@ def test_soft_opc():
     assert np.isnan(LogEvaluator("soft_opc", log, "a", return_threshold=1e9)(made))
 
 
-def test_actions_against_another_model(tmp_path):
-    log, continuous = make_log(), make_log(discrete=False)
-    dqn, sac = make("dqn", log), make("sac", continuous)
-    dqn.save(str(tmp_path / "dqn.d3"))
-    sac.save(str(tmp_path / "sac.d3"))
-    assert LogEvaluator("compare_discrete_action_match", log, "a", base=str(tmp_path / "dqn.d3"))(dqn) == 1.0
-    far = LogEvaluator("compare_continuous_action_diff", continuous, "a", base=str(tmp_path / "sac.d3"))
-    assert far(sac) == 0.0
-    assert far(make("td3", continuous, seed=2)) > 0.0
-
-
 def test_rows_without_episodes():
     log = make_log().replace(episode_ids=None, steps=None)
     algo = make("dqn", log)

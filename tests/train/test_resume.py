@@ -13,7 +13,7 @@ from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
 from tests.train.small_runs import check_equal, check_killed_run, is_discrete, make_config, write_log
 
-METRICS = (koffline.algos.monitoring.FileLogger, "write_metric")
+METRICS = (koffline.algos.monitoring.RunLogger, "write_metric")
 
 
 def small(folder, kind="dqn"):

@@ -190,7 +190,6 @@ def finished(out: Path) -> dict[Path, int]:
     ("options", "message"),
     [
         (["--grid", f"{RATE}=0.001,1e-3"], "the same run twice (learning_rate=0.001 and learning_rate=1e-3)"),
-        (["--metric", "td_eror"], "no run will have a metric 'td_eror'; did you mean 'td_error'?"),
         (["--ray", "127.0.0.1:1"], "no Ray cluster at"),
     ],
 )

@@ -5,8 +5,7 @@ import itertools
 import pytest
 
 from koffline.errors import ConfigError
-from koffline.train.config import load_config
-from koffline.train.sweep import make_plan
+from koffline.train.config import load_config, make_plan
 from tests.train.small_runs import make_config
 
 RATE, GAMMA = "algo.params.learning_rate", "algo.params.gamma"

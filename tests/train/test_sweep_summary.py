@@ -10,8 +10,8 @@ from scipy import stats
 
 from koffline.jobs import JobFailure
 from koffline.spread import interquartile_mean, spread_of
-from koffline.train.sweep import make_plan
-from koffline.train.sweep_summary import as_markdown, summarise, write_summary
+from koffline.train.config import make_plan
+from koffline.train.sweep import as_markdown, summarise, write_summary
 from tests.train.small_runs import make_config
 
 FAILED = JobFailure("run", "it broke", "a trace")
