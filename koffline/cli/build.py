@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.builders import KINDS
-from koffline.cli.completion import ENVIRONMENT
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
@@ -134,7 +133,7 @@ def build() -> None:
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, type=ENVIRONMENT, help="koffline/PuddleWorld-v0, … or chain.")
+@click.option("--env", required=True, help="koffline/PuddleWorld-v0, … or chain.")
 @whole("--n", required=True, help="Number of independent tuples.")
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
 @_target_options
@@ -160,9 +159,7 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 
 
 @build.command(no_args_is_help=True)
-@click.option(
-    "--env", required=True, type=ENVIRONMENT, help="Any Gymnasium id, or package:id to import it first."
-)
+@click.option("--env", required=True, help="Any Gymnasium id, or package:id to import it first.")
 @click.option("--policy", "policies", multiple=True, required=True, help="A policy; repeat it for a mixture.")
 @click.option("--weight", "weights", multiple=True, type=float, help="Share of each policy of a mixture.")
 @click.option("--episodes", type=int, required=True, help="Number of episodes.")
@@ -220,7 +217,6 @@ def rollouts(
 @click.option(
     "--env",
     required=True,
-    type=ENVIRONMENT,
     help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps.",
 )
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
@@ -252,7 +248,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, type=ENVIRONMENT, help="koffline/PuddleWorld-v0, …")
+@click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
 @click.option("--temperature", type=float, help="Of the softmax; default: the world's.")
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")

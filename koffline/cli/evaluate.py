@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from koffline.cli.completion import ESTIMATOR, INTERVAL, POLICY
 from koffline.cli.options import (
     Log,
     Result,
@@ -54,14 +53,10 @@ What each promises is printed with it.
 
 
 @click.command(help=_EXAMPLES, no_args_is_help=True)
-@click.option("--policy", required=True, type=POLICY, help="The policy to evaluate: a file or a name.")
+@click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
 @gamma_option()
-@click.option(
-    "--estimator", type=ESTIMATOR, metavar="NAME[,NAME…]|all", help="One or more estimators; default auto."
-)
-@click.option(
-    "--interval", type=INTERVAL, metavar="KIND", help="Kind of interval; default: the estimator's own."
-)
+@click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default auto.")
+@click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @click.option(

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from koffline.cli import options as shared
-from koffline.cli.completion import ESTIMATOR, POLICY
 from koffline.errors import ConfigError
 
 _OWN = ("kloss", "fqe")
@@ -23,7 +22,7 @@ _SEVERAL = ("--policies", "--truths")
 
 
 @click.command(no_args_is_help=True)
-@click.option("--policy", required=True, type=POLICY, help="The policy whose values MODEL should give.")
+@click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
 @shared.gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
@@ -155,7 +154,7 @@ class _Several(click.Command):
 @click.command(cls=_Several, no_args_is_help=True)
 @click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
 @shared.gamma_option()
-@click.option("--estimator", type=ESTIMATOR, help="kloss (default), fqe, or another of evaluate's.")
+@click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
 @shared.whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
 @click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")

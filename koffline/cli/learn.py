@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.completion import FILE, ONLINE_SETTING, SETTING
 from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, printable
@@ -71,8 +70,8 @@ Examples:
 
 
 @click.command(help=_TRAIN, no_args_is_help=True)
-@click.argument("config", type=FILE)
-@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.", type=SETTING)
+@click.argument("config")
+@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
 @_DEVICE
@@ -122,16 +121,15 @@ def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
 
 
 @click.command(help=_SWEEP, no_args_is_help=True)
-@click.argument("config", type=FILE)
+@click.argument("config")
 @click.option(
     "--grid",
     multiple=True,
-    type=SETTING,
     metavar="KEY=A,B,…",
     help="Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times.",
 )
 @click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
-@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.", type=SETTING)
+@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
 @click.option("--metric", help="What counts: an evaluator or a loss; default the return in an environment.")
@@ -173,8 +171,8 @@ def sweep(
 
 
 @click.command(help=_ONLINE, no_args_is_help=True)
-@click.argument("config", required=False, type=FILE)
-@set_option("One setting, e.g. critic=fvi; wins over the file.", type=ONLINE_SETTING)
+@click.argument("config", required=False)
+@set_option("One setting, e.g. critic=fvi; wins over the file.")
 @whole("--seed-count", help="How many seeds; default 6.")
 @whole("--seed", 0, help="The first one; default 0.")
 @click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")

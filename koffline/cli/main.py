@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import click
 
-import koffline.cli.completion  # noqa: F401  (its bash)
 from koffline import __version__
 from koffline.errors import KofflineError, is_control, nearest_name, printable
 from koffline.store.run_record import command_line

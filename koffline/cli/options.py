@@ -12,7 +12,6 @@ from typing import Any
 
 import click
 
-from koffline.cli.completion import FILE
 from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import DataError
@@ -192,7 +191,7 @@ def log_options(argument: str, *reading: Option) -> Option:
                 remove_saved(partial)
             return found
 
-        return click.argument(argument, type=FILE)(added([*_LOG, *reading])(run))
+        return click.argument(argument)(added([*_LOG, *reading])(run))
 
     return add
 
