@@ -199,10 +199,10 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
                 ("--initial-states wide.npy", "initial states"),
                 ("--device cuda:99", "cuda"),
                 ("--estimator klos", "there is no estimator 'klos'; did you mean 'kloss'"),
-                ("--estimator all,kloss", "'all' by itself"),
+                ("--estimator all,kloss", "'all' or 'auto' by itself"),
                 ("--estimator ,", "give names separated by commas"),
                 ("--interval hoeffding", "auto has no interval of kind 'hoeffding'"),
-                ("--estimator auto,mql", "auto stands by itself"),
+                ("--estimator auto,mql", "give names separated by commas"),
                 ("--polcy uniform", "'--policy'"),
             )
         ),

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.builders import KINDS
-from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
-from koffline.cli.targets import claim
+from koffline.cli.options import SEED, gamma_option, whole, worker_options
+from koffline.cli.targets import QUIET, Command, added, claim
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store.files import MINARI, atomic_file, check_target
@@ -32,7 +32,6 @@ _TARGET = (
     whole("--shard-rows", metavar="N", help="TARGET is a folder of shards of at most N rows each."),
     _FORCE,
 )
-_RESUME = click.option("--resume", is_flag=True, hidden=True, expose_value=False)  # builds always resume
 
 
 class BuildTarget:
@@ -166,7 +165,6 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 @click.option("--time-limit", type=int, help="Steps until truncation; default: the environment's.")
 @click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
-@_RESUME
 @QUIET
 @worker_options
 @_target_options

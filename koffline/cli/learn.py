@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
-from koffline.cli.targets import claim
+from koffline.cli.options import set_option, whole, worker_options
+from koffline.cli.targets import QUIET, Option, claim
 from koffline.errors import ConfigError, printable
 from koffline.store.files import check_target
 from koffline.store.run_record import shown_command
@@ -103,21 +103,13 @@ def train(
         hint = "; go on with --resume" if (folder / "checkpoint.pt").exists() else ""
         click.echo(f"interrupted; the epochs that had ended are in {folder}{hint}", err=True)
         raise SystemExit(130) from None
-    _print_metrics(result.metrics, f"{result.steps} steps in {result.seconds:.1f} s", str(result.model))
+    from koffline.report import make_console, print_table
 
-
-def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("metric", title=title, title_justify="left")
-    table.add_column("last epoch", justify="right")
-    for name, value in metrics.items():
-        if not name.startswith("time_"):
-            table.add_row(printable(name), f"{value:.5g}")
-    console = Console(emoji=False)
-    console.print(table)
-    console.print(f"model: {model}", soft_wrap=True, highlight=False)
+    metrics = {name: value for name, value in result.metrics.items() if not name.startswith("time_")}
+    rows, right = [(printable(name), f"{value:.5g}") for name, value in metrics.items()], ("last epoch",)
+    console, title = make_console(), f"{result.steps} steps in {result.seconds:.1f} s"
+    print_table(console, title, ("metric", "last epoch"), rows, right=right)
+    console.print(f"model: {result.model}", soft_wrap=True, highlight=False)
 
 
 @click.command(help=_SWEEP, no_args_is_help=True)
@@ -223,28 +215,24 @@ def online(
 
 
 def _print_scores(result: OnlineResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print the last evaluation of every seed and over the seeds, the speed and the folder."""
+    from koffline.report import make_console, print_table
     from koffline.spread import LEVEL
 
-    summary = result.summary
+    summary, scores, console = result.summary, result.summary.last, make_console()
+    numbers = zip(*(score.per_seed for score in scores), strict=True)
+    each = [[str(seed), *map(_number, own)] for seed, own in zip(summary.seeds, numbers, strict=True)]
+    together = [
+        ["IQM", *(_number(score.spread.iqm) for score in scores)],
+        [f"{LEVEL:.0%} interval", *map(_interval, scores)],
+        [summary.best_name.replace("_", " "), *(_number(score.best) for score in scores)],
+    ]
     title = f"{summary.env}, {summary.critic}: {summary.steps} steps per seed"
-    table = Table("seed", title=title, title_justify="left")
-    for name in ("return", "sampled return", "length"):
-        table.add_column(name, justify="right")
-    scores = summary.last
-    for place, seed in enumerate(summary.seeds):
-        ends = place == len(summary.seeds) - 1
-        table.add_row(str(seed), *(_number(score.per_seed[place]) for score in scores), end_section=ends)
-    table.add_row("IQM", *(_number(score.spread.iqm) for score in scores))
-    table.add_row(f"{LEVEL:.0%} interval", *map(_interval, scores))
-    table.add_row(summary.best_name.replace("_", " "), *(_number(score.best) for score in scores))
-    console = Console(emoji=False)
-    console.print(table)
+    names = ("return", "sampled return", "length")
+    print_table(console, title, ("seed", *names), each, together, right=names)
     speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second"
-    console.print(speed, soft_wrap=True, highlight=False)
-    console.print(f"run: {result.out}", soft_wrap=True, highlight=False)
+    for line in (speed, f"run: {result.out}"):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _number(value: float) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import SEED, Whole, worker_options
+from koffline.cli.options import SEED, worker_options
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store.run_record import shown_command
@@ -45,8 +45,8 @@ _of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
 @_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
 @_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
-@_of_mujoco("--steps", type=Whole(1))
-@_of_mujoco("--seed-count", type=Whole(1))
+@_of_mujoco("--steps", type=click.IntRange(1), metavar="INTEGER")
+@_of_mujoco("--seed-count", type=click.IntRange(1), metavar="INTEGER")
 @_of_mujoco("--set", "changes", metavar="KEY=VALUE", multiple=True)
 def reproduce(
     name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import numpy as np
 from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import percent
-from koffline.report.page import make_console, make_table, print_end, write_page
+from koffline.report import Report, print_labelled, print_table
 from koffline.report.plots import ACCENT, SOFT, WARM, list_rows, make_figure
-from koffline.report.words import number, return_words, uplift
+from koffline.report.words import ends, number, return_words, uplift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,35 +24,31 @@ MARKER = "ranking.json"
 _LONGEST_NAME = 36
 
 
-def write_ranking(ranking: PolicyRanking, out: Path, force: bool, run: Any) -> Path:
-    """The folder of a ranking, see `write_page`."""
-
+def report_ranking(ranking: PolicyRanking) -> Report:
+    """The report of a ranking."""
     context = {
         "columns": _columns(ranking),
         "rows": [_row(policy, ranking) for policy in ranking.policies],
         "sentences": describe_differences(ranking),
         "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
     }
-    return write_page(MARKER, ranking, lambda: {"ranking": plot_ranking(ranking)}, out, force, run, **context)
+    return Report(MARKER, ranking, partial(_draw, ranking), partial(_show, ranking, context), context)
 
 
-def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
-    """Places, intervals and what differs; the quality of the choice when truths are known; warnings."""
-    console = make_console()
-    table = make_table(f"What the policies are worth (γ = {ranking.gamma:.10g})")
-    for title in _columns(ranking):
-        table.add_column(
-            title, justify="right" if title in ("", "value", "truth") else "left", overflow="fold"
-        )
-    for policy in ranking.policies:
-        table.add_row(*_row(policy, ranking))
-    console.print(table)
-    quality = [] if ranking.metrics is None else [describe_metrics(ranking.metrics)]
-    for line in [*describe_differences(ranking), *quality]:
-        console.print(line, soft_wrap=True)
-    print_end(console, ranking.warnings, None)
+def _draw(ranking: PolicyRanking) -> dict[str, Figure]:
+    return {"ranking": plot_ranking(ranking)}
+
+
+def _show(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:
+    """Print places, intervals and what differs; the quality of the choice when truths are known; warnings."""
+    title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value", "truth")
+    print_table(console, title, context["columns"], context["rows"], right=right)
+    for line in [*context["sentences"], context["quality"]]:
+        if line:
+            console.print(line, soft_wrap=True)
+    for warning in ranking.warnings:
+        print_labelled(console, "warning", warning)
     console.print(ranking.assumptions, soft_wrap=True, style="dim")
-    print_end(console, (), page, len(ranking.notes))
 
 
 def describe_differences(ranking: PolicyRanking) -> list[str]:
@@ -91,8 +88,8 @@ def _columns(ranking: PolicyRanking) -> list[str]:
 
 def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
     interval = policy.interval
-    ends = "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}"
-    cells = [str(policy.rank), policy.name, number(policy.value), ends]
+    reach = "–" if interval is None else ends(interval)
+    cells = [str(policy.rank), policy.name, number(policy.value), reach]
     cells += [uplift(policy.uplift)] if ranking.best.uplift is not None else []
     cells += [] if ranking.metrics is None else [number(policy.truth)]
     return [*cells, "yes" if policy.maybe_best else "no"]

@@ -62,7 +62,7 @@ def describe_interval(interval: Interval | None) -> str:
     if interval is None:
         return "none; the verdict and the warnings say why"
     about = f"{percent(interval.level)} {interval.kind}, {promise(interval)}"
-    return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"
+    return f"{ends(interval)}   ({about})"
 
 
 def return_words(found: Any) -> str:
@@ -108,7 +108,12 @@ def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
 
 def within(interval: Interval | None) -> str:
     """Ends of an interval in brackets, to follow a number; empty without an interval."""
-    return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
+    return "" if interval is None else f" ({ends(interval)})"
+
+
+def ends(interval: Interval) -> str:
+    """Low and high end, four significant digits each."""
+    return f"{interval.low:.4g} … {interval.high:.4g}"
 
 
 def number(value: object) -> str:

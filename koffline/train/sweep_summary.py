@@ -159,7 +159,7 @@ def print_summary(summary: SweepSummary) -> None:
     """The best settings as a table, and what to mind."""
     from rich.markdown import Markdown
 
-    from koffline.report.page import make_console
+    from koffline.report import make_console
 
     make_console().print(Markdown(as_markdown(summary, _MOST_SHOWN)))
 
