@@ -28,13 +28,13 @@ class Report:
     """A result as people look at it.
 
     marker: the name of its JSON file and, with another ending, of the template of its page. found: a result
-    with ``to_json``, and with what the last part of ``base.html.j2`` shows. draw: makes the figures, by name.
-    show: prints what comes before the notes and the path. context: what the template needs besides.
+    with ``to_json``, and with what the last part of ``base.html.j2`` shows. figures: what makes each, by
+    name. show: prints what comes before the notes and the path. context: what the template needs besides.
     """
 
     marker: str
     found: Any
-    draw: Callable[[], dict[str, Figure]]
+    figures: Mapping[str, Callable[[], Figure]]
     show: Callable[[Console], None]
     context: Mapping[str, Any] = field(default_factory=dict)
 
@@ -48,7 +48,7 @@ class Report:
         check_output_directory(out, force, self.marker)
         out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out, True, lambda _: True) as folder:  # others were refused above
-            figures = self.draw()
+            figures = {name: draw() for name, draw in self.figures.items()}
             (folder / "plots").mkdir()
             for name, figure in figures.items():
                 figure.savefig(folder / "plots" / f"{name}.png", dpi=144)
@@ -123,36 +123,29 @@ def make_console() -> Console:
     from rich.console import Console
 
     console = Console(emoji=False, markup=False)
-    if console.is_terminal:
-        return console
-    return Console(width=max(console.width, _WIDTH), emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    return console
 
 
 def print_table(
     console: Console, title: str, columns: Row, *parts: Iterable[Row], right: Sequence[str] = ()
 ) -> None:
-    """Print a table with its title on the left and a line between its parts. right: columns of numbers."""
+    """Print a table with its title on the left and a line between its parts.
+
+    columns: their heads; none for names and values, a line each. right: the columns of numbers.
+    """
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
-    for name in columns:
+    table = Table(title=title, title_justify="left", show_header=bool(columns))
+    if not columns:
+        table.add_column(style="bold")
+    for name in columns or ("",):
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for rows in parts:
         for row in rows:
             table.add_row(*row)
         table.add_section()
-    console.print(table)
-
-
-def print_record(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values, a line each."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for row in rows:
-        table.add_row(*row)
     console.print(table)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
-from koffline.report import Report, plots, print_labelled, print_record, print_table
+from koffline.report import Report, plots, print_labelled, print_table
 from koffline.report.plots import ACCENT, INK, SOFT
 from koffline.report.words import describe_log, number
 
@@ -32,8 +32,17 @@ _SPACING = "distance to the nearest logged row / the log's own spacing"
 def report_diagnosis(diagnosis: Diagnosis) -> Report:
     """The report of a diagnosis."""
     places = [(region, _describe(region)) for region in diagnosis.regions]
+    rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
+    relevant = coverage.weights > 0.0
+    near = (coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
+    figures = {"map": partial(_plot_maps, diagnosis)} if diagnosis.maps else {}
+    figures["by_value"] = partial(_plot_profile, diagnosis.by_value, "value Q of the row")
+    if diagnosis.by_step is not None:
+        figures["by_step"] = partial(_plot_profile, diagnosis.by_step, "time step in the episode")
+    figures["residuals"] = partial(plots.plot_residuals, rows.residuals[rows.weights > 0.0])
+    figures["coverage"] = partial(plots.plot_coverage, *near)
     context = {"z_note": _Z_NOTE, "places": places}
-    return Report(MARKER, diagnosis, partial(_draw, diagnosis), partial(_show, diagnosis), context)
+    return Report(MARKER, diagnosis, figures, partial(_show, diagnosis), context)
 
 
 def _show(diagnosis: Diagnosis, console: Any) -> None:
@@ -52,7 +61,7 @@ def _show(diagnosis: Diagnosis, console: Any) -> None:
         ("log", describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
-    print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
+    print_table(console, f"Is {test.value_function} the value function of {test.policy}?", (), rows)
     if diagnosis.regions:
         columns = ("state", "action", "rows", "mean residual", "z", "beyond chance")
         print_table(console, "Where residuals of one sign gather", columns, map(_cells, diagnosis.regions))
@@ -74,21 +83,6 @@ def _cells(region: Region) -> list[str]:
 def _describe(region: Region) -> tuple[str, str]:
     """State and action of a place."""
     return describe_place(region.center), describe_action(region.action)
-
-
-def _draw(diagnosis: Diagnosis) -> dict[str, Figure]:
-    """All figures that this diagnosis has, by name."""
-    figures: dict[str, Figure] = {}
-    if diagnosis.maps:
-        figures["map"] = _plot_maps(diagnosis)
-    figures["by_value"] = _plot_profile(diagnosis.by_value, "value Q of the row")
-    if diagnosis.by_step is not None:
-        figures["by_step"] = _plot_profile(diagnosis.by_step, "time step in the episode")
-    rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
-    figures["residuals"] = plots.plot_residuals(rows.residuals[rows.weights > 0.0])
-    relevant = coverage.weights > 0.0
-    figures["coverage"] = plots.plot_coverage(coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
-    return figures
 
 
 def _plot_maps(diagnosis: Diagnosis) -> Figure:

@@ -6,47 +6,39 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from koffline.ope.names import OVER_EPISODES
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, describe_coverage, percent
-from koffline.report import Report, plots, print_labelled, print_record, print_table, words
+from koffline.report import Report, plots, print_labelled, print_table, words
 from koffline.report.words import within
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ESTIMATE, ESTIMATES = "estimate.json", "estimates.json"
 
 
 def report_estimate(truth: float | None, found: Estimate) -> Report:
     """The report of one estimate, beside the truth if that is known."""
-    draw, show = partial(_draw_estimate, truth, found), partial(_show_estimate, truth, found)
-    return Report(ESTIMATE, found, draw, show, {"truth": truth})
-
-
-def _draw_estimate(truth: float | None, found: Estimate) -> dict[str, Figure]:
-    figures, seen = {"estimate": plots.plot_estimate(found, truth)}, found.evidence
-    if seen is None:
-        return figures
-    levels = [("final estimate", found.value, plots.ACCENT)]
-    levels += [] if truth is None else [("truth", truth, plots.WARM)]
-    starts, mean = "V(s) of an initial state", "mean = the estimate"
-    histogram = plots.plot_histogram(
-        seen.initial_values, found.value, mean, starts, "initial states", bins=40
-    )
-    return figures | {
-        "values": plots.plot_curves(seen, seen.values, "estimate of the value", levels),
-        "objective": plots.plot_curves(seen, seen.objective, "mini-batch objective"),
-        "residuals": plots.plot_residuals(seen.residuals),
-        "initial_values": histogram,
-        "coverage": plots.plot_coverage(seen.action_support, seen.support_weights, seen.support_label),
-    }
+    figures, seen = {"estimate": partial(plots.plot_estimate, found, truth)}, found.evidence
+    if seen is not None:
+        levels = [("final estimate", found.value, plots.ACCENT)]
+        levels += [] if truth is None else [("truth", truth, plots.WARM)]
+        starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
+        near = (seen.action_support, seen.support_weights, seen.support_label)
+        figures |= {
+            "values": partial(plots.plot_curves, seen, seen.values, "estimate of the value", levels),
+            "objective": partial(plots.plot_curves, seen, seen.objective, "mini-batch objective"),
+            "residuals": partial(plots.plot_residuals, seen.residuals),
+            "initial_values": partial(
+                plots.plot_histogram, seen.initial_values, found.value, *starts, bins=40
+            ),
+            "coverage": partial(plots.plot_coverage, *near),
+        }
+    return Report(ESTIMATE, found, figures, partial(_show_estimate, truth, found), {"truth": truth})
 
 
 def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
     """Print value, interval and the diagnostics a person needs, the groups, then warnings."""
-    print_record(console, f"What {found.policy} is worth", _facts(found, truth))
+    print_table(console, f"What {found.policy} is worth", (), _facts(found, truth))
     if found.groups:
         together = f"{percent(found.settings['level'])}, together"
         columns = (str(found.by), "start states", "value", together)
@@ -93,12 +85,8 @@ def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
     warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
     context = {"truth": truth, "warnings": warnings, "reasons": _reasons(found).items()}
-    draw, show = partial(_draw_estimates, truth, found), partial(_show_estimates, truth, found)
-    return Report(ESTIMATES, found, draw, show, context)
-
-
-def _draw_estimates(truth: float | None, found: EstimateTable) -> dict[str, Figure]:
-    return {"forest": plots.plot_forest(found, truth)}
+    figures = {"forest": partial(plots.plot_forest, found, truth)}
+    return Report(ESTIMATES, found, figures, partial(_show_estimates, truth, found), context)
 
 
 def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> None:
