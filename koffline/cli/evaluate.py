@@ -25,36 +25,9 @@ from koffline.errors import ConfigError
 _ALL = "all"  # every estimator
 _NUMBER = re.compile(r"-?[\d.]")
 _SEVERAL = ("--policies", "--truths")
-_EXAMPLES = """What is POLICY worth from the initial states of DATA?
-
-DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
-minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a d3rlpy
-.d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or epsilon:0.1:<policy>.
-
-\b
-Examples:
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
-  koffline evaluate log.hdf5 --policy epsilon:0.1:policy.pt --gamma 0.99 --out runs/a
-  koffline evaluate log.npz --policy mypackage.policies:best --gamma 0.95 --json
-  koffline evaluate log.hdf5 --policy uniform --config eval.yaml --set steps=2000
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
-  koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
-  koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
-  koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
-
-\b
-Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
-(importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
-auto, the default: kloss, or dr for one-step logs with logged probabilities.
-Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
-dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
-What each promises is printed with it.
-"""
 
 
-@click.command(help=_EXAMPLES, no_args_is_help=True)
+@click.command(no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
 @gamma_option()
 @click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default auto.")
@@ -79,7 +52,34 @@ def evaluate(
     by: str | None,
     result: Result,
 ) -> None:
-    """Check everything that can be checked before the long part, then evaluate and print."""
+    """What is POLICY worth from the initial states of DATA?
+
+    DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
+    minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a
+    d3rlpy .d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or
+    epsilon:0.1:<policy>.
+
+    \b
+    Examples:
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
+      koffline evaluate log.hdf5 --policy epsilon:0.1:policy.pt --gamma 0.99 --out runs/a
+      koffline evaluate log.npz --policy mypackage.policies:best --gamma 0.95 --json
+      koffline evaluate log.hdf5 --policy uniform --config eval.yaml --set steps=2000
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
+      koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
+      koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
+      koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
+
+    \b
+    Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
+    (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
+    auto, the default: kloss, or dr for one-step logs with logged probabilities.
+    Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
+    dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
+    What each promises is printed with it.
+    """
     from koffline.policy_specs import check_spec
     from koffline.report import estimates
 

@@ -22,54 +22,9 @@ if TYPE_CHECKING:
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
-_TRAIN = """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
-
-CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
-defaults), train, evaluators, logger; configs/ has one per algorithm. The folder of the run is d3rlpy's
-(params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
-
-\b
-Examples:
-  koffline train configs/kloss_dqn.yaml --out runs/a
-  koffline train configs/cql.yaml --set algo.params.gamma=0.98 --set train.n_steps=5000
-  koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
-  koffline train configs/kloss_sac.yaml --out runs/b --resume
-"""
-_SWEEP = """Train CONFIG with every combination of the --grid values and several seeds.
-
-Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with a
-bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
-in the middle too; any other grid, seeds or settings in the same DIR train only what is not there yet. A run
-that fails does not stop the others; errors.txt says why. The summary's metric is that of the last epoch:
-changing --metric trains nothing again.
-
-\b
-Examples:
-  koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
-  koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
-  koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
-"""
-_ONLINE = """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
-
-CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of the
-paper's environments, and paper.yaml with the paper's own settings. Without it, --set env=NAME says what is
-needed. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
-
-The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
-metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over the
-seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
-
-\b
-Examples:
-  koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
-  koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
-  koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
-  koffline online --set env=Pendulum-v1 --set critic=kloss_slow --set steps=50000
-  koffline online --resume runs/pendulum
-"""
 
 
-@click.command(help=_TRAIN, no_args_is_help=True)
+@click.command(no_args_is_help=True)
 @click.argument("config")
 @set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
 @_DATA
@@ -86,7 +41,19 @@ def train(
     resume: bool,
     quiet: bool,
 ) -> None:
-    """Check the config, train, print the last metrics and where the model is."""
+    """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
+
+    CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
+    defaults), train, evaluators, logger; configs/ has one per algorithm. The folder of the run is d3rlpy's
+    (params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
+
+    \b
+    Examples:
+      koffline train configs/kloss_dqn.yaml --out runs/a
+      koffline train configs/cql.yaml --set algo.params.gamma=0.98 --set train.n_steps=5000
+      koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
+      koffline train configs/kloss_sac.yaml --out runs/b --resume
+    """
     from koffline.train.config import load_config
 
     settings = load_config(config, assignments, data)
@@ -112,7 +79,7 @@ def train(
     console.print(f"model: {result.model}", soft_wrap=True, highlight=False)
 
 
-@click.command(help=_SWEEP, no_args_is_help=True)
+@click.command(no_args_is_help=True)
 @click.argument("config")
 @click.option(
     "--grid",
@@ -136,7 +103,20 @@ def train(
 def sweep(
     config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
 ) -> None:
-    """Check every config, train, print the table and where the files are."""
+    """Train CONFIG with every combination of the --grid values and several seeds.
+
+    Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with
+    a bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep,
+    runs in the middle too; any other grid, seeds or settings in the same DIR train only what is not there
+    yet. A run that fails does not stop the others; errors.txt says why. The summary's metric is that of the
+    last epoch: changing --metric trains nothing again.
+
+    \b
+    Examples:
+      koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
+      koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
+      koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
+    """
     from koffline.store.targets import RECORD
     from koffline.train.sweep import inputs_of, make_plan, run_sweep
     from koffline.train.sweep_summary import print_summary
@@ -162,7 +142,7 @@ def sweep(
         raise SystemExit(2)
 
 
-@click.command(help=_ONLINE, no_args_is_help=True)
+@click.command(no_args_is_help=True)
 @click.argument("config", required=False)
 @set_option("One setting, e.g. critic=fvi; wins over the file.")
 @whole("--seed-count", help="How many seeds; default 6.")
@@ -181,7 +161,24 @@ def online(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Check the config, train, print a table over the seeds and where everything is."""
+    """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
+
+    CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of
+    the paper's environments, and paper.yaml with the paper's own settings. Without it, --set env=NAME says
+    what is needed. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
+
+    The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
+    metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over
+    the seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
+
+    \b
+    Examples:
+      koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
+      koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
+      koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
+      koffline online --set env=Pendulum-v1 --set critic=kloss_slow --set steps=50000
+      koffline online --resume runs/pendulum
+    """
     from koffline.online.config import load_config
     from koffline.store.targets import CONFIG, RECORD
 

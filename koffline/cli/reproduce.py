@@ -13,30 +13,10 @@ from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store.run_record import shown_command
 from koffline.store.targets import check_name
 
-_REPRODUCE = """Reproduce a figure of the paper, the ablation, or the table of its claims.
-
-NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. Writes
-DIR/NAME.json, .png, .svg, .md and the curves; a killed run continues where it was.
-
-figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final, noise,
-paper-search, paper), --steps, --seed-count and --set are of its runs, and what is finished in DIR is shown
-whatever was asked for. DIR/cells/*.log tells how far a run is.
-
-\b
-Examples:
-  koffline reproduce figure-toy
-  koffline reproduce figure-puddle --quick --out runs/quick
-  koffline reproduce claims --workers 2 --out runs/full
-  koffline reproduce figure-bench --ray auto
-  koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
-  koffline reproduce figure-mujoco --only Swimmer --part final --steps 400000 --set learning_rate=0.001
-"""
-
-
 _of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
 
 
-@click.command(help=_REPRODUCE, no_args_is_help=True)
+@click.command(no_args_is_help=True)
 @click.argument("name", metavar="NAME", type=click.Choice(NAMES))
 @click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
 @click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
@@ -51,7 +31,24 @@ _of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
 def reproduce(
     name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any
 ) -> None:
-    """Run the experiment, print its table and where the files are."""
+    """Reproduce a figure of the paper, the ablation, or the table of its claims.
+
+    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. Writes
+    DIR/NAME.json, .png, .svg, .md and the curves; a killed run continues where it was.
+
+    figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final,
+    noise, paper-search, paper), --steps, --seed-count and --set are of its runs, and what is finished in DIR
+    is shown whatever was asked for. DIR/cells/*.log tells how far a run is.
+
+    \b
+    Examples:
+      koffline reproduce figure-toy
+      koffline reproduce figure-puddle --quick --out runs/quick
+      koffline reproduce claims --workers 2 --out runs/full
+      koffline reproduce figure-bench --ray auto
+      koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
+      koffline reproduce figure-mujoco --only Swimmer --part final --steps 400000 --set learning_rate=0.001
+    """
     chosen = {option: value for option, value in chosen.items() if value}
     if chosen and name != "figure-mujoco":
         raise ConfigError(f"{name} has no environments, parts or settings to choose; only figure-mujoco has")
