@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.builders import KINDS
-from koffline.cli.options import SEED, gamma_option, whole, worker_options
-from koffline.cli.targets import QUIET, Command, added, claim
+from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
+from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store.files import MINARI, atomic_file, check_target

@@ -11,14 +11,7 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import (
-    Log,
-    gamma_option,
-    log_options,
-    reading_options,
-    settings_options,
-    whole,
-)
+from koffline.cli.options import Log, gamma_option, log_options, reading_options, settings_options, whole
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
@@ -81,13 +74,13 @@ def evaluate(
     What each promises is printed with it.
     """
     from koffline.policy_specs import check_spec
-    from koffline.report import estimates
 
     several = _several_estimators(settings)
     if by is not None and several is not None:
         raise ConfigError("--by takes one estimator (kloss, fqe or lstd); leave the others out")
     true_value = None if truth is None else _read_truth(truth)
     check_spec(policy)
+    from koffline.report import estimates  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
         from koffline.ope.evaluation import estimate_all

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import set_option, whole, worker_options
-from koffline.cli.targets import QUIET, Option, claim
+from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
+from koffline.cli.targets import claim
 from koffline.errors import ConfigError, printable
 from koffline.store.files import check_target
 from koffline.store.run_record import shown_command

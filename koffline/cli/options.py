@@ -1,20 +1,27 @@
-"""Options that several commands share: a log and how it is read, its results, settings, where work runs."""
+"""Options that several commands share: a log and how it is read, settings, where work runs."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from koffline.cli.targets import Command, Option, Result, added
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import DataError
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
+
+Command = Callable[..., Any]
+Option = Callable[[Command], Command]
+
+
+def added(options: Sequence[Any]) -> Option:
+    """Combine options into one decorator, in the order of the help."""
+    return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
 def whole(flag: str, least: int = 1, **more: Any) -> Option:
@@ -36,6 +43,7 @@ def set_option(text: str, **more: Any) -> Option:
 
 
 THREADS = whole("--threads", help="Threads of this process; default 1.")
+QUIET = click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr.")
 SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
 _SETTINGS = (
     ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
@@ -176,8 +184,7 @@ def log_options(argument: str, *reading: Option) -> Option:
             given = {name: options.pop(name) for name in names if name in options}
             given = {name: value for name, value in given.items() if value is not None}
             is_lazy = options.pop("lazy", False) or bool(given.items() - {"workers": 1}.items())
-            result = options.get("result")
-            out = Path(result.out if isinstance(result, Result) and result.out else "")
+            out = Path(getattr(options.get("result"), "out", None) or "")
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)

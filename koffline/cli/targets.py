@@ -5,29 +5,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from koffline.cli.options import QUIET, Command, Option, added
 from koffline.store.run_record import named_in, start_run
 from koffline.store.targets import check_apart, check_name, claimed, local_name
 
 if TYPE_CHECKING:
     from koffline.report import Report
 
-Command = Callable[..., Any]
-Option = Callable[[Command], Command]
-
-
-def added(options: Sequence[Any]) -> Option:
-    """Combine options into one decorator, in the order of the help."""
-    return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
-
-
-QUIET = click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr.")
 # Options whose texts are never file names, even if a file of that name exists.
 _NO_FILES = frozenset((
     "--device", "--env", "--estimator", "--format", "--interval",
