@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from koffline.envs.boxes import Actions, Outcome, States, draw_actions
 from koffline.ope.evaluation import estimate_all
 from scripts.bench.classic import CartPole, PlainWorld
 from scripts.bench.controllers import Fixed, LinearSoftmax
-from scripts.bench.coverage import clopper_pearson
+from scripts.bench.coverage import clopper_pearson, kept_runs
 from scripts.bench.rollouts import as_transitions, log_episodes, monte_carlo_value
 
 Array = np.ndarray
@@ -238,6 +238,12 @@ def pole() -> Experiment:
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {"glucose": glucose, "pole": pole}
 
 
+def measure_cell(
+    made: dict[str, Experiment], options: dict[str, Any], name: str, draw: int
+) -> dict[str, Any]:
+    return made[name].measure(draw, options)
+
+
 def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Coverage, error, width; ``width_over_oracle``: over that of a normal interval of the errors' spread."""
     own = [run for run in runs if run["experiment"] == name and estimator in run["answers"]]
@@ -275,16 +281,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     options, names = parse_assignments(given.option), given.experiments or list(EXPERIMENTS)
-    lines = given.runs.read_text().splitlines() if given.runs.exists() else []
-    runs = [json.loads(line) for line in lines]
-    done = {(run["experiment"], run["draw"]) for run in runs}
     made = {name: EXPERIMENTS[name]() for name in names}
-    for draw in range(given.draws):
-        for name in names:
-            if (name, draw) not in done:
-                runs.append(made[name].measure(draw, options))
-                with given.runs.open("a") as file:
-                    file.write(json.dumps(runs[-1]) + "\n")
+    cells = ((name, draw) for draw in range(given.draws) for name in names)
+    measure = partial(measure_cell, made, options)
+    runs = kept_runs(given.runs, ("experiment", "draw"), cells, measure)
     rows = [summarise(name, estimator, runs) for name in names for estimator in _NAMES]
     for row in rows:
         print(json.dumps(row))
