@@ -62,7 +62,6 @@ def diagnose(
     """
     from koffline.config import make_settings, parse_assignments
     from koffline.policy_specs import check_spec
-    from koffline.report.diagnosis import MARKER, report_diagnosis
 
     check_spec(policy)
     settings = parse_assignments(assignments)
@@ -76,6 +75,8 @@ def diagnose(
     elif cross_fit or assignments:
         flag = "--cross-fit" if cross_fit else "--set"
         raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
+    from koffline.report.diagnosis import MARKER, report_diagnosis  # after the checks: it imports torch
+
     find = partial(_diagnose, log, policy, model, trained_on, settings, cross_fit or _FOLDS, given)
     result.present(MARKER, f"judging {model}", find, report_diagnosis)
 

@@ -195,12 +195,11 @@ def select(
 
     DATA comes before --policies. --truths takes one number per policy, in their order.
     """
-    from koffline.report import ranking
-
     if len(specs) < 2 or len(set(specs)) < len(specs):
         raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
     if truths and len(truths) != len(specs):
         raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
+    from koffline.report import ranking  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
