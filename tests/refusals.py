@@ -21,6 +21,13 @@ def run_cli(*words: object) -> Result:
     )
 
 
+def succeed(*words: object) -> str:
+    """What a command that works prints on stdout."""
+    done = run_cli(*words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
 @contextmanager
 def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
     """Like pytest.raises(kind, match), but content with a violated annotation too."""

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from click.testing import Result
 
 import koffline
+from koffline.store.run_record import digest_of
 from tests.refusals import assert_refused, run_cli
 
 QUICK = ("--set", "steps=60", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
@@ -113,6 +115,28 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
 
 
+def test_the_record_names_and_digests_every_input(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    Path("settings.yaml").write_text("steps: 4\nresampled_replicas: 2\n")
+    Path("truth.json").write_text('{"value": 1.0}')
+    Path("mine.py").write_text("import numpy as np\n\ndef act(s):\n    return np.full((len(s), 3), 1 / 3)\n")
+    words = ("--policy", "epsilon:0.1:mine:act", "--gamma", "0.9", "--estimator", "is")
+    given = ("--config", "settings.yaml", "--truth", "truth.json", "--out", "a")
+    assert run_cli("evaluate", log, *words, *given).exit_code == 0
+    record = json.loads(Path("a/run.json").read_text())
+    call = record["call"]
+    assert {str(log), "mine:act", "settings.yaml", "truth.json"} == set(call["inputs"])
+    assert call["inputs"]["mine:act"] == digest_of(Path("mine.py"))
+    assert call["command"] == shlex.join(["koffline", "evaluate", str(log), *words, *given])
+    assert (call["directory"], record["kind"], record["seed"]) == (str(tmp_path), "evaluate", 0)
+    assert record["settings"]["steps"] == 4
+    assert record["seconds"] > 0
+    assert {"python", "koffline", "torch", "numpy"} <= set(call["versions"])
+
+
 def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) -> None:
     out = tmp_path / "all"
     done = evaluate(log, "--estimator", "all", "--out", str(out), "--truth", "0.5")
@@ -175,10 +199,10 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
                 ("--initial-states wide.npy", "initial states"),
                 ("--device cuda:99", "cuda"),
                 ("--estimator klos", "there is no estimator 'klos'; did you mean 'kloss'"),
-                ("--estimator all,kloss", "'all' by itself"),
+                ("--estimator all,kloss", "'all' or 'auto' by itself"),
                 ("--estimator ,", "give names separated by commas"),
                 ("--interval hoeffding", "auto has no interval of kind 'hoeffding'"),
-                ("--estimator auto,mql", "auto stands by itself"),
+                ("--estimator auto,mql", "give names separated by commas"),
                 ("--polcy uniform", "'--policy'"),
             )
         ),

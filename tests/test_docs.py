@@ -11,12 +11,9 @@ from pathlib import Path
 
 import click
 import pytest
-from click.shell_completion import BashComplete, get_completion_class
 
 import koffline
-from koffline.algos.from_config import algorithm_types
 from koffline.cli import cli
-from koffline.cli.completion import ALGORITHMS
 from scripts import site_reference
 
 ROOT = Path(__file__).parents[1]
@@ -121,49 +118,6 @@ def test_pictures_and_pages_of_results_exist() -> None:
         for target in re.findall(r"\]\((?!http)([^)#]+)[^)]*\)", text):
             made = target.startswith("reference/")
             assert made or (DOCS / target).is_file(), f"{page.name}: {target}"
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        (["evaluate", "log", "--estimator", "wp"], {"wpdis"}),
-        (["evaluate", "log", "--estimator", "au"], {"auto"}),
-        (["evaluate", "log", "--estimator", "is,d"], {"is,dualdice", "is,dr", "is,drl"}),
-        (["evaluate", "log", "--interval", "kernel-c"], {"kernel-calibrated", "kernel-certified"}),
-        (["evaluate", "log", "--policy", "uni"], {"uniform"}),
-        (["build", "policy", "--env", "koffline/Pu"], {"koffline/PuddleWorld-v0"}),
-        (["train", "a.yaml", "--set", "algo.type=kloss_d"],
-         {"algo.type=kloss_discrete_cql", "algo.type=kloss_discrete_sac", "algo.type=kloss_dqn"}),
-        (["train", "a.yaml", "--set", "alg"], {f"algo.type={name}" for name in ALGORITHMS}),
-        (["ev"], {"evaluate"}),
-    ],
-)  # fmt: skip
-def test_the_shell_completes_names(typed: list[str], offered: set[str]) -> None:
-    *before, incomplete = typed
-    found = BashComplete(cli, {}, "koffline", "_KOFFLINE_COMPLETE").get_completions(before, incomplete)
-    assert {item.value for item in found} == offered
-
-
-@pytest.mark.parametrize("typed", ["--set algo.type = kloss_dq", "--set = algo.type = kloss_dq"])
-def test_bash_breaks_words_at_equals_signs(typed: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = f"koffline train a.yaml {typed}"
-    monkeypatch.setenv("COMP_WORDS", typed)
-    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
-    assert get_completion_class("bash")(cli, {}, "koffline", "_X").complete() == "plain,kloss_dqn"
-
-
-def test_the_algorithms_that_are_completed_are_those_that_there_are() -> None:
-    assert list(algorithm_types()) == list(ALGORITHMS)
-
-
-def test_the_shell_completes_files_and_imports_no_torch(tmp_path: Path) -> None:
-    code = (
-        "import sys; from click.shell_completion import BashComplete; from koffline.cli import cli\n"
-        "shell = BashComplete(cli, {}, 'koffline', '_KOFFLINE_COMPLETE')\n"
-        "print([item.type for item in shell.get_completions(['evaluate'], 'da')], 'torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "['file'] False"
 
 
 def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
-from koffline.cli import cli
+from tests.refusals import succeed
 
 ROOT = Path(__file__).parents[1]
 GAMMA, LIMIT = 0.95, 100
@@ -29,14 +28,8 @@ train:
 """
 
 
-def run(*arguments: str) -> str:
-    done = CliRunner().invoke(cli, arguments, prog_name="koffline")
-    assert done.exit_code == 0, done.stderr
-    return done.stdout
-
-
 def build(name: str, policy: str, seed: str) -> None:
-    run(
+    succeed(
         *("build", "rollouts", "--env", "CartPole-v1", "--policy", policy, "--episodes", "60"),
         *("--time-limit", str(LIMIT), "--seed", seed, "--out", f"{name}.hdf5"),
     )
@@ -50,9 +43,9 @@ def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
     for name, seed in (("train", "1"), ("held_out", "2")):
         build(name, behaviour, seed)
     (tmp_path / "config.yaml").write_text(CONFIG)
-    run("train", "config.yaml", "--out", "run")
+    succeed("train", "config.yaml", "--out", "run")
     model = tmp_path / "run" / "model_800.d3"
-    said = run(
+    said = succeed(
         *("evaluate", "held_out.hdf5", "--policy", str(model), "--gamma", str(GAMMA), "--json"),
         *("--set", "steps=1500", "--set", "resampled_replicas=4", "--set", "full_replicas=2"),
     )

@@ -3,18 +3,13 @@
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from koffline.ope.comparisons import compare_replicas
-from koffline.ope.ranking import RankedPolicy
-from koffline.ope.results import Interval
 from koffline.policies import DiscretePolicy
 from scripts.bench import leaderboard, leaderboard_d3rlpy, leaderboard_scope_rl
 from scripts.bench.leaderboard_methods import Answer
-from scripts.bench.leaderboard_pairs import pairs_of, summarise
 from scripts.bench.leaderboard_problems import BOARD
 from scripts.bench.leaderboard_scores import score_methods
 from tests.ope.problems import discrete_log
@@ -96,30 +91,3 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
     assert np.isfinite(greedy["d3rlpy FQE"]["value"])
     monkeypatch.setattr(leaderboard, "run_cell", lambda *_: pytest.fail("was done before"))
     assert leaderboard.run([BOARD["graph short"]()], 1, leaderboard.QUICK, 20, n_rows=200, out=out) == content
-
-
-def test_pairs_against_their_truths_by_hand():
-    # Truths 4.5, 5.1, 2.2: the first pair has its sign wrong, which no claim of significance makes an error.
-    values, truths = (5.0, 4.9, 2.0), (4.5, 5.1, 2.2)
-    noise = np.hstack([np.zeros((3, 2)), 0.3 * np.random.default_rng(0).normal(size=(3, 6))])
-    ranking = SimpleNamespace(
-        policies=[
-            RankedPolicy(1, name, value, Interval(value - 1.0, value + 1.0, 0.95, "bootstrap"), truth=truth)
-            for name, value, truth in zip("abc", values, truths, strict=True)
-        ],
-        comparisons=compare_replicas("abc", np.array(values)[:, None] + noise, full=2),
-    )
-    found = {(pair["better"], pair["worse"]): pair for pair in pairs_of(ranking)}
-    first = found["a", "b"]
-    assert first["truth"] == pytest.approx(-0.6)
-    assert (first["covered"], first["wrong"]) == (True, False)
-    assert first["apart"] == pytest.approx(np.sqrt(8.0))
-    flipped = [{**pair, "significant": True, "wrong": pair["truth"] <= 0.0} for pair in found.values()]
-    rows = [
-        {"pairs": list(found.values()), "best_is_candidate": True},
-        {"pairs": flipped, "best_is_candidate": False},
-    ]
-    total = summarise(rows)
-    assert (total["logs"], total["pairs"], total["significant"]) == (2, 6, 5)
-    assert (total["wrong"], total["logs_with_a_wrong_pair"]) == (1, 1)
-    assert total["logs_whose_best_is_a_candidate"] == 1

@@ -4,15 +4,14 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from koffline.builders.control import POLICIES, bundled_policy
-from koffline.cli import cli
 from koffline.errors import ConfigError, nearest_name
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 
 ROOT = Path(__file__).parents[1]
 EVALUATE = ("evaluate", "log.npz", "--policy", "uniform")
+ROLLOUTS = ("build", "rollouts", "--policy", "uniform")
 
 
 @pytest.mark.parametrize(
@@ -41,14 +40,14 @@ def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
         (("data", "inof"), ("no command 'inof'", "'info'?")),
         ((*EVALUATE, "--set", "lr=0.1"), ("lr is unknown", "'learning_rate'?")),
         (
-            "build rollouts --env Cartpole --policy uniform --episodes 1 --out x.npz",
+            (*ROLLOUTS, "--env", "Cartpole", "--episodes", "1", "--out", "x.npz"),
             ("did you mean CartPole-v1?",),
         ),
     ],
 )
 def test_a_command_names_what_is_meant(arguments, words, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert_refused(CliRunner().invoke(cli, arguments, prog_name="koffline"), *words)
+    assert_refused(run_cli(*arguments), *words)
 
 
 def test_bundled_policies_are_in_the_wheel() -> None:

@@ -4,10 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from koffline import progress
-from koffline.cli import cli
+from tests.refusals import run_cli
 
 
 def test_lines_come_early_and_then_at_intervals(
@@ -43,7 +42,7 @@ def test_long_commands_are_heard_of(
     monkeypatch.setattr(progress, "_FIRST_LINE", 0.01)
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.05)
     out = "--out", str(tmp_path / ("out.npz" if command.startswith("build") else "out"))
-    done = CliRunner().invoke(cli, [*command.split(), *out, *words], prog_name="koffline")
+    done = run_cli(*command.split(), *out, *words)
     assert done.exit_code == 0, done.output
     said = [text for text in done.stderr.splitlines() if text.startswith(f"{line}")]
     assert bool(said) == (words == ())

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from koffline.ope import rounds
 from tests.experiments.shrunk import blank_figures, shrink_experiments
+from tests.refusals import succeed
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -102,17 +101,17 @@ def test_koffline_commands_run(command: str, with_own_files: Path, monkeypatch: 
     monkeypatch.syspath_prepend(with_own_files)
     arguments = shlex.split(command)[1:]
     if "runs/dqn" in command and (arguments[0] != "train" or "--resume" in arguments):
-        run(["train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn"])
+        succeed("train", "configs/kloss_dqn.yaml", *SHORT, "--out", "runs/dqn")
     if "--resume" in arguments and arguments[0] == "online":
-        run(["online", "configs/online/inverted_pendulum.yaml", *ONLINE, "--out", "runs/pendulum"])
+        succeed("online", "configs/online/inverted_pendulum.yaml", *ONLINE, "--out", "runs/pendulum")
     elif arguments[0] == "online":
         arguments += ONLINE
     if "shards" in arguments and "--shard-rows" not in arguments:
-        run(shlex.split(next(c for c in README_COMMANDS if " convert " in c))[1:])
+        succeed(*shlex.split(next(c for c in README_COMMANDS if " convert " in c))[1:])
     if "users.csv" in arguments:
         exec(compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"), {"__name__": "docs"})
     if "mapping.yaml" in arguments and arguments[0] == "evaluate":
-        run(["data", "inspect", "log.csv", "--out", "mapping.yaml"])
+        succeed("data", "inspect", "log.csv", "--out", "mapping.yaml")
     if arguments[0] in ("train", "sweep"):
         arguments += SHORT
     if arguments[0] in ("evaluate", "diagnose", "select"):
@@ -120,12 +119,7 @@ def test_koffline_commands_run(command: str, with_own_files: Path, monkeypatch: 
     if arguments[0] == "reproduce":
         shrink_experiments(monkeypatch)
         blank_figures(monkeypatch)
-    run(arguments)
-
-
-def run(arguments: list[str]) -> None:
-    result = CliRunner().invoke(cli, arguments, prog_name="koffline")
-    assert result.exit_code == 0, result.output
+    succeed(*arguments)
 
 
 def test_it_is_short_and_its_make_targets_exist() -> None:
@@ -147,7 +141,7 @@ def test_a_bandits_table_is_made_and_read(elsewhere: Path, capsys: pytest.Captur
     exec(compile(blocks(PAGES["bandits"], "python")[1], "docs", "exec"), {"__name__": "docs"})
     truth = float(capsys.readouterr().out.split()[-1])
     for command in commands(PAGES["bandits"]):
-        run([*shlex.split(command)[1:], *QUICK])
+        succeed(*shlex.split(command)[1:], *QUICK)
     found = json.loads(Path("runs/offers/estimate.json").read_text())
     assert found["interval"]["low"] < truth < found["interval"]["high"]
     assert found["estimator"] == "dr"

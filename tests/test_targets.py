@@ -29,7 +29,6 @@ COMMANDS = {
     "rollouts": (*ROLLOUTS, "--policy", "uniform", "--format", "npz", "--out"),
     "control": ("build", "control", "--env", "CartPole-v1", "--kind", "random", "--format", "npz", "--out"),
     "policy": ("build", "policy", "--env", "koffline/PuddleWorld-v0", "--out"),
-    "repeat": ("repeat", "runs/a", "--out"),
     "convert": ("data", "convert", "log.hdf5", "--format", "npz"),
     "export": ("export", "model.d3"),
     "train": ("train", "train.yaml", "--out"),

@@ -1,5 +1,179 @@
-"""The command line: ``koffline evaluate``, ``koffline data …``; bad input ends in one line, exit code 2."""
+"""The command line: each command is imported when it runs, and its errors end in one line, exit code 2."""
 
-from koffline.cli.main import cli, main
+from __future__ import annotations
 
-__all__ = ["cli", "main"]
+import contextlib
+import signal
+import sys
+from collections.abc import Collection, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+import click
+
+from koffline import __version__
+from koffline.errors import KofflineError, is_control, nearest_name, printable
+from koffline.store.run_record import command_line
+
+
+class KofflineGroup(click.Group):
+    """Commands that are imported when they are asked for, their errors one line on stderr and exit code 2."""
+
+    # Module and short help of each command; listing the commands imports none of them.
+    lazy: ClassVar = {
+        "build": ("build", "Build datasets and target policies."),
+        "d3rlpy": ("learn", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
+        "data": ("data", "Look into logs, check them, convert them."),
+        "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
+        "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
+        "export": ("learn", "Export a model's greedy policy as TorchScript or ONNX."),
+        "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
+        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
+        "select": ("evaluate", "Which of several POLICIES is worth most?"),
+        "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),
+        "train": ("learn", "Train the algorithm of CONFIG over a log."),
+    }
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all commands."""
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in self.lazy:
+            return None
+        module = import_module(f"koffline.cli.{self.lazy[cmd_name][0]}")
+        command: click.Command = getattr(module, cmd_name.replace("-", "_"))
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of commands, none of them imported."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, about) for name, (_, about) in self.lazy.items()])
+
+    def main(self, args: Any = None, *others: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run click's `main` with the command line recorded, and with usage errors in one line."""
+        words: Sequence[str] = sys.argv[1:] if args is None else args
+        try:
+            for word in words:
+                if any(map(is_control, word)):  # terminals would execute it in the error message
+                    raise click.UsageError(
+                        f"'{word}' holds control characters; rename the file, or leave them out"
+                    )
+            with command_line(words):
+                code = super().main(args, *others, standalone_mode=False, **extra)  # type: ignore[call-overload]
+        except (click.ClickException, click.Abort) as error:
+            if not standalone_mode:
+                raise
+            raise _ended(error) from None
+        if not standalone_mode:
+            return code
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the sub-command; what a user can mend is said in one line, without a traceback."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:  # `koffline … | head` is not the user's mistake
+            raise
+        except KofflineError as error:
+            message = " ".join(str(error).split())
+        except (MemoryError, RuntimeError) as error:  # torch raises RuntimeError when memory is short
+            reason = " ".join(str(error).split()) or "out of memory"
+            if isinstance(error, RuntimeError):
+                if "allocate memory" not in reason and "out of memory" not in reason:
+                    raise
+                reason = "an array is too large for this machine"
+            message = f"not enough memory ({reason}); ask for less at a time"
+        except OSError as error:
+            place = error.filename or "the system"
+            message = f"{place}: {error.strerror or error}; check the path and the disk"
+        raise _failed(message)
+
+
+def _ended(error: click.ClickException | click.Abort) -> SystemExit:
+    """Say in one line how a command line ended that click did not take, and return what ends the program."""
+    if isinstance(error, click.Abort):
+        click.echo("interrupted; nothing was written", err=True)
+        return SystemExit(130)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return SystemExit(2)
+    context = getattr(error, "ctx", None)
+    message = _with_remedy(error, context)
+    where = context.command_path if context else "koffline"
+    return _failed(f"{message}{'' if message.endswith('?') else ';'} see '{where} --help'")
+
+
+# Commands of groups, which are not imported to be suggested.
+_INSIDE = ("data info", "data inspect", "data validate", "data convert", "build rollouts", "build uniform")
+
+
+def _with_remedy(error: click.ClickException, context: click.Context | None) -> str:
+    """click's message; for an unknown name with a synonym or the nearest name."""
+    message = " ".join(error.format_message().split()).rstrip(".")
+    if context is None:
+        return message
+    if isinstance(error, click.NoSuchOption):
+        known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
+        setting = error.option_name.lstrip("-").replace("-", "_")
+        if "--set" in known and setting in _settings_of(context.command.name):
+            return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
+        return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
+    if message.startswith("No such command") and isinstance(context.command, click.Group):
+        name = message.split("'")[1]
+        if inside := [other for other in _INSIDE if name == other.split()[1] and context.parent is None]:
+            return f"there is no command '{name}'; did you mean '{inside[0]}'?"
+        return f"there is no command '{name}'; {nearest_name(name, context.command.list_commands(context))}"
+    return message
+
+
+def _settings_of(command: str | None) -> Collection[str]:
+    """Names of the settings that --set of a command takes."""
+    if command == "online":
+        from koffline.online.config import OnlineConfig
+
+        return OnlineConfig.model_fields
+    from koffline.config import EvaluationSettings
+
+    return EvaluationSettings.model_fields if command in ("evaluate", "select", "diagnose") else ()
+
+
+def _failed(message: str) -> SystemExit:
+    """Print an error in one line and return the SystemExit to raise."""
+    click.echo(f"error: {printable(message)}", err=True)
+    return SystemExit(2)
+
+
+@click.group(cls=KofflineGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="koffline")
+def cli() -> None:
+    """What is a policy worth? Answers from logged transitions, with an interval.
+
+    \b
+    Examples:
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
+      koffline evaluate log.npz --policy uniform --gamma 0.95 --out runs/uniform
+      koffline data info minari:cartpole/mixed-v0
+    """
+
+
+def main() -> None:
+    """Entry point of the ``koffline`` command."""
+    # Run as `python -m koffline`, the current directory is importable; make `koffline` find
+    # `package.module:name` policies in the same way.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    # A SIGTERM counts as Ctrl-C: unfinished output is removed, and the user learns how to resume.
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, _terminate)
+    cli(prog_name="koffline")
+
+
+def _terminate(number: int, frame: object) -> None:
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:  # a shell lets background commands ignore Ctrl-C; SIGTERM must still end them
+        raise KeyboardInterrupt

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.builders import KINDS
-from koffline.cli.completion import ENVIRONMENT
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
@@ -33,7 +32,6 @@ _TARGET = (
     whole("--shard-rows", metavar="N", help="TARGET is a folder of shards of at most N rows each."),
     _FORCE,
 )
-_RESUME = click.option("--resume", is_flag=True, hidden=True, expose_value=False)  # builds always resume
 
 
 class BuildTarget:
@@ -134,7 +132,7 @@ def build() -> None:
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, type=ENVIRONMENT, help="koffline/PuddleWorld-v0, … or chain.")
+@click.option("--env", required=True, help="koffline/PuddleWorld-v0, … or chain.")
 @whole("--n", required=True, help="Number of independent tuples.")
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
 @_target_options
@@ -160,16 +158,13 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 
 
 @build.command(no_args_is_help=True)
-@click.option(
-    "--env", required=True, type=ENVIRONMENT, help="Any Gymnasium id, or package:id to import it first."
-)
+@click.option("--env", required=True, help="Any Gymnasium id, or package:id to import it first.")
 @click.option("--policy", "policies", multiple=True, required=True, help="A policy; repeat it for a mixture.")
 @click.option("--weight", "weights", multiple=True, type=float, help="Share of each policy of a mixture.")
 @click.option("--episodes", type=int, required=True, help="Number of episodes.")
 @click.option("--time-limit", type=int, help="Steps until truncation; default: the environment's.")
 @click.option("--num-envs", type=int, help="Copies played side by side; rows do not depend on it.")
 @click.option("--gamma", type=float, help="Discount to note in the log as a hint.")
-@_RESUME
 @QUIET
 @worker_options
 @_target_options
@@ -220,7 +215,6 @@ def rollouts(
 @click.option(
     "--env",
     required=True,
-    type=ENVIRONMENT,
     help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps.",
 )
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
@@ -252,7 +246,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 
 
 @build.command(no_args_is_help=True)
-@click.option("--env", required=True, type=ENVIRONMENT, help="koffline/PuddleWorld-v0, …")
+@click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
 @click.option("--temperature", type=float, help="Of the softmax; default: the world's.")
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")

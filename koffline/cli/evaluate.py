@@ -1,67 +1,30 @@
-"""``koffline evaluate``: a log and a policy in, a number with an interval out."""
+"""``koffline evaluate``: a log and a policy in, a number with an interval out; ``select`` among policies."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from koffline.cli.completion import ESTIMATOR, INTERVAL, POLICY
-from koffline.cli.options import (
-    Log,
-    Result,
-    gamma_option,
-    log_options,
-    reading_options,
-    result_options,
-    settings_options,
-    whole,
-)
+from koffline.cli.options import Log, gamma_option, log_options, reading_options, settings_options, whole
+from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
 _ALL = "all"  # every estimator
-_EXAMPLES = """What is POLICY worth from the initial states of DATA?
-
-DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
-minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a d3rlpy
-.d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or epsilon:0.1:<policy>.
-
-\b
-Examples:
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
-  koffline evaluate log.hdf5 --policy epsilon:0.1:policy.pt --gamma 0.99 --out runs/a
-  koffline evaluate log.npz --policy mypackage.policies:best --gamma 0.95 --json
-  koffline evaluate log.hdf5 --policy uniform --config eval.yaml --set steps=2000
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
-  koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
-  koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
-  koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
-  koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
-
-\b
-Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
-(importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
-auto, the default: kloss, or dr for one-step logs with logged probabilities.
-Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified;
-for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
-What each promises is printed with it.
-"""
+_NUMBER = re.compile(r"-?[\d.]")
+_SEVERAL = ("--policies", "--truths")
 
 
-@click.command(help=_EXAMPLES, no_args_is_help=True)
-@click.option("--policy", required=True, type=POLICY, help="The policy to evaluate: a file or a name.")
+@click.command(no_args_is_help=True)
+@click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
 @gamma_option()
-@click.option(
-    "--estimator", type=ESTIMATOR, metavar="NAME[,NAME…]|all", help="One or more estimators; default auto."
-)
-@click.option(
-    "--interval", type=INTERVAL, metavar="KIND", help="Kind of interval; default: the estimator's own."
-)
+@click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default auto.")
+@click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @click.option(
@@ -76,112 +39,91 @@ What each promises is printed with it.
 def evaluate(
     log: Log,
     policy: str,
-    config: str | None,
-    assignments: tuple[str, ...],
+    settings: dict[str, Any],
     initial_states: str | None,
     truth: str | None,
     by: str | None,
     result: Result,
-    **options: Any,
 ) -> None:
-    """Check everything that can be checked before the long part, then evaluate and print."""
-    from koffline.config import parse_assignments, read_yaml
+    """What is POLICY worth from the initial states of DATA?
+
+    DATA is a koffline, D4RL or d3rlpy HDF5 file, a folder of shards, an NPZ archive, a Minari folder or
+    minari:<id>, or a Parquet, Arrow or CSV table with options that say what its columns are. POLICY is a
+    d3rlpy .d3 model, a TorchScript, ONNX or koffline .npz file, package.module:name, uniform, or
+    epsilon:0.1:<policy>.
+
+    \b
+    Examples:
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99
+      koffline evaluate log.hdf5 --policy epsilon:0.1:policy.pt --gamma 0.99 --out runs/a
+      koffline evaluate log.npz --policy mypackage.policies:best --gamma 0.95 --json
+      koffline evaluate log.hdf5 --policy uniform --config eval.yaml --set steps=2000
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
+      koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
+      koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
+      koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
+      koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
+
+    \b
+    Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
+    (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
+    auto, the default: kloss, or dr for one-step logs with logged probabilities.
+    Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
+    dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
+    What each promises is printed with it.
+    """
     from koffline.policy_specs import check_spec
 
-    layers = [read_yaml(config) if config else {}, parse_assignments(assignments), options]
-    several = _requested_estimators(layers)
+    several = _several_estimators(settings)
     if by is not None and several is not None:
         raise ConfigError("--by takes one estimator (kloss, fqe or lstd); leave the others out")
     true_value = None if truth is None else _read_truth(truth)
     check_spec(policy)
-    marker, write, show = _report_of(several)
-    result.present(
-        "evaluate",
-        marker,
-        f"evaluating {policy}",
-        lambda bar: _evaluate(log, policy, layers, initial_states, several, by, bar),
-        lambda found, out, *others: write(found, out, true_value, *others),
-        lambda found, page: show(found, true_value, page),
-    )
+    from koffline.report import estimates  # after the checks: it imports torch
+
+    def find(bar: Any) -> Any:
+        from koffline.ope.evaluation import estimate_all
+        from koffline.ope.evaluation import evaluate as evaluate_policy
+        from koffline.policy_specs import load_policy
+
+        transitions, groups = log.open_by(by)
+        space, shape = transitions.action_space, transitions.observation_shape
+        loaded = load_policy(policy, space, shape, transitions.metadata.features)
+        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states)}
+        if several is None:
+            return evaluate_policy(transitions, loaded, by=groups, **given)
+        return estimate_all(transitions, loaded, names=several, **given)
+
+    marker, report = estimates.ESTIMATE, partial(estimates.report_estimate, true_value)
+    if several is not None:
+        marker, report = estimates.ESTIMATES, partial(estimates.report_estimates, true_value)
+    result.present(marker, f"evaluating {policy}", find, report)
 
 
-def _report_of(several: tuple[str, ...] | None) -> tuple[str, Callable[..., Path], Callable[..., None]]:
-    """Marker file of a result folder, and the functions that write and print such results."""
-    from koffline.report import estimates
+def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
+    """Take the estimators out of the settings if several are named; None for a single one, which stays.
 
-    if several is None:
-        return estimates.ESTIMATE, estimates.write_estimate, estimates.print_estimate
-    return estimates.ESTIMATES, estimates.write_estimates, estimates.print_estimates
-
-
-def _requested_estimators(layers: list[dict[str, Any]]) -> tuple[str, ...] | None:
-    """Names of the estimators if several are requested, which removes them from the layers; else None.
-
-    Options are checked here, before a large log is read; gamma may still come from the log.
+    Raises ConfigError for a name that is none, and for a kind of interval that none of them has.
     """
-    from koffline.config import make_settings
-    from koffline.ope.names import DEFAULT, check_interval, kinds_for
+    from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, check_estimator, check_interval, kinds_for
 
-    settings = make_settings({"gamma": 0.5}, *layers)
-    if settings.estimator.lower() == _ALL != settings.estimator:
-        raise ConfigError(f"there is no estimator '{settings.estimator}'; did you mean '{_ALL}'?")
-    if settings.estimator != _ALL and "," not in settings.estimator:
-        check_interval(settings.estimator, settings.interval)
+    text, interval = settings.get("estimator", AUTO), settings.get("interval", DEFAULT)
+    if text != _ALL and "," not in text:
+        check_interval(text, interval)
         return None
-    names = _names(settings.estimator)
-    if settings.interval != DEFAULT and not any(settings.interval in kinds_for(name) for name in names):
-        check_interval(names[0], settings.interval)
-    for layer in layers:
-        layer.pop("estimator", None)
-    return names
-
-
-def _names(text: str) -> tuple[str, ...]:
-    """The estimators of a list, each once. Raises ConfigError for a name that is none."""
-    from koffline.ope.names import AUTO, ESTIMATORS, check_estimator
-
-    if text == _ALL:
-        return tuple(ESTIMATORS)
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if not names or any(name.lower() == _ALL for name in names):
-        raise ConfigError(f"estimator is '{text}'; give names separated by commas, or '{_ALL}' by itself")
-    if AUTO in names:
+    del settings["estimator"]
+    named = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if text != _ALL and (not named or {_ALL, AUTO} & set(named)):
         raise ConfigError(
-            f"estimator is '{text}': auto stands by itself; name those that you want, or '{_ALL}'"
+            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' by itself"
         )
+    names = tuple(ESTIMATORS) if text == _ALL else named
     for name in names:
         check_estimator(name)
+    if not any(interval in kinds_for(name) for name in names):
+        check_interval(names[0], interval)
     return names
-
-
-def _evaluate(
-    log: Log,
-    policy: str,
-    layers: list[dict[str, Any]],
-    starts: str | None,
-    several: tuple[str, ...] | None,
-    by: str | None,
-    progress: Any,
-) -> Any:
-    """Read the log, load the policy, and evaluate it."""
-    from koffline.ope.evaluation import estimate_all
-    from koffline.ope.evaluation import evaluate as evaluate_policy
-    from koffline.ope.problem import read_initial_states
-    from koffline.policy_specs import load_policy
-
-    transitions, groups = log.open_by(by)
-    loaded = load_policy(
-        policy, transitions.action_space, transitions.observation_shape, transitions.metadata.features
-    )
-    given: dict[str, Any] = {
-        **{name: value for layer in layers for name, value in layer.items() if value is not None},
-        "initial_observations": None if starts is None else read_initial_states(starts),
-        "stream": log.stream,
-        "progress": progress,
-    }
-    if several is None:
-        return evaluate_policy(transitions, loaded, by=groups, **given)
-    return estimate_all(transitions, loaded, names=several, **given)
 
 
 def _read_truth(text: str) -> float:
@@ -190,7 +132,80 @@ def _read_truth(text: str) -> float:
     try:
         number = float(json.loads(path.read_text(encoding="utf-8"))["value"] if path.is_file() else text)
     except (OSError, ValueError, KeyError, TypeError):
-        raise ConfigError(f"--truth received '{text}'; give a number or a JSON file with 'value'") from None
+        number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"--truth received '{text}'; give a finite number")
+        raise ConfigError(f"--truth received '{text}'; give a finite number or a JSON file with 'value'")
     return number
+
+
+def _starts(file: str | None) -> dict[str, Any]:
+    """The start states of a file, as an option of evaluations."""
+    from koffline.ope.problem import read_initial_states
+
+    return {} if file is None else {"initial_observations": read_initial_states(file)}
+
+
+class _Several(click.Command):
+    """Command whose options take several words: ``--policies A B C``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Repeat the option's name before every word up to the next option; numbers may be negative."""
+        spread: list[str] = []
+        name: str | None = None
+        for word in args:
+            is_value = not word.startswith("-") or _NUMBER.match(word) is not None
+            if name is not None and is_value:
+                spread += [name, word]
+                continue
+            option, assigned, _ = word.partition("=")
+            name = option if option in _SEVERAL else None
+            if name is None or assigned:
+                spread.append(word)
+        return super().parse_args(ctx, spread)
+
+
+@click.command(cls=_Several, no_args_is_help=True)
+@click.option("--policies", "specs", multiple=True, required=True, metavar="A B …", help="Two or more.")
+@gamma_option()
+@click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
+@click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
+@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")
+@settings_options
+@result_options("ranking.json")
+@log_options("data", reading_options)
+def select(
+    log: Log,
+    specs: tuple[str, ...],
+    truths: tuple[float, ...],
+    settings: dict[str, Any],
+    initial_states: str | None,
+    result: Result,
+) -> None:
+    """Which of several POLICIES is worth most from the initial states of DATA?
+
+    All policies are evaluated from the same resampled episodes with the same seeds, so their differences are
+    compared in pairs: a difference can be significant although the intervals overlap.
+
+    \b
+    Examples:
+      koffline select log.hdf5 --policies a.d3 b.d3 uniform --gamma 0.99
+      koffline select log.hdf5 --policies a.d3 b.d3 c.d3 --gamma 0.99 --out runs/choice
+      koffline select log.npz --policies a.npz epsilon:0.1:a.npz --truths 61.2 55.0 --json
+
+    DATA comes before --policies. --truths takes one number per policy, in their order.
+    """
+    if len(specs) < 2 or len(set(specs)) < len(specs):
+        raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
+    if truths and len(truths) != len(specs):
+        raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
+    from koffline.report import ranking  # after the checks: it imports torch
+
+    def find(bar: Any) -> Any:
+        from koffline.ope.ranking import select_policies
+
+        given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states)}
+        progress = None if bar is None else lambda name: bar
+        return select_policies(log.open(), {spec: spec for spec in specs}, progress=progress, **given)
+
+    result.present(ranking.MARKER, f"evaluating {len(specs)} policies", find, ranking.report_ranking)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.completion import FILE, ONLINE_SETTING, SETTING
 from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, printable
@@ -23,56 +22,11 @@ if TYPE_CHECKING:
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
-_TRAIN = """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
-
-CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
-defaults), train, evaluators, logger; configs/ has one per algorithm. The folder of the run is d3rlpy's
-(params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
-
-\b
-Examples:
-  koffline train configs/kloss_dqn.yaml --out runs/a
-  koffline train configs/cql.yaml --set algo.params.gamma=0.98 --set train.n_steps=5000
-  koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
-  koffline train configs/kloss_sac.yaml --out runs/b --resume
-"""
-_SWEEP = """Train CONFIG with every combination of the --grid values and several seeds.
-
-Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with a
-bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep, runs
-in the middle too; any other grid, seeds or settings in the same DIR train only what is not there yet. A run
-that fails does not stop the others; errors.txt says why. The summary's metric is that of the last epoch:
-changing --metric trains nothing again.
-
-\b
-Examples:
-  koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
-  koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
-  koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
-"""
-_ONLINE = """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
-
-CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of the
-paper's environments, and paper.yaml with the paper's own settings. Without it, --set env=NAME says what is
-needed. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
-
-The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
-metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over the
-seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
-
-\b
-Examples:
-  koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
-  koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
-  koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
-  koffline online --set env=Pendulum-v1 --set critic=kloss_slow --set steps=50000
-  koffline online --resume runs/pendulum
-"""
 
 
-@click.command(help=_TRAIN, no_args_is_help=True)
-@click.argument("config", type=FILE)
-@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.", type=SETTING)
+@click.command(no_args_is_help=True)
+@click.argument("config")
+@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
 @_DEVICE
@@ -87,7 +41,19 @@ def train(
     resume: bool,
     quiet: bool,
 ) -> None:
-    """Check the config, train, print the last metrics and where the model is."""
+    """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
+
+    CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
+    defaults), train, evaluators, logger; configs/ has one per algorithm. The folder of the run is d3rlpy's
+    (params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
+
+    \b
+    Examples:
+      koffline train configs/kloss_dqn.yaml --out runs/a
+      koffline train configs/cql.yaml --set algo.params.gamma=0.98 --set train.n_steps=5000
+      koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
+      koffline train configs/kloss_sac.yaml --out runs/b --resume
+    """
     from koffline.train.config import load_config
 
     settings = load_config(config, assignments, data)
@@ -104,34 +70,25 @@ def train(
         hint = "; go on with --resume" if (folder / "checkpoint.pt").exists() else ""
         click.echo(f"interrupted; the epochs that had ended are in {folder}{hint}", err=True)
         raise SystemExit(130) from None
-    _print_metrics(result.metrics, f"{result.steps} steps in {result.seconds:.1f} s", str(result.model))
+    from koffline.report import make_console, print_table
+
+    metrics = {name: value for name, value in result.metrics.items() if not name.startswith("time_")}
+    rows, right = [(printable(name), f"{value:.5g}") for name, value in metrics.items()], ("last epoch",)
+    console, title = make_console(), f"{result.steps} steps in {result.seconds:.1f} s"
+    print_table(console, title, ("metric", "last epoch"), rows, right=right)
+    console.print(f"model: {result.model}", soft_wrap=True, highlight=False)
 
 
-def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("metric", title=title, title_justify="left")
-    table.add_column("last epoch", justify="right")
-    for name, value in metrics.items():
-        if not name.startswith("time_"):
-            table.add_row(printable(name), f"{value:.5g}")
-    console = Console(emoji=False)
-    console.print(table)
-    console.print(f"model: {model}", soft_wrap=True, highlight=False)
-
-
-@click.command(help=_SWEEP, no_args_is_help=True)
-@click.argument("config", type=FILE)
+@click.command(no_args_is_help=True)
+@click.argument("config")
 @click.option(
     "--grid",
     multiple=True,
-    type=SETTING,
     metavar="KEY=A,B,…",
     help="Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times.",
 )
 @click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
-@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.", type=SETTING)
+@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
 @click.option("--metric", help="What counts: an evaluator or a loss; default the return in an environment.")
@@ -146,7 +103,20 @@ def _print_metrics(metrics: dict[str, float], title: str, model: str) -> None:
 def sweep(
     config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
 ) -> None:
-    """Check every config, train, print the table and where the files are."""
+    """Train CONFIG with every combination of the --grid values and several seeds.
+
+    Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with
+    a bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep,
+    runs in the middle too; any other grid, seeds or settings in the same DIR train only what is not there
+    yet. A run that fails does not stop the others; errors.txt says why. The summary's metric is that of the
+    last epoch: changing --metric trains nothing again.
+
+    \b
+    Examples:
+      koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
+      koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
+      koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
+    """
     from koffline.store.targets import RECORD
     from koffline.train.config import make_plan
     from koffline.train.sweep import print_summary, run_sweep
@@ -172,9 +142,9 @@ def sweep(
         raise SystemExit(2)
 
 
-@click.command(help=_ONLINE, no_args_is_help=True)
-@click.argument("config", required=False, type=FILE)
-@set_option("One setting, e.g. critic=fvi; wins over the file.", type=ONLINE_SETTING)
+@click.command(no_args_is_help=True)
+@click.argument("config", required=False)
+@set_option("One setting, e.g. critic=fvi; wins over the file.")
 @whole("--seed-count", help="How many seeds; default 6.")
 @whole("--seed", 0, help="The first one; default 0.")
 @click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")
@@ -191,7 +161,24 @@ def online(
     quiet: bool,
     **options: Any,
 ) -> None:
-    """Check the config, train, print a table over the seeds and where everything is."""
+    """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
+
+    CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of
+    the paper's environments, and paper.yaml with the paper's own settings. Without it, --set env=NAME says
+    what is needed. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
+
+    The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
+    metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over
+    the seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
+
+    \b
+    Examples:
+      koffline online configs/online/inverted_pendulum.yaml --out runs/pendulum
+      koffline online configs/online/swimmer.yaml --set critic=td0 --set steps=500000 --workers 2
+      koffline online configs/online/ant.yaml --set env_options.ctrl_cost_weight=0.1 --seed-count 3
+      koffline online --set env=Pendulum-v1 --set critic=kloss_slow --set steps=50000
+      koffline online --resume runs/pendulum
+    """
     from koffline.online.config import load_config
     from koffline.store.targets import CONFIG, RECORD
 
@@ -225,28 +212,24 @@ def online(
 
 
 def _print_scores(result: OnlineResult) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
+    """Print the last evaluation of every seed and over the seeds, the speed and the folder."""
+    from koffline.report import make_console, print_table
     from koffline.spread import LEVEL
 
-    summary = result.summary
+    summary, scores, console = result.summary, result.summary.last, make_console()
+    numbers = zip(*(score.per_seed for score in scores), strict=True)
+    each = [[str(seed), *map(_number, own)] for seed, own in zip(summary.seeds, numbers, strict=True)]
+    together = [
+        ["IQM", *(_number(score.spread.iqm) for score in scores)],
+        [f"{LEVEL:.0%} interval", *map(_interval, scores)],
+        [summary.best_name.replace("_", " "), *(_number(score.best) for score in scores)],
+    ]
     title = f"{summary.env}, {summary.critic}: {summary.steps} steps per seed"
-    table = Table("seed", title=title, title_justify="left")
-    for name in ("return", "sampled return", "length"):
-        table.add_column(name, justify="right")
-    scores = summary.last
-    for place, seed in enumerate(summary.seeds):
-        ends = place == len(summary.seeds) - 1
-        table.add_row(str(seed), *(_number(score.per_seed[place]) for score in scores), end_section=ends)
-    table.add_row("IQM", *(_number(score.spread.iqm) for score in scores))
-    table.add_row(f"{LEVEL:.0%} interval", *map(_interval, scores))
-    table.add_row(summary.best_name.replace("_", " "), *(_number(score.best) for score in scores))
-    console = Console(emoji=False)
-    console.print(table)
+    names = ("return", "sampled return", "length")
+    print_table(console, title, ("seed", *names), each, together, right=names)
     speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second"
-    console.print(speed, soft_wrap=True, highlight=False)
-    console.print(f"run: {result.out}", soft_wrap=True, highlight=False)
+    for line in (speed, f"run: {result.out}"):
+        console.print(line, soft_wrap=True, highlight=False)
 
 
 def _number(value: float) -> str:

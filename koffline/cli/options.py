@@ -1,10 +1,8 @@
-"""Options that several commands share: a log and how it is read, its results, settings, where work runs."""
+"""Options that several commands share: a log and how it is read, settings, where work runs."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +10,10 @@ from typing import Any
 
 import click
 
-from koffline.cli.completion import FILE
-from koffline.cli.targets import claim
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import DataError
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
-from koffline.store.run_record import start_run
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -29,29 +24,17 @@ def added(options: Sequence[Any]) -> Option:
     return lambda command: functools.reduce(lambda inner, option: option(inner), reversed(options), command)
 
 
-class Whole(click.IntRange):
-    """Whole numbers of at least some number."""
-
-    name = "integer"  # for the help and refusals; click's own is "integer range"
-
-
-class Inside(click.FloatRange):
-    """Numbers strictly inside an interval."""
-
-    name = "number"
-
-
 def whole(flag: str, least: int = 1, **more: Any) -> Option:
     """An option for a whole number of at least ``least``."""
-    return click.option(flag, type=Whole(least), **more)
+    return click.option(flag, type=click.IntRange(least), **{"metavar": "INTEGER", **more})
 
 
 def gamma_option(
     text: str = "Discount factor, inside (0, 1); default: the log's own hint.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
-    inside = Inside(0.0, 1.0, min_open=True, max_open=True)
-    return click.option("--gamma", type=inside, help=text, **more)
+    inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
+    return click.option("--gamma", type=inside, metavar="NUMBER", help=text, **more)
 
 
 def set_option(text: str, **more: Any) -> Option:
@@ -60,8 +43,8 @@ def set_option(text: str, **more: Any) -> Option:
 
 
 THREADS = whole("--threads", help="Threads of this process; default 1.")
-SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
 QUIET = click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr.")
+SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
 _SETTINGS = (
     ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
     ("--config", "FILE", "YAML file of settings (see --set); options here win over it."),
@@ -106,7 +89,26 @@ def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Optio
     ]
 
 
-settings_options = added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])
+def settings_options(command: Command) -> Command:
+    """``--initial-states``, ``--config``, ``--set`` and ``--threads``; the command gets ``settings``.
+
+    These are all settings that were given, options that are named as one included: options win over --set,
+    --set over the file. They are checked before a large log is read; gamma may still come from the log.
+    """
+
+    @functools.wraps(command)
+    def run(*args: Any, config: str | None, assignments: tuple[str, ...], **options: Any) -> Any:
+        from koffline.config import EvaluationSettings, make_settings, parse_assignments, read_yaml
+
+        own = {name: options.pop(name) for name in EvaluationSettings.model_fields if name in options}
+        settings = {**(read_yaml(config) if config else {}), **parse_assignments(assignments)}
+        settings |= {name: value for name, value in own.items() if value is not None}
+        make_settings({"gamma": 0.5}, settings)
+        return command(*args, settings=settings, **options)
+
+    return added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])(run)
+
+
 _LOG = (
     click.option("--discrete", type=int, metavar="N", help="Declare the N discrete actions 0 … N − 1."),
     click.option("--continuous", nargs=2, type=float, metavar="LOW HIGH", help=_LOW_HIGH),
@@ -182,8 +184,7 @@ def log_options(argument: str, *reading: Option) -> Option:
             given = {name: options.pop(name) for name in names if name in options}
             given = {name: value for name, value in given.items() if value is not None}
             is_lazy = options.pop("lazy", False) or bool(given.items() - {"workers": 1}.items())
-            result = options.get("result")
-            out = Path(result.out if isinstance(result, Result) and result.out else "")
+            out = Path(getattr(options.get("result"), "out", None) or "")
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
@@ -192,7 +193,7 @@ def log_options(argument: str, *reading: Option) -> Option:
                 remove_saved(partial)
             return found
 
-        return click.argument(argument, type=FILE)(added([*_LOG, *reading])(run))
+        return click.argument(argument)(added([*_LOG, *reading])(run))
 
     return add
 
@@ -234,67 +235,3 @@ def _by_column(flag: str, text: str) -> tuple[str, str]:
     if equals and not (column and method):
         raise DataError(f"{flag} received '{text}'; write METHOD or COLUMN=METHOD")
     return column, method
-
-
-@dataclass(frozen=True)
-class Result:
-    """Output of a command's result: a folder, and JSON or a table on stdout."""
-
-    out: str | None
-    force: bool
-    as_json: bool
-    quiet: bool = False
-
-    def present(
-        self,
-        kind: str,
-        marker: str,
-        title: str,
-        find: Callable[[Any], Any],
-        write: Callable[..., Path],
-        show: Callable[[Any, Path | None], None],
-    ) -> None:
-        """Claim the folder (identified by ``marker``), compute, write the report with its record, print.
-
-        find: computes the result; its argument is the progress bar named ``title``. A user's policy may print
-        while it is imported or called: stdout belongs to the result alone.
-        """
-        from koffline.progress import training_bar
-
-        run = page = None
-        if self.out is not None:
-            from koffline.report.page import check_output_directory
-
-            claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
-            run = start_run(kind)
-        with training_bar(title, self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
-            found = find(bar)
-        if run is not None:
-            from koffline.ope.results import plain
-
-            seconds = round(found.seconds, 3)
-            record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=seconds)
-            page = write(found, Path(str(self.out)), self.force, record)
-        if self.as_json:
-            click.echo(found.to_json())
-        else:
-            show(found, page)
-
-
-def result_options(file: str) -> Option:
-    """``--out``, ``--force``, ``--json``, ``--quiet``, as ``result: Result``. file: what --out gets."""
-
-    def add(command: Command) -> Command:
-        @functools.wraps(command)
-        def run(*args: Any, out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any) -> Any:
-            return command(*args, result=Result(out, force, as_json, quiet), **options)
-
-        json_text = "Print one JSON object on stdout and nothing else there."
-        return added([
-            click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
-            click.option("--force", is_flag=True, help="Replace earlier results in --out."),
-            click.option("--json", "as_json", is_flag=True, help=json_text),
-            QUIET,
-        ])(run)  # fmt: skip
-
-    return add

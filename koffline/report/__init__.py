@@ -1,1 +1,156 @@
-"""Output for people: tables, plots and the HTML page."""
+"""A result in a terminal, and as a folder: its JSON, figures as PNG, and a self-contained HTML page."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from koffline.errors import ConfigError
+from koffline.report import words
+from koffline.store.files import atomic_folder, remove_abandoned
+from koffline.store.run_record import FILE, shown_command
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+
+_WIDTH = 116
+_TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # result files of one command
+Row = Sequence[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A result as people look at it.
+
+    marker: the name of its JSON file and, with another ending, of the template of its page. found: a result
+    with ``to_json``, and with what the last part of ``base.html.j2`` shows. figures: what makes each, by
+    name. show: prints what comes before the notes and the path. context: what the template needs besides.
+    """
+
+    marker: str
+    found: Any
+    figures: Mapping[str, Callable[[], Figure]]
+    show: Callable[[Console], None]
+    context: Mapping[str, Any] = field(default_factory=dict)
+
+    def write(self, out: Path, force: bool, run: Any) -> Path:
+        """``marker``, ``plots/*.png``, ``report.html`` and run.json in ``out``; returns the page's path.
+
+        An earlier report is replaced only with ``force`` and only once the new one is complete. run: the
+        content of run.json, where all that differs from one day to the next belongs: all else should be the
+        same bytes every time.
+        """
+        check_output_directory(out, force, self.marker)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_folder(out, True, lambda _: True) as folder:  # others were refused above
+            figures = {name: draw() for name, draw in self.figures.items()}
+            (folder / "plots").mkdir()
+            for name, figure in figures.items():
+                figure.savefig(folder / "plots" / f"{name}.png", dpi=144)
+            (folder / self.marker).write_text(self.found.to_json(timing=False) + "\n", encoding="utf-8")
+            page = self.render({name: _svg(figure) for name, figure in figures.items()})
+            (folder / "report.html").write_text(page, encoding="utf-8")
+            if run is not None:
+                text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+                (folder / FILE).write_text(text, encoding="utf-8")
+        return out / "report.html"
+
+    def render(self, figures: Mapping[str, str]) -> str:
+        """The page as text, by the template of this folder that is named as ``marker``.
+
+        In a template ``figures.name`` is an SVG element (mark it safe), and the functions of
+        `koffline.report.words` are filters: ``| number`` gives four digits, ``| setting`` what a setting is.
+        """
+        from jinja2 import Environment, FileSystemLoader
+
+        places = FileSystemLoader(Path(__file__).parent)
+        environment = Environment(loader=places, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+        environment.filters |= {name: value for name, value in vars(words).items() if callable(value)}
+        template = environment.get_template(self.marker.replace(".json", ".html.j2"))
+        return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
+
+    def print(self, page: Path | None = None) -> None:
+        """Print the result, how many notes there are, what was found in a sentence, and the page's path."""
+        console, notes = make_console(), len(getattr(self.found, "notes", ()))
+        self.show(console)
+        if notes:
+            them, verb = ("it", "is") if notes == 1 else ("them", "are")
+            where = "in the report" if page else f"in --json, and 'koffline data info' shows {them}"
+            said = f"{words.count_of(notes, 'note')} on how the log was read {verb} {where}"
+            console.print(said, style="dim", soft_wrap=True)
+        if hasattr(self.found, "verdict"):
+            console.print(self.found.verdict.sentence, style="bold", soft_wrap=True)
+        if page is not None:
+            console.print(f"report: {page}", soft_wrap=True)
+
+
+def check_output_directory(out: Path, force: bool, marker: str) -> None:
+    """ConfigError before any work when ``out`` is a file, or holds something.
+
+    marker: the file without which a folder is not ours to replace, even with ``force``.
+    """
+    remove_abandoned(out)
+    occupied = out.is_dir() and any(out.iterdir())
+    refusal = None
+    if out.exists() and not out.is_dir():
+        refusal = "is a file; name a directory"
+    elif occupied and not force:
+        refusal = "is not empty; name another directory or add --force to replace it"
+    elif occupied and not any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker))):
+        refusal = f"holds no {marker}, so --force will not replace it; name another directory"
+    if refusal is not None:
+        raise ConfigError(f"--out {out} {refusal}")
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as an inline element, without the XML prologue and metadata."""
+    import matplotlib as mpl
+
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": "koffline"}):  # ids by content, not at random
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def make_console() -> Console:
+    """Console as wide as the terminal, else wide enough to break no number. No markup."""
+    from rich.console import Console
+
+    console = Console(emoji=False, markup=False)
+    if not console.is_terminal:
+        console.width = max(console.width, _WIDTH)
+    return console
+
+
+def print_table(
+    console: Console, title: str, columns: Row, *parts: Iterable[Row], right: Sequence[str] = ()
+) -> None:
+    """Print a table with its title on the left and a line between its parts.
+
+    columns: their heads; none for names and values, a line each. right: the columns of numbers.
+    """
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=bool(columns))
+    if not columns:
+        table.add_column(style="bold")
+    for name in columns or ("",):
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for rows in parts:
+        for row in rows:
+            table.add_row(*row)
+        table.add_section()
+    console.print(table)
+
+
+def print_labelled(console: Console, label: str, text: str, style: str = "yellow") -> None:
+    """One long line behind a coloured label."""
+    from rich.text import Text
+
+    console.print(Text.assemble((f"{label}:", style), f" {text}"), soft_wrap=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
-from koffline.report import page as pages
-from koffline.report import plots, words
-from koffline.report.page import write_page
+from koffline.report import Report, plots, print_labelled, print_table
 from koffline.report.plots import ACCENT, INK, SOFT
-from koffline.report.words import number
+from koffline.report.words import describe_log, number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,16 +29,25 @@ _NO_ROWS = "#c4c8cc"
 _SPACING = "distance to the nearest logged row / the log's own spacing"
 
 
-def write_diagnosis(diagnosis: Diagnosis, out: Path, force: bool, run: Any) -> Path:
-    """The folder of a diagnosis, see `write_page`."""
+def report_diagnosis(diagnosis: Diagnosis) -> Report:
+    """The report of a diagnosis."""
     places = [(region, _describe(region)) for region in diagnosis.regions]
+    rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
+    relevant = coverage.weights > 0.0
+    near = (coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
+    figures = {"map": partial(_plot_maps, diagnosis)} if diagnosis.maps else {}
+    figures["by_value"] = partial(_plot_profile, diagnosis.by_value, "value Q of the row")
+    if diagnosis.by_step is not None:
+        figures["by_step"] = partial(_plot_profile, diagnosis.by_step, "time step in the episode")
+    figures["residuals"] = partial(plots.plot_residuals, rows.residuals[rows.weights > 0.0])
+    figures["coverage"] = partial(plots.plot_coverage, *near)
     context = {"z_note": _Z_NOTE, "places": places}
-    return write_page(MARKER, diagnosis, lambda: draw_diagnosis(diagnosis), out, force, run, **context)
+    return Report(MARKER, diagnosis, figures, partial(_show, diagnosis), context)
 
 
-def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
-    """Test, kernel loss, coverage, places of the largest error; findings, warnings and the report's path."""
-    console, test = pages.make_console(), diagnosis.test
+def _show(diagnosis: Diagnosis, console: Any) -> None:
+    """Print test, kernel loss, coverage, places of the largest error, findings and warnings."""
+    test = diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
     rows = [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
@@ -51,24 +58,26 @@ def print_diagnosis(diagnosis: Diagnosis, page: Path | None = None) -> None:
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("logged return", f"{number(diagnosis.logged_return)} (discounted, up to each episode's last row)"),
         ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
-        ("log", words.describe_log(diagnosis)),
+        ("log", describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
-    pages.print_record(console, f"Is {test.value_function} the value function of {test.policy}?", rows)
+    print_table(console, f"Is {test.value_function} the value function of {test.policy}?", (), rows)
     if diagnosis.regions:
         columns = ("state", "action", "rows", "mean residual", "z", "beyond chance")
-        places = pages.make_table("Where residuals of one sign gather", *columns)
-        for region in diagnosis.regions:
-            mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
-            clear = "yes" if region.is_significant else "no"
-            places.add_row(*_describe(region), f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear)
-        console.print(places)
+        print_table(console, "Where residuals of one sign gather", columns, map(_cells, diagnosis.regions))
         console.print(_Z_NOTE, soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:
         console.print(diagnosis.shown, soft_wrap=True, style="dim")
-    pages.print_end(console, diagnosis.warnings, page)
+    for warning in diagnosis.warnings:
+        print_labelled(console, "warning", warning)
+
+
+def _cells(region: Region) -> list[str]:
+    mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
+    clear = "yes" if region.is_significant else "no"
+    return [*_describe(region), f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear]
 
 
 def _describe(region: Region) -> tuple[str, str]:
@@ -76,22 +85,7 @@ def _describe(region: Region) -> tuple[str, str]:
     return describe_place(region.center), describe_action(region.action)
 
 
-def draw_diagnosis(diagnosis: Diagnosis) -> dict[str, Figure]:
-    """All figures that this diagnosis has, by name."""
-    figures: dict[str, Figure] = {}
-    if diagnosis.maps:
-        figures["map"] = plot_maps(diagnosis)
-    figures["by_value"] = plot_profile(diagnosis.by_value, "value Q of the row")
-    if diagnosis.by_step is not None:
-        figures["by_step"] = plot_profile(diagnosis.by_step, "time step in the episode")
-    rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
-    figures["residuals"] = plots.plot_residuals(rows.residuals[rows.weights > 0.0])
-    relevant = coverage.weights > 0.0
-    figures["coverage"] = plots.plot_coverage(coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
-    return figures
-
-
-def plot_maps(diagnosis: Diagnosis) -> Figure:
+def _plot_maps(diagnosis: Diagnosis) -> Figure:
     """Kernel-weighted mean residual over two-dimensional states, one panel per action, one scale for all.
 
     Places without rows are grey (white is zero); dots fill places that noise alone would rarely bring.
@@ -137,7 +131,7 @@ def _draw_map(axes: Any, one: WitnessMap, seen: np.ndarray, limit: float, thresh
     return mesh
 
 
-def plot_profile(profile: Profile, label: str) -> Figure:
+def _plot_profile(profile: Profile, label: str) -> Figure:
     """Mean residual ± 2 standard errors in bins; the band holds 80 % of the residuals."""
 
     def draw(axes: Axes) -> None:

@@ -2,126 +2,95 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
 
 from koffline.ope.names import OVER_EPISODES
-from koffline.ope.results import Estimate, EstimateTable, describe_coverage, percent
-from koffline.report import page as pages
-from koffline.report import plots, words
-from koffline.report.page import write_page
-from koffline.report.plots import plot_estimate, plot_forest
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, describe_coverage, percent
+from koffline.report import Report, plots, print_labelled, print_table, words
+from koffline.report.words import within
 
 ESTIMATE, ESTIMATES = "estimate.json", "estimates.json"
 
 
-def write_estimate(found: Estimate, out: Path, truth: float | None, force: bool, run: Any) -> Path:
-    """The folder of one estimate, see `write_page`."""
-
-    def draw() -> dict[str, Figure]:
-        figures = {"estimate": plot_estimate(found, truth)}
-        seen = found.evidence
-        if seen is None:
-            return figures
+def report_estimate(truth: float | None, found: Estimate) -> Report:
+    """The report of one estimate, beside the truth if that is known."""
+    figures, seen = {"estimate": partial(plots.plot_estimate, found, truth)}, found.evidence
+    if seen is not None:
         levels = [("final estimate", found.value, plots.ACCENT)]
         levels += [] if truth is None else [("truth", truth, plots.WARM)]
-        starts, mean = "V(s) of an initial state", "mean = the estimate"
-        figures["values"] = plots.plot_curves(seen, seen.values, "estimate of the value", levels)
-        figures["objective"] = plots.plot_curves(seen, seen.objective, "mini-batch objective")
-        figures["residuals"] = plots.plot_residuals(seen.residuals)
-        figures["initial_values"] = plots.plot_histogram(
-            seen.initial_values, found.value, mean, starts, "initial states", bins=40
-        )
-        figures["coverage"] = plots.plot_coverage(
-            seen.action_support, seen.support_weights, seen.support_label
-        )
-        return figures
+        starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
+        near = (seen.action_support, seen.support_weights, seen.support_label)
+        figures |= {
+            "values": partial(plots.plot_curves, seen, seen.values, "estimate of the value", levels),
+            "objective": partial(plots.plot_curves, seen, seen.objective, "mini-batch objective"),
+            "residuals": partial(plots.plot_residuals, seen.residuals),
+            "initial_values": partial(
+                plots.plot_histogram, seen.initial_values, found.value, *starts, bins=40
+            ),
+            "coverage": partial(plots.plot_coverage, *near),
+        }
+    return Report(ESTIMATE, found, figures, partial(_show_estimate, truth, found), {"truth": truth})
 
-    return write_page(ESTIMATE, found, draw, out, force, run, truth=truth)
+
+def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
+    """Print value, interval and the diagnostics a person needs, the groups, then warnings."""
+    print_table(console, f"What {found.policy} is worth", (), _facts(found, truth))
+    if found.groups:
+        together = f"{percent(found.settings['level'])}, together"
+        columns = (str(found.by), "start states", "value", together)
+        print_table(console, f"By {found.by}", columns, words.group_rows(found))
+    for warning in found.warnings:
+        print_labelled(console, "warning", warning)
 
 
-def print_estimate(estimate: Estimate, truth: float | None = None, page: Path | None = None) -> None:
-    """Value, interval and the diagnostics a person needs; warnings and the report's path at the end."""
-    found, own, uplift = estimate.diagnostics, estimate.diagnostics.get("logged_return"), estimate.uplift
-    is_open = estimate.verdict.answer.startswith("not")
+def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]:
+    """Names and texts of the lines on one estimate."""
+    found, uplift, own = estimate.diagnostics, estimate.uplift, estimate.diagnostics.get("logged_return")
+    is_open, over_episodes = estimate.verdict.answer.startswith("not"), estimate.estimator in OVER_EPISODES
     about = "no answer: the log does not support this number" if is_open else words.return_words(estimate)
-    value = f"{estimate.value:.4g}   ({about})"
-    rows = [
-        ("verdict", str(estimate.verdict)),
-        ("value", value),
-        ("interval", words.describe_interval(estimate.interval)),
-    ]
+    yield "verdict", str(estimate.verdict)
+    yield "value", f"{estimate.value:.4g}   ({about})"
+    yield "interval", words.describe_interval(estimate.interval)
     if truth is not None:
-        rows.append(("truth", f"{truth:.4g}"))
+        yield "truth", f"{truth:.4g}"
     if uplift is not None:
-        logger, ends = f"{uplift.behavior_value:.4g}{words.within(uplift.behavior_interval)}", words.within
-        how = "" if estimate.estimator in OVER_EPISODES else ", by the same networks"
-        rows.append(("logging policy", f"{logger}   (the policy that wrote the log{how})"))
-        rows.append(
-            ("uplift", f"{uplift.value:+.4g}{ends(uplift.interval)}   (over the logging policy, paired)")
-        )
-    elif own is not None and found["beyond_cuts"] and estimate.estimator in OVER_EPISODES:
-        rows.append(
-            ("uplift", "– (it values nothing after a cut: compare with the logged return, or ask kloss)")
-        )
+        how = "" if over_episodes else ", by the same networks"
+        logger = f"{uplift.behavior_value:.4g}{within(uplift.behavior_interval)}"
+        yield "logging policy", f"{logger}   (the policy that wrote the log{how})"
+        yield "uplift", f"{uplift.value:+.4g}{within(uplift.interval)}   (over the logging policy, paired)"
+    elif own is not None and found["beyond_cuts"] and over_episodes:
+        yield "uplift", "– (it values nothing after a cut: compare with the logged return, or ask kloss)"
     if own is not None:
         beyond, error = found["beyond_cuts"], found.get("logged_return_se")
         spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # not for rounding alone
         cut = f"   (what was recorded; {beyond:.0%} of the discounted future comes later)" if beyond else ""
-        rows.append(("logged return", f"{own:.4g}{spread}{cut}"))
+        yield "logged return", f"{own:.4g}{spread}{cut}"
     if "training_steps" in found:
         seen = f", on {found['sample_rows']:,} of the rows" if "sample_rows" in found else ""
-        rows.append(("training", f"{found['training_steps']:,} steps{seen}"))
+        yield "training", f"{found['training_steps']:,} steps{seen}"
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
-    near = describe_coverage(found["coverage"])
-    rows += [
-        ("estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")),
-        ("log", words.describe_log(estimate)),
-        ("coverage", near),
-        *([("actions", words.action_shares(found["actions"]))] if "actions" in found else []),
-        ("seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"),
-    ]
-    console = pages.make_console()
-    pages.print_record(console, f"What {estimate.policy} is worth", rows)
-    _print_groups(console, estimate)
-    pages.print_end(console, estimate.warnings, page, len(estimate.notes), estimate.verdict.sentence)
+    yield "estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")
+    yield "log", words.describe_log(estimate)
+    yield "coverage", describe_coverage(found["coverage"])
+    if "actions" in found:
+        yield "actions", words.action_shares(found["actions"])
+    yield "seed, time", f"{estimate.seed}, {estimate.seconds:.1f} s"
 
 
-def _print_groups(console: Any, estimate: Estimate) -> None:
-    """Print the value of each group of start states."""
-    if not estimate.groups:
-        return
-    together = f"{percent(estimate.settings['level'])}, together"
-    drawn = pages.make_table(f"By {estimate.by}", str(estimate.by), "start states", "value", together)
-    for row in words.group_rows(estimate):
-        drawn.add_row(*row)
-    console.print(drawn)
-
-
-def write_estimates(found: EstimateTable, out: Path, truth: float | None, force: bool, run: Any) -> Path:
-    """The folder of every estimator's answer, see `write_page`."""
-
+def report_estimates(truth: float | None, found: EstimateTable) -> Report:
+    """The report of every estimator's answer, beside the truth if that is known."""
     warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
-    context = {"truth": truth, "reasons": collected_reasons(found).items()}
-    return write_page(
-        ESTIMATES,
-        found,
-        lambda: {"forest": plot_forest(found, truth)},
-        out,
-        force,
-        run,
-        warnings=warnings,
-        **context,
-    )
+    context = {"truth": truth, "warnings": warnings, "reasons": _reasons(found).items()}
+    figures = {"forest": partial(plots.plot_forest, found, truth)}
+    return Report(ESTIMATES, found, figures, partial(_show_estimates, truth, found), context)
 
 
-def print_estimates(found: EstimateTable, truth: float | None = None, page: Path | None = None) -> None:
-    """A line per estimator: estimate, interval and kind, effective sample size; then bounds and warnings."""
-    console = pages.make_console()
-    drawn = pages.make_table(f"What {found.policy} is worth ({words.return_words(found)})")
+def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> None:
+    """Print a line per estimator, then what goes for all: verdict, truth, bounds, reasons and warnings."""
     columns = [
         "estimator",
         "estimate",
@@ -131,53 +100,59 @@ def print_estimates(found: EstimateTable, truth: float | None = None, page: Path
         "promise",
         "ESS",
     ]
-    for name in columns if truth is None else [*columns, "error"]:
-        drawn.add_column(name, justify="right" if name in ("estimate", "ESS", "error") else "left")
-    for number, row in enumerate(found.rows):
-        last = number + 1 == len(found.rows) or found.rows[number + 1].family != row.family
-        cells = [words.estimator_words(row, found), "–"]
-        if row.estimate is not None:
-            interval, size = row.estimate.interval, row.estimate.effective_sample_size
-            about = ["–", words.uplift(row.estimate.uplift), "", ""]
-            if interval is not None:
-                kind, ends = interval.kind, f"{interval.low:.4g} … {interval.high:.4g}"
-                about = [ends, about[1], kind, words.promise(interval)]
-            value = row.estimate.value
-            error = [] if truth is None else [f"{value - truth:+.3g}"]
-            cells = [cells[0], f"{value:.4g}", *about, "" if size is None else f"{size:.0f}", *error]
-        drawn.add_row(*cells, end_section=last)
-    console.print(drawn)
-    pages.print_labelled(console, "verdict", str(found.verdict), "bold")
+    columns += [] if truth is None else ["error"]
+    families = groupby(found.rows, attrgetter("family"))
+    parts = [[_cells(row, found, truth) for row in rows] for _, rows in families]
+    title = f"What {found.policy} is worth ({words.return_words(found)})"
+    print_table(console, title, columns, *parts, right=("estimate", "ESS", "error"))
+    print_labelled(console, "verdict", str(found.verdict), "bold")
     if "actions" in found.diagnostics:
-        pages.print_labelled(console, "actions", words.action_shares(found.diagnostics["actions"]), "bold")
+        print_labelled(console, "actions", words.action_shares(found.diagnostics["actions"]), "bold")
     if truth is not None:
         console.print(f"truth: {truth:.4g}")
     for bound in found.bounds:
         text = f"none: {bound.reason}" if bound.interval is None else words.describe_interval(bound.interval)
-        pages.print_labelled(console, bound.kind, text, "bold")
-    guessed = {bound.reason: bound.kind for bound in found.bounds if bound.interval and bound.reason}
-    for reason in guessed:
-        kinds = [bound.kind for bound in found.bounds if bound.interval and bound.reason == reason]
-        pages.print_labelled(console, f"note ({', '.join(kinds)})", str(reason), "dim")
-    for reason, names in collected_reasons(found).items():
+        print_labelled(console, bound.kind, text, "bold")
+    guessed = [(bound.kind, bound.reason) for bound in found.bounds if bound.interval]
+    for reason, names in _collected(guessed).items():
+        print_labelled(console, f"note ({', '.join(names)})", reason, "dim")
+    for reason, names in _reasons(found).items():
         verb = "does" if len(names) == 1 else "do"
-        pages.print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
+        print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
     for warning, names in collected_warnings(found).items():
-        pages.print_labelled(console, f"warning ({', '.join(names)})", warning)
-    pages.print_end(console, (), page, len(found.notes), found.verdict.sentence)
+        print_labelled(console, f"warning ({', '.join(names)})", warning)
+
+
+def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[str]:
+    """Cells of an estimator's line; those after a dash are empty."""
+    name, estimate = words.estimator_words(row, found), row.estimate
+    if estimate is None:
+        return [name, "–"]
+    interval, size = estimate.interval, estimate.effective_sample_size
+    ends, kind, promise = "–", "", ""
+    if interval is not None:
+        ends, kind, promise = words.ends(interval), interval.kind, words.promise(interval)
+    cells = [name, f"{estimate.value:.4g}", ends, words.uplift(estimate.uplift), kind, promise]
+    error = [] if truth is None else [f"{estimate.value - truth:+.3g}"]
+    return [*cells, "" if size is None else f"{size:.0f}", *error]
 
 
 def collected_warnings(found: EstimateTable) -> dict[str, list[str]]:
     """Each sentence once, with the estimators that it concerns; what concerns all of them first."""
-    collected: dict[str, list[str]] = {text: ["all"] for text in found.warnings}
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
-    for name, text in own:
-        if text not in found.warnings:
+    of_all = [("all", text) for text in found.warnings]
+    return _collected([*of_all, *(pair for pair in own if pair[1] not in found.warnings)])
+
+
+def _reasons(found: EstimateTable) -> dict[str, list[str]]:
+    """Reasons why estimators do not apply, each once, with the estimators concerned."""
+    return _collected((row.name, row.reason) for row in found.rows)
+
+
+def _collected(said: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
+    """Each sentence once, with the names that it concerns."""
+    collected: dict[str, list[str]] = {}
+    for name, text in said:
+        if text:
             collected.setdefault(text, []).append(name)
     return collected
-
-
-def collected_reasons(found: EstimateTable) -> dict[str, list[str]]:
-    """Reasons why estimators do not apply, each once, with the estimators concerned."""
-    reasons = dict.fromkeys(row.reason for row in found.rows if row.reason is not None)
-    return {reason: [row.name for row in found.rows if row.reason == reason] for reason in reasons}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,47 +12,41 @@ import numpy as np
 from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import percent
-from koffline.report.page import make_console, make_table, print_end, write_page
+from koffline.report import Report, print_labelled, print_table
 from koffline.report.plots import ACCENT, SOFT, WARM, list_rows, make_figure
-from koffline.report.words import number, return_words, uplift
+from koffline.report.words import ends, number, return_words, uplift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 MARKER = "ranking.json"
-_LONGEST_NAME = 36
+_NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
-def write_ranking(ranking: PolicyRanking, out: Path, force: bool, run: Any) -> Path:
-    """The folder of a ranking, see `write_page`."""
-
+def report_ranking(ranking: PolicyRanking) -> Report:
+    """The report of a ranking."""
+    rows = [_row(policy, ranking) for policy in ranking.policies]
     context = {
-        "columns": _columns(ranking),
-        "rows": [_row(policy, ranking) for policy in ranking.policies],
+        "columns": list(rows[0]),
+        "rows": [list(row.values()) for row in rows],
         "sentences": describe_differences(ranking),
         "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
     }
-    return write_page(MARKER, ranking, lambda: {"ranking": plot_ranking(ranking)}, out, force, run, **context)
+    figures = {"ranking": partial(plot_ranking, ranking)}
+    return Report(MARKER, ranking, figures, partial(_show, ranking, context), context)
 
 
-def print_ranking(ranking: PolicyRanking, page: Path | None = None) -> None:
-    """Places, intervals and what differs; the quality of the choice when truths are known; warnings."""
-    console = make_console()
-    table = make_table(f"What the policies are worth (γ = {ranking.gamma:.10g})")
-    for title in _columns(ranking):
-        table.add_column(
-            title, justify="right" if title in ("", "value", "truth") else "left", overflow="fold"
-        )
-    for policy in ranking.policies:
-        table.add_row(*_row(policy, ranking))
-    console.print(table)
-    quality = [] if ranking.metrics is None else [describe_metrics(ranking.metrics)]
-    for line in [*describe_differences(ranking), *quality]:
-        console.print(line, soft_wrap=True)
-    print_end(console, ranking.warnings, None)
+def _show(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:
+    """Print places, intervals and what differs; the quality of the choice when truths are known; warnings."""
+    title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value", "truth")
+    print_table(console, title, context["columns"], context["rows"], right=right)
+    for line in [*context["sentences"], context["quality"]]:
+        if line:
+            console.print(line, soft_wrap=True)
+    for warning in ranking.warnings:
+        print_labelled(console, "warning", warning)
     console.print(ranking.assumptions, soft_wrap=True, style="dim")
-    print_end(console, (), page, len(ranking.notes))
 
 
 def describe_differences(ranking: PolicyRanking) -> list[str]:
@@ -81,21 +76,17 @@ def describe_metrics(metrics: SelectionMetrics) -> str:
     return "Against the truth: " + "; ".join(f"{name} {value}" for name, value in parts.items()) + "."
 
 
-def _columns(ranking: PolicyRanking) -> list[str]:
-    best, level = ranking.best.interval, percent(ranking.level)
-    columns = ["", "policy", "value", "interval" if best is None else f"{level} {best.kind} interval"]
-    columns += ["uplift"] if ranking.best.uplift is not None else []
-    columns += [] if ranking.metrics is None else ["truth"]
-    return [*columns, "may be best"]
-
-
-def _row(policy: RankedPolicy, ranking: PolicyRanking) -> list[str]:
-    interval = policy.interval
-    ends = "–" if interval is None else f"{number(interval.low)} … {number(interval.high)}"
-    cells = [str(policy.rank), policy.name, number(policy.value), ends]
-    cells += [uplift(policy.uplift)] if ranking.best.uplift is not None else []
-    cells += [] if ranking.metrics is None else [number(policy.truth)]
-    return [*cells, "yes" if policy.maybe_best else "no"]
+def _row(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str]:
+    """Cells of a policy's line by the heads of their columns, which are the same for all policies."""
+    best, interval = ranking.best, policy.interval
+    head = "interval" if best.interval is None else f"{percent(ranking.level)} {best.interval.kind} interval"
+    cells = {"": str(policy.rank), "policy": policy.name, "value": number(policy.value)}
+    cells[head] = "–" if interval is None else ends(interval)
+    if best.uplift is not None:
+        cells["uplift"] = uplift(policy.uplift)
+    if ranking.metrics is not None:
+        cells["truth"] = number(policy.truth)
+    return {**cells, "may be best": "yes" if policy.maybe_best else "no"}
 
 
 def plot_ranking(ranking: PolicyRanking) -> Figure:
@@ -113,19 +104,6 @@ def plot_ranking(ranking: PolicyRanking) -> Figure:
             axes.plot(truths, range(len(truths)), "D", color=WARM, ms=5, label="truth", zorder=3)
         if axes.get_legend_handles_labels()[1]:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        list_rows(axes, [_label(policy) for policy in policies])
+        list_rows(axes, [f"{_NO_FOLDERS.sub('', policy.name)}  {policy.rank}" for policy in policies])
 
     return make_figure(draw, 7.6, 1.4 + 0.42 * len(policies), xlabel=return_words(ranking))
-
-
-def short_name(name: str) -> str:
-    """Without folders, and without the middle of what is still long."""
-    bare = re.sub(r"[^:]*/", "", name) or name
-    if len(bare) <= _LONGEST_NAME:
-        return bare
-    half = _LONGEST_NAME // 2
-    return f"{bare[: half - 1]}…{bare[-half:]}"
-
-
-def _label(policy: RankedPolicy) -> str:
-    return f"{short_name(policy.name)}  {policy.rank}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from koffline.ope.names import BANDIT, CERTIFIED_KINDS, READ_OFF
@@ -62,7 +62,7 @@ def describe_interval(interval: Interval | None) -> str:
     if interval is None:
         return "none; the verdict and the warnings say why"
     about = f"{percent(interval.level)} {interval.kind}, {promise(interval)}"
-    return f"{interval.low:.4g} … {interval.high:.4g}   ({about})"
+    return f"{ends(interval)}   ({about})"
 
 
 def return_words(found: Any) -> str:
@@ -108,16 +108,21 @@ def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
 
 def within(interval: Interval | None) -> str:
     """Ends of an interval in brackets, to follow a number; empty without an interval."""
-    return "" if interval is None else f" ({interval.low:.4g} … {interval.high:.4g})"
+    return "" if interval is None else f" ({ends(interval)})"
+
+
+def ends(interval: Interval) -> str:
+    """Low and high end, four significant digits each."""
+    return f"{interval.low:.4g} … {interval.high:.4g}"
 
 
 def number(value: object) -> str:
-    """Number with four significant digits; a dash for None."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+    """Number with four significant digits; a dash for None, yes or no for a truth value."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def count_of(count: int, noun: str) -> str:
@@ -159,28 +164,23 @@ def setting(name: str) -> str:
 
 
 def describe_lines(value: Any) -> list[str]:
-    """A diagnostic as lines of text: 'key value' for mappings, ends for intervals, a count for long lists."""
-    if isinstance(value, bool):
-        return ["yes" if value else "no"]
+    """A diagnostic as lines of text: a count for lists that are long or nested, ends for intervals.
+
+    Mappings have a line 'key value' for each part that is not None; nested ones carry the outer key too.
+    """
     if isinstance(value, (list, tuple)):
-        if any(isinstance(part, (Mapping, list, tuple)) for part in value):
-            return [count_of(len(value), "record")]
-        if len(value) > _LONGEST_LIST:
+        is_nested = any(isinstance(part, (Mapping, list, tuple)) for part in value)
+        if is_nested or len(value) > _LONGEST_LIST:
             return [count_of(len(value), "value")]
-        return [", ".join(number(part) for part in value) or "–"]
+        return [", ".join(map(number, value)) or "–"]
     if not isinstance(value, Mapping):
         return [number(value)]
-    if not {"low", "high", "kind"} <= set(value):
-        return list(_entries(value)) or ["–"]
-    level = f"{percent(value['level'])} " if value.get("level") is not None else ""
-    return [f"{number(value['low'])} … {number(value['high'])} ({level}{value['kind']})"]
-
-
-def _entries(record: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a mapping without what is None; those of nested ones carry the outer key."""
-    for key, value in record.items():
-        if value is None:
-            continue
-        names_itself = isinstance(value, Mapping) and value.get("kind") == key
+    if {"low", "high", "kind"} <= set(value):
+        level = f"{percent(value['level'])} " if value.get("level") is not None else ""
+        return [f"{number(value['low'])} … {number(value['high'])} ({level}{value['kind']})"]
+    lines = []
+    for key, part in value.items():
+        names_itself = isinstance(part, Mapping) and part.get("kind") == key
         name = "" if names_itself else f"{str(key).replace('_', ' ')} "
-        yield from (f"{name}{line}" for line in describe_lines(value))
+        lines += [] if part is None else [f"{name}{line}" for line in describe_lines(part)]
+    return lines or ["–"]

@@ -28,8 +28,8 @@ HEADS = ("kloss", "fqe", "lstd")
 def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
     """One log, one estimate."""
     problem = spec(seed, n_rows)
-    estimate = koffline.evaluate(problem.transitions(), problem.policy(), problem.gamma, seed=seed, **options)
-    truth = problem.truth_at_starts
+    estimate = koffline.evaluate(problem.transitions(), problem.policy(), seed=seed, **options)
+    truth = problem.at_starts.value
     heads = estimate.diagnostics["estimates_by_head"]
     return {
         "problem": name,

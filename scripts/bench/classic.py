@@ -6,6 +6,7 @@ Each has the methods of `koffline.envs.boxes.BoxWorld`; noise that Gymnasium's v
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +15,18 @@ from koffline.envs.boxes import Actions, Observations, Outcome, States
 
 
 @dataclass(frozen=True)
-class CartPole:
+class PlainWorld:
+    """What most worlds share: discrete actions, and states that are observed as they are."""
+
+    bounds: ClassVar[None] = None
+
+    def observe(self, state: States) -> Observations:
+        """The state in single precision."""
+        return state.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class CartPole(PlainWorld):
     """CartPole-v1: push the cart left (0) or right (1), reward 1 a step until the pole falls.
 
     ``push_noise`` is the standard deviation of a random force in newtons added to every push (0: Gymnasium).
@@ -22,7 +34,6 @@ class CartPole:
 
     push_noise: float = 0.0
     n_actions: int = 2
-    bounds: None = None
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """All four coordinates uniform in ±0.05."""
@@ -48,13 +59,9 @@ class CartPole:
         fallen = (np.abs(following[:, 0]) > 2.4) | (np.abs(following[:, 2]) > 12 * 2 * np.pi / 360)
         return Outcome(following, np.ones(len(state)), fallen)
 
-    def observe(self, state: States) -> Observations:
-        """Position, velocity, angle, angular velocity."""
-        return state.astype(np.float32)
-
 
 @dataclass(frozen=True)
-class MountainCar:
+class MountainCar(PlainWorld):
     """MountainCar-v0: push left (0), coast (1) or push right (2), reward −1 a step until x ≥ 0.5.
 
     ``noise`` is the standard deviation of a Gaussian added to the velocity each step (0: Gymnasium's task).
@@ -62,7 +69,6 @@ class MountainCar:
 
     noise: float = 0.0
     n_actions: int = 3
-    bounds: None = None
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         """At rest near the bottom of the valley."""
@@ -79,10 +85,6 @@ class MountainCar:
         velocity = np.where((position == -1.2) & (velocity < 0), 0.0, velocity)
         terminated = (position >= 0.5) & (velocity >= 0)
         return Outcome(np.stack([position, velocity], axis=1), np.full(len(state), -1.0), terminated)
-
-    def observe(self, state: States) -> Observations:
-        """Position and velocity."""
-        return state.astype(np.float32)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import softmax
 
 Array = np.ndarray
 
@@ -141,8 +142,7 @@ class Scores:
     def __call__(self, observations: Array) -> Array:
         table = np.asarray(self.weights)
         score = observations.astype(np.float64) @ table[:, :-1].T + table[:, -1]
-        chance = np.exp(score - score.max(axis=1, keepdims=True))
-        return chance / chance.sum(axis=1, keepdims=True)
+        return softmax(score, axis=1)
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,7 @@ class NearestTo:
 
     def __call__(self, observations: Array) -> Array:
         score = -self.sharpness * (self.controller(observations) - np.asarray(self.values)) ** 2
-        chance = np.exp(score - score.max(axis=1, keepdims=True))
-        return chance / chance.sum(axis=1, keepdims=True)
+        return softmax(score, axis=1)
 
 
 @dataclass(frozen=True)
@@ -182,5 +181,4 @@ class OrderUpTo:
         stock, coming, sine, _ = (20.0 * observations.astype(np.float64)).T
         wish = np.clip(self.level + self.season * sine / 20.0 - stock - coming, 0.0, 20.0)
         score = -self.sharpness * (wish[:, None] - 5.0 * np.arange(5)) ** 2
-        chance = np.exp(score - score.max(axis=1, keepdims=True))
-        return chance / chance.sum(axis=1, keepdims=True)
+        return softmax(score, axis=1)

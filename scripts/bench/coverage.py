@@ -14,6 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,27 @@ def clopper_pearson(hits: int, draws: int, level: float = 0.95) -> tuple[float, 
     low = 0.0 if hits == 0 else float(stats.beta.ppf(tail, hits, draws - hits + 1))
     high = 1.0 if hits == draws else float(stats.beta.ppf(1.0 - tail, hits + 1, draws - hits))
     return low, high
+
+
+def kept_runs(
+    path: Path,
+    names: Sequence[str],
+    cells: Iterable[tuple[str | int, ...]],
+    measure: Callable[..., dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """A record for each cell: from a file of JSON lines, or made by ``measure`` and written there at once.
+
+    names: the fields of a record that tell its cell.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    done = {tuple(run[name] for name in names) for run in runs}
+    for cell in cells:
+        if cell not in done:
+            runs.append(measure(*cell))
+            with path.open("a") as file:
+                file.write(json.dumps(runs[-1]) + "\n")
+    return runs
 
 
 def measure(name: str, draw: int, n_rows: int, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -109,17 +132,9 @@ def main() -> None:
     arguments = parser.parse_args()
     options, names = parse_assignments(arguments.option), arguments.problems or list(EXACT_PROBLEMS)
     estimators = arguments.names.split(",")
-    arguments.runs.parent.mkdir(parents=True, exist_ok=True)
-    lines = arguments.runs.read_text().splitlines() if arguments.runs.exists() else []
-    runs = [json.loads(line) for line in lines]
-    done = {(run["problem"], run["seed"]) for run in runs}
-    for draw in range(arguments.draws):
-        for name in names:
-            if (name, draw) in done:
-                continue
-            runs.append(measure(name, draw, arguments.n_rows, estimators, options))
-            with arguments.runs.open("a") as file:
-                file.write(json.dumps(runs[-1]) + "\n")
+    given = {"n_rows": arguments.n_rows, "names": estimators, "options": options}
+    cells = ((name, draw) for draw in range(arguments.draws) for name in names)
+    runs = kept_runs(arguments.runs, ("problem", "seed"), cells, partial(measure, **given))
     rows = []
     bounds = {case.name: efficiency_bound(case) for case in CASES if case.name in names}
     for estimator in estimators:

@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 
 import numpy as np
 import torch
+from scipy.special import softmax
 
 from koffline.config import parse_assignments
-from koffline.envs.boxes import Actions, Observations, Outcome, States, draw_actions
+from koffline.envs.boxes import Actions, Outcome, States, draw_actions
 from koffline.ope.evaluation import estimate_all
-from scripts.bench.classic import CartPole
+from scripts.bench.classic import CartPole, PlainWorld
 from scripts.bench.controllers import Fixed, LinearSoftmax
-from scripts.bench.coverage import clopper_pearson
+from scripts.bench.coverage import clopper_pearson, kept_runs
 from scripts.bench.rollouts import as_transitions, log_episodes, monte_carlo_value
 
 Array = np.ndarray
@@ -41,12 +42,11 @@ _SWEEPS, _TRAIN_ROWS, _RIDGE = 60, 60_000, 1e-3  # of fitted Q-iteration
 
 
 @dataclass(frozen=True)
-class Glucose:
+class Glucose(PlainWorld):
     """Four lags each of glucose (mg/dl), diet and exercise, three of the dose; noise 10 mg/dl."""
 
     noise: float = 10.0
     n_actions: int = 5
-    bounds: None = None
     burn_in: int = 1000
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
@@ -67,9 +67,6 @@ class Glucose:
         reward = -(high**1.35) / 30.0 - low**2 / 30.0
         return Outcome(np.column_stack(columns), reward, np.zeros(len(state), dtype=bool))
 
-    def observe(self, state: States) -> Observations:
-        return state.astype(np.float32)
-
     def _events(self, n: int, generator: np.random.Generator) -> tuple[Array, Array]:
         """Meals and exercise: rare, of random size."""
         diet = (generator.random(n) < 0.17) * np.abs(generator.normal(44.4, 35.5, n))
@@ -88,12 +85,11 @@ _EFFECTS = np.array(
 
 
 @dataclass(frozen=True)
-class Pole:
+class Pole(PlainWorld):
     """CartPole with noise 0.01 on each coordinate; a fallen pole stays where it fell."""
 
     noise: float = 0.01
     n_actions: int = 2
-    bounds: None = None
     burn_in: int = 500
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
@@ -106,9 +102,6 @@ class Pole:
         following = following + self.noise * generator.standard_normal(state.shape)
         following[fallen] = state[fallen]
         return Outcome(following, reward, np.zeros(len(state), dtype=bool))
-
-    def observe(self, state: States) -> Observations:
-        return state.astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,8 +123,7 @@ class QuadraticValues:
         values = self.features(observations.astype(np.float64)) @ self.weights
         if self.temperature == 0.0:
             return np.eye(values.shape[1])[values.argmax(axis=1)]
-        odds = np.exp((values - values.max(axis=1, keepdims=True)) / self.temperature)
-        return odds / odds.sum(axis=1, keepdims=True)
+        return softmax(values / self.temperature, axis=1)
 
 
 def fit_values(world: Glucose, gamma: float) -> QuadraticValues:
@@ -246,6 +238,12 @@ def pole() -> Experiment:
 EXPERIMENTS: dict[str, Callable[[], Experiment]] = {"glucose": glucose, "pole": pole}
 
 
+def measure_cell(
+    made: dict[str, Experiment], options: dict[str, Any], name: str, draw: int
+) -> dict[str, Any]:
+    return made[name].measure(draw, options)
+
+
 def summarise(name: str, estimator: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     """Coverage, error, width; ``width_over_oracle``: over that of a normal interval of the errors' spread."""
     own = [run for run in runs if run["experiment"] == name and estimator in run["answers"]]
@@ -283,16 +281,10 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     options, names = parse_assignments(given.option), given.experiments or list(EXPERIMENTS)
-    lines = given.runs.read_text().splitlines() if given.runs.exists() else []
-    runs = [json.loads(line) for line in lines]
-    done = {(run["experiment"], run["draw"]) for run in runs}
     made = {name: EXPERIMENTS[name]() for name in names}
-    for draw in range(given.draws):
-        for name in names:
-            if (name, draw) not in done:
-                runs.append(made[name].measure(draw, options))
-                with given.runs.open("a") as file:
-                    file.write(json.dumps(runs[-1]) + "\n")
+    cells = ((name, draw) for draw in range(given.draws) for name in names)
+    measure = partial(measure_cell, made, options)
+    runs = kept_runs(given.runs, ("experiment", "draw"), cells, measure)
     rows = [summarise(name, estimator, runs) for name in names for estimator in _NAMES]
     for row in rows:
         print(json.dumps(row))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from koffline.envs.boxes import Actions, Observations, Outcome, States
+from scripts.bench.classic import PlainWorld
 
 Array = np.ndarray
 _MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
@@ -42,11 +43,10 @@ class Repriced:
 
 
 @dataclass(frozen=True)
-class PuddleWorld:
+class PuddleWorld(PlainWorld):
     """Boyan and Moore's puddle world: moves of 0.05 with noise 0.01, cost 1 a step, up to 40 in puddles."""
 
     n_actions: int = 4
-    bounds: None = None
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.uniform(0.0, 0.95, size=(n, 2))
@@ -58,9 +58,6 @@ class PuddleWorld:
         upright = np.hypot(state[:, 0] - 0.45, state[:, 1] - np.clip(state[:, 1], 0.40, 0.80))
         depth = np.maximum(0.0, 0.1 - np.minimum(flat, upright))
         return Outcome(following, -1.0 - 400.0 * depth, following.sum(axis=1) >= 1.9)
-
-    def observe(self, state: States) -> Observations:
-        return state.astype(np.float32)
 
 
 @dataclass(frozen=True)

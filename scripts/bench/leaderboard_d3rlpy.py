@@ -141,7 +141,7 @@ def main() -> None:
             }
             started = time.perf_counter()
             fqe = fit_fqe(log, policy, spec.gamma, 0, **changes)
-            error = fqe.start_value(log, policy) / problem.truth_at_starts - 1.0
+            error = fqe.start_value(log, policy) / problem.at_starts.value - 1.0
             print(f"{name:<12}{changes}: {error:+.3f}, {time.perf_counter() - started:.0f} s", flush=True)
 
 

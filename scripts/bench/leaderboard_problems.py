@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from koffline.data.transitions import Metadata, Transitions
-from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
+from koffline.policies import Policy
 from scripts.bench import controllers as c
 from scripts.bench.classic import CartPole, Pendulum
 from scripts.bench.embedded import EmbeddedMDP
 from scripts.bench.finite_worlds import graph_world, grid_world
 from scripts.bench.held_out_worlds import PuddleWorld
 from scripts.bench.rollouts import as_transitions, log_episodes
-from scripts.bench.specs import Spec
+from scripts.bench.specs import Spec, policy_of
 
 Array = np.ndarray
 _BOX = ((-2.0,), (2.0,))
@@ -128,12 +128,7 @@ class BoardProblem:
 
     def policy(self, name: str) -> Policy:
         """One of the targets as koffline's policy."""
-        target = self.targets[name]
-        if not hasattr(target, "sample"):
-            return DiscretePolicy(self.world.n_actions, target, name=name)
-        size, sample = len(self.world.bounds[0]), None if target.deterministic else target.sample
-        density = getattr(target, "log_density", None)
-        return ContinuousPolicy(size, target.mean, sample, name=name, density_function=density)
+        return policy_of(self.world, self.targets[name], name)
 
     def truth(self, name: str) -> tuple[float, float]:
         """Value over the world's start distribution, and its standard error (0 where it is exact)."""

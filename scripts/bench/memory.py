@@ -24,6 +24,7 @@ import koffline
 from koffline.envs.boxes import Actions, Observations, Outcome, States
 from koffline.store.files import atomic_file
 from scripts.bench import controllers as c
+from scripts.bench.coverage import kept_runs
 from scripts.bench.problems import DEVELOPMENT, Spec
 from tests.exact_problems import EXACT_PROBLEMS
 
@@ -162,7 +163,12 @@ def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, A
         log, policy, gamma, truth = exact.transitions, exact.policy, exact.gamma, exact.value
     else:
         problem = (WORLDS.get(name) or DEVELOPMENT[name])(seed, n_rows)
-        log, policy, gamma, truth = problem.transitions(), problem.policy(), problem.gamma, problem.truth
+        log, policy, gamma, truth = (
+            problem.transitions(),
+            problem.policy(),
+            problem.spec.gamma,
+            problem.truth.value,
+        )
     found = koffline.evaluate(log, policy, gamma, seed=seed, estimator="kloss", history=history, **options)
     interval = found.interval
     return {
@@ -213,19 +219,15 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("out/memory.jsonl"))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    lines = given.runs.read_text().splitlines() if given.runs.exists() else []
-    runs = [json.loads(line) for line in lines]
-    done = {(run["world"], run["seed"], run["history"]) for run in runs}
-    given.runs.parent.mkdir(parents=True, exist_ok=True)
-    for name, seed, history in questions(given.seeds, given.n_rows):
-        if (name, seed, history) not in done:
-            run = answer(name, seed, history, given.n_rows, {})
-            runs.append(run)
-            with given.runs.open("a") as file:
-                file.write(json.dumps(run) + "\n")
-            print(f"{name} {seed} history {history}: {run['value']:.4g} {run['interval']}, truth "
-                  f"{run['truth']:.4g}, {run['verdict']} {run['state']}", flush=True)  # fmt: skip
-    found = summarise(runs)
+
+    def measure(name: str, seed: int, history: int) -> dict[str, Any]:
+        run = answer(name, seed, history, given.n_rows, {})
+        print(f"{name} {seed} history {history}: {run['value']:.4g} {run['interval']}, truth "
+              f"{run['truth']:.4g}, {run['verdict']} {run['state']}", flush=True)  # fmt: skip
+        return run
+
+    cells = questions(given.seeds, given.n_rows)
+    found = summarise(kept_runs(given.runs, ("world", "seed", "history"), cells, measure))
     for row in found["worlds"]:
         print("{world:28} history {history}: error {error:+.1%}, held {held} of {intervals}, supported "
               "{supported}, flagged {flagged} of {logs}".format(**row))  # fmt: skip

@@ -10,10 +10,6 @@ bandwidths) of 2,000 of these tuples and of fresh ones, also that of the true va
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import numpy as np
 import torch

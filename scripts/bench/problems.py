@@ -3,19 +3,11 @@
 ``DEVELOPMENT`` is for developing estimators; ``HELD_OUT`` is for judging them: never tune on it.
 Each entry is called as ``problem = DEVELOPMENT["cartpole"](seed=0, n_rows=20_000)``. Truths belong to the
 problem, not to the seed; they are kept in $KOFFLINE_BENCH_CACHE (else a folder of the temporary directory).
-
-``python scripts/bench/problems.py`` prints the table.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
-
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 from scripts.bench import controllers as c
 from scripts.bench.classic import Acrobot, CartPole, MountainCar, Pendulum
@@ -189,29 +181,3 @@ HELD_OUT: dict[str, Spec] = {
         ),
     ]
 }
-
-
-def main() -> None:
-    """Print rows, episodes, truth and the behaviour's own return of every problem."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="problems to show (default: all)")
-    parser.add_argument("--n-rows", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    header = f"{'problem':<18}{'set':<6}{'rows':>7}{'episodes':>9}{'ended':>7}{'gamma':>7}"
-    print(header + f"{'truth':>11}{'± s.e.':>9}{'at starts':>11}{'± s.e.':>9}{'sd/√E':>9}{'behaviour':>11}")
-    for label, group in (("dev", DEVELOPMENT), ("held", HELD_OUT)):
-        for name, spec in group.items():
-            if options.names and name not in options.names:
-                continue
-            p = spec(options.seed, options.n_rows)
-            floor = p.start_deviation / p.n_episodes**0.5
-            row = (
-                f"{name:<18}{label:<6}{len(p.rewards):>7}{p.n_episodes:>9}{p.terminated.sum():>7}{p.gamma:>7}"
-            )
-            row += f"{p.truth:>11.4g}{p.truth_se:>9.2g}{p.truth_at_starts:>11.4g}{p.truth_at_starts_se:>9.2g}"
-            print(row + f"{floor:>9.2g}{p.behavior_return:>11.4g}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

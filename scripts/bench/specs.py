@@ -13,65 +13,52 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+from koffline.data.transitions import Metadata, Transitions
 from koffline.envs.boxes import draw_actions
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
-from scripts.bench.rollouts import MonteCarloValue, log_episodes, monte_carlo_value, play
+from scripts.bench.rollouts import (
+    EpisodeLog,
+    MonteCarloValue,
+    as_transitions,
+    log_episodes,
+    monte_carlo_value,
+    play,
+)
+
+
+def policy_of(world: Any, target: Any, name: str) -> Policy:
+    """A target as koffline's policy.
+
+    Of discrete actions it maps observations to probabilities (N, n); else it has .sample(observations,
+    generator), .mean and .deterministic, and .log_density where that is written down.
+    """
+    if not hasattr(target, "sample"):
+        return DiscretePolicy(world.n_actions, target, name=name)
+    size, sample = len(world.bounds[0]), None if target.deterministic else target.sample
+    density = getattr(target, "log_density", None)
+    return ContinuousPolicy(size, target.mean, sample, name=name, density_function=density)
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A log, the policy to evaluate, and the answer. ``n_actions`` or ``low``/``high`` is None."""
+    """A log, the policy to evaluate, and the answer.
 
-    name: str
-    observations: np.ndarray  # (N, d) float32
-    actions: np.ndarray  # (N,) int64 | (N, k) float64
-    rewards: np.ndarray  # (N,)
-    next_observations: np.ndarray  # (N, d) float32
-    terminated: np.ndarray  # (N,) bool
-    truncated: np.ndarray  # (N,) bool: time limit or end of the log
-    episode_ids: np.ndarray  # (N,) int64
-    steps: np.ndarray  # (N,) int64
-    n_actions: int | None
-    low: tuple[float, ...] | None
-    high: tuple[float, ...] | None
-    target: (
-        Any  # discrete: observations -> (N, n); else .sample(observations, generator), .mean, .deterministic
-    )
-    gamma: float
-    truth: float  # value over the world's start distribution, no time limit
-    truth_se: float
-    truth_at_starts: float  # value given the log's own start states: what the log can be asked for
-    truth_at_starts_se: float
-    start_deviation: (
-        float  # of V over start states; start_deviation / sqrt(episodes) is the unavoidable error
-    )
-    behavior: Any
+    ``truth``: the value over the world's start distribution, no time limit. ``at_starts``: given the log's
+    own start states, which is what the log can be asked for.
+    """
 
-    @property
-    def n_episodes(self) -> int:
-        return int(self.episode_ids[-1] - self.episode_ids[0]) + 1
+    spec: Spec
+    log: EpisodeLog
+    truth: MonteCarloValue
+    at_starts: MonteCarloValue
 
     def transitions(self) -> Transitions:
         """The log as koffline's record, with γ as its hint."""
-        if self.n_actions is not None:
-            space: Discrete | Continuous = Discrete(self.n_actions)
-        else:
-            space = Continuous(len(self.low), self.low, self.high)
-        columns = {f.name: getattr(self, f.name) for f in fields(Transitions) if hasattr(self, f.name)}
-        return Transitions(**columns, action_space=space, metadata=Metadata(gamma=self.gamma))
+        return as_transitions(self.log, self.spec.world, metadata=Metadata(gamma=self.spec.gamma))
 
     def policy(self) -> Policy:
         """The target as koffline's policy."""
-        if self.n_actions is not None:
-            return DiscretePolicy(self.n_actions, self.target, name=self.name)
-        sample = None if self.target.deterministic else self.target.sample
-        return ContinuousPolicy(len(self.low), self.target.mean, sample, name=self.name)
-
-    @property
-    def behavior_return(self) -> float:
-        """Mean discounted return of the logged episodes as they were cut."""
-        return float(np.sum(self.rewards * self.gamma**self.steps) / self.n_episodes)
+        return policy_of(self.spec.world, self.spec.target, self.spec.name)
 
 
 @dataclass(frozen=True)
@@ -108,25 +95,7 @@ class Spec:
         name_key = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:4], "little")
         generator = np.random.default_rng([seed, name_key])
         log = log_episodes(self.world, self.behavior, n_rows, self.time_limit, generator)
-        truth = self.truth()
-        at_starts = self.value_from(log.start_states, repeats=20)
-        columns = {name: column for name, column in vars(log).items() if name != "start_states"}
-        low, high = self.world.bounds or (None, None)
-        return Problem(
-            name=self.name,
-            **columns,
-            n_actions=self.world.n_actions,
-            low=low,
-            high=high,
-            target=self.target,
-            gamma=self.gamma,
-            truth=truth.value,
-            truth_se=truth.standard_error,
-            truth_at_starts=at_starts.value,
-            truth_at_starts_se=at_starts.error_given_starts,
-            start_deviation=truth.start_deviation,
-            behavior=self.behavior,
-        )
+        return Problem(self, log, self.truth(), self.value_from(log.start_states, repeats=20))
 
     def _fingerprint(self, starts: np.ndarray, repeats: int) -> str:
         """Changes whenever the starts, the world, the target policy or the Monte-Carlo code does."""

@@ -14,12 +14,9 @@ import argparse
 import contextlib
 import json
 import math
-import sys
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import gymnasium
 import numpy as np

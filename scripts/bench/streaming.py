@@ -16,14 +16,10 @@ import math
 import multiprocessing
 import os
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
-
 
 import numpy as np
 import torch

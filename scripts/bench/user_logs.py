@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
-
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Transitions

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from koffline.envs.boxes import Actions, Observations, Outcome, States
+from scripts.bench.classic import PlainWorld
 
 Array = np.ndarray
 _MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
 
 
 @dataclass(frozen=True)
-class NoisyGrid:
+class NoisyGrid(PlainWorld):
     """Continuous grid: the unit square, four moves with Gaussian noise, goal corner ends the episode.
 
     Reward −1 a step, −5 in a swamp in the middle, +20 at the goal (x + y ≥ 1.8).
@@ -22,7 +23,6 @@ class NoisyGrid:
     stride: float = 0.08
     noise: float = 0.03
     n_actions: int = 4
-    bounds: None = None
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.uniform(0.0, 0.3, size=(n, 2))
@@ -33,9 +33,6 @@ class NoisyGrid:
         goal = following.sum(axis=1) >= 1.8
         depth = np.exp(-np.sum((following - 0.5) ** 2, axis=1) / 0.15**2)
         return Outcome(following, -1.0 - 4.0 * depth + 20.0 * goal, goal)
-
-    def observe(self, state: States) -> Observations:
-        return state.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -63,12 +60,11 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Clicks:
+class Clicks(PlainWorld):
     """One step each: eight features of a visitor, five offers, a click (1) with a logistic chance."""
 
     key: int = 0
     n_actions: int = 5
-    bounds: None = None
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         return generator.standard_normal((n, 8))
@@ -76,9 +72,6 @@ class Clicks:
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         clicked = generator.random(len(state)) < self.chances(state)[np.arange(len(state)), action]
         return Outcome(state, clicked.astype(np.float64), np.ones(len(state), dtype=bool))
-
-    def observe(self, state: States) -> Observations:
-        return state.astype(np.float32)
 
     def chances(self, observations: Array) -> Array:
         """Of a click, (N, 5)."""

@@ -29,15 +29,16 @@ def small(name, **changes):
 @pytest.mark.parametrize("name", ALL)
 def test_log_is_consistent(name):
     problem = small(name, time_limit=30)(seed=1, n_rows=200)
-    for column in (problem.observations, problem.next_observations, problem.rewards):
+    log = problem.log
+    for column in (log.observations, log.next_observations, log.rewards):
         assert len(column) == 200
         assert np.all(np.isfinite(column))
-    same = problem.episode_ids[1:] == problem.episode_ids[:-1]
-    np.testing.assert_array_equal(problem.observations[1:][same], problem.next_observations[:-1][same])
-    np.testing.assert_array_equal(problem.terminated | problem.truncated, ~np.append(same, False))
-    assert problem.steps.max() < 30
-    assert np.isfinite(problem.truth)
-    assert np.isfinite(problem.truth_at_starts)
+    same = log.episode_ids[1:] == log.episode_ids[:-1]
+    np.testing.assert_array_equal(log.observations[1:][same], log.next_observations[:-1][same])
+    np.testing.assert_array_equal(log.terminated | log.truncated, ~np.append(same, False))
+    assert log.steps.max() < 30
+    assert np.isfinite(problem.truth.value)
+    assert np.isfinite(problem.at_starts.value)
 
 
 def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
@@ -46,7 +47,7 @@ def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
     kept = {path: path.stat().st_mtime_ns for path in own_cache.iterdir()}
     again, other_seed = spec(seed=0, n_rows=100), spec(seed=1, n_rows=100)
     assert first.truth == again.truth == other_seed.truth
-    assert first.truth_at_starts == again.truth_at_starts != other_seed.truth_at_starts
+    assert first.at_starts == again.at_starts != other_seed.at_starts
     assert all(path.stat().st_mtime_ns == time for path, time in kept.items())
     other_policy = replace(spec, target=spec.behavior)(seed=0, n_rows=100)
     assert other_policy.truth != first.truth
@@ -56,11 +57,12 @@ def test_truth_is_kept_and_belongs_to_the_problem(own_cache):
 def test_on_policy_returns_agree_with_the_truth(name):
     """Where the log is the target's own and most episodes end, its mean return is close to the value."""
     problem = replace(ALL[name], n_starts=300)(n_rows=20_000)
-    returns = np.bincount(problem.episode_ids, weights=problem.rewards * problem.gamma**problem.steps)
-    error = np.hypot(returns.std(ddof=1) / np.sqrt(problem.n_episodes), problem.truth_se)
-    assert problem.terminated.sum() > 0.9 * problem.n_episodes
+    log, truth = problem.transitions(), problem.truth
+    returns = log.returns(problem.spec.gamma)
+    error = np.hypot(returns.std(ddof=1) / np.sqrt(log.n_episodes), truth.standard_error)
+    assert log.terminated.sum() > 0.9 * log.n_episodes
     # four standard errors, and one per cent for the few cut by the time limit
-    assert returns.mean() == pytest.approx(problem.truth, abs=4 * error + 0.01 * abs(problem.truth))
+    assert returns.mean() == pytest.approx(truth.value, abs=4 * error + 0.01 * abs(truth.value))
 
 
 @pytest.mark.parametrize("name", EXACT_PROBLEMS)

@@ -57,7 +57,7 @@ def test_streaming_keeps_no_replay(config, tmp_path):
 
 def test_an_option_that_is_a_setting_and_a_misspelt_setting_are_told_without_torch():
     """The config is read before anything heavy is imported."""
-    code = "import sys; from koffline.cli.main import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
+    code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
     for words, said in (
         (["--env", "CartPole-v1"], "there is no option '--env'; it is a setting: --set env=VALUE"),
         (["configs/online/swimmer.yaml", "--set", "stepz=3"], "stepz is unknown; did you mean 'steps'?"),

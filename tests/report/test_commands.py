@@ -4,24 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 import koffline
 from koffline.data.sources import write_transitions
 from tests.ope.problems import discrete_log
-from tests.refusals import assert_refused, run_cli
+from tests.refusals import assert_refused, run_cli, succeed
 
 MODEL = "print('hello')\ndef q(s, a):\n    return s[:, 0] + a\n\ndef v(s):\n    return s[:, 0]\n"
 DIAGNOSE = ("diagnose", "log.npz", "--policy", "uniform", "--model", "values_here:q", "--gamma", "0.9")
 TWO = ("--policies", "uniform", "epsilon:0.5:uniform")
 SELECT = ("select", "log.npz", "--gamma", "0.9")
 QUICK = ("--set", "steps=40", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
-
-
-def run(*arguments: str) -> Result:
-    done = run_cli(*arguments)
-    assert done.exit_code == 0, done.output
-    return done
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +43,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["diagnose", "select"],
 )
 def test_table_and_report(command, words, files, plots) -> None:
-    done = run(*command, "--out", "why")
-    assert all(word in done.output for word in words)
+    shown = succeed(*command, "--out", "why")
+    assert all(word in shown for word in words)
     assert {path.name for path in Path("why").iterdir()} == files
     page = Path("why/report.html").read_text(encoding="utf-8")
     if plots:
@@ -63,7 +56,7 @@ def test_table_and_report(command, words, files, plots) -> None:
 
 
 def test_a_selection_has_every_policy_and_pair() -> None:
-    found = json.loads(run(*SELECT, *TWO, "--truths", "-1.5", "2", "--json", *QUICK).stdout)
+    found = json.loads(succeed(*SELECT, *TWO, "--truths", "-1.5", "2", "--json", *QUICK))
     assert {policy["name"]: policy["truth"] for policy in found["policies"]} == {
         "uniform": -1.5,
         "epsilon:0.5:uniform": 2.0,
@@ -75,7 +68,7 @@ def test_a_selection_has_every_policy_and_pair() -> None:
 
 
 def test_own_estimators_are_cross_fitted() -> None:
-    found = json.loads(run(*DIAGNOSE, "--model", "fqe", "--cross-fit", "3", *QUICK, "--json").stdout)
+    found = json.loads(succeed(*DIAGNOSE, "--model", "fqe", "--cross-fit", "3", *QUICK, "--json"))
     assert found["model"] == "fqe (cross-fitted, 3 folds)"
     assert found["test"]["held_out"] is True
     assert found["shown"]
@@ -83,8 +76,8 @@ def test_own_estimators_are_cross_fitted() -> None:
 
 def test_training_rows_can_be_allowed() -> None:
     """And what a model prints stays out of the result."""
-    done = run(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json")
-    assert json.loads(done.stdout)["test"]["held_out"] is False
+    found = json.loads(succeed(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json"))
+    assert found["test"]["held_out"] is False
 
 
 @pytest.mark.parametrize(
@@ -115,10 +108,10 @@ def test_shards_say_what_their_file_says(command) -> None:
     with koffline.ShardWriter("shards", shard_rows=30) as writer:
         writer.append(discrete_log(120))
     found = [
-        _untimed(json.loads(run(command[0], *data, *command[2:], "--json").stdout))
-        for data in (["log.hdf5"], ["shards"])
+        _untimed(json.loads(succeed(command[0], *data, *command[2:], "--json")))
+        for data in (["log.hdf5"], ["shards"], ["log.hdf5", "--lazy"])
     ]
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def _untimed(record):

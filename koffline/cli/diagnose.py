@@ -1,0 +1,127 @@
+"""``koffline diagnose``: is this Q right, and where not?"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import click
+
+from koffline.cli.options import THREADS, Log, gamma_option, log_options, reading_options, set_option, whole
+from koffline.cli.targets import Result, result_options
+from koffline.errors import ConfigError
+
+_OWN = ("kloss", "fqe")
+_FOLDS = 2
+_SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
+_LEVEL, _HIGHEST_LEVEL = 0.05, 0.5
+_ALTERNATIVE = "Report power against values off by X times the rms return; default 0.1."
+
+
+@click.command(no_args_is_help=True)
+@click.option("--policy", required=True, help="The policy whose values MODEL should give.")
+@click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
+@gamma_option()
+@click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
+@click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
+@whole("--regions", default=5, help="How many places of the largest error; default 5.")
+@click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
+@click.option("--allow-training-rows", is_flag=True, help="Test rows MODEL was fitted to all the same.")
+@whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
+@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@set_option("One setting of kloss or fqe: steps=2000.")
+@THREADS
+@result_options("diagnosis.json")
+@log_options("data", reading_options)
+def diagnose(
+    log: Log,
+    policy: str,
+    model: str,
+    trained_on: str | None,
+    result: Result,
+    assignments: tuple[str, ...],
+    cross_fit: int | None,
+    **options: Any,
+) -> None:
+    """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
+
+    MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
+    function (observations, actions) -> values, or 'kloss' or 'fqe': then koffline fits one itself, each row
+    judged by a model that has not seen its episode. DATA must hold rows that MODEL was not trained on. POLICY
+    and DATA are as in 'koffline evaluate'.
+
+    \b
+    Examples:
+      koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99
+      koffline diagnose log.hdf5 --policy policy.d3 --model fqe --gamma 0.99 --out runs/why
+      koffline diagnose log.npz --policy uniform --model mypackage.values:q --gamma 0.95 --json
+      koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99 --trained-on log.hdf5
+
+    Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
+    """
+    from koffline.config import make_settings, parse_assignments
+    from koffline.policy_specs import check_spec
+
+    check_spec(policy)
+    settings = parse_assignments(assignments)
+    given = {name: value for name, value in options.items() if value is not None}
+    if not 0.0 < (level := given.get("level", _LEVEL)) <= _HIGHEST_LEVEL:
+        raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
+    if model in _OWN:
+        settings |= {name: given[name] for name in ("gamma", "seed", "threads") if name in given}
+        settings["estimator"] = model
+        make_settings({"gamma": 0.5}, settings)
+    elif cross_fit or assignments:
+        flag = "--cross-fit" if cross_fit else "--set"
+        raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
+    from koffline.report.diagnosis import MARKER, report_diagnosis  # after the checks: it imports torch
+
+    find = partial(_diagnose, log, policy, model, trained_on, settings, cross_fit or _FOLDS, given)
+    result.present(MARKER, f"judging {model}", find, report_diagnosis)
+
+
+def _diagnose(
+    log: Log,
+    policy: str,
+    model: Any,
+    trained_on: str | None,
+    settings: dict[str, Any],
+    folds: int,
+    given: dict[str, Any],
+    bar: Any,
+) -> Any:
+    """Read the log, load or fit the value function, and diagnose it."""
+    from koffline.data.sources import open_transitions
+    from koffline.data.table.files import is_table_source
+    from koffline.data.units import sample_units, without_late_ends
+    from koffline.fitting import threads
+    from koffline.ope.diagnosis import diagnose as diagnose_value_function
+    from koffline.policy_specs import load_policy
+
+    with threads(given.pop("threads", 1)):
+        rows = log.open()
+        sample = sample_units(rows, _SAMPLE_ROWS, given["seed"], settings=log.passes)
+        transitions = without_late_ends(sample.transitions, sample.units)
+        space, shape = transitions.action_space, transitions.observation_shape
+        loaded = load_policy(policy, space, shape, rows.metadata.features)
+        if trained_on is not None:
+            mapping = log.mapping if is_table_source(trained_on) else None
+            given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
+        function = _fitted(transitions, loaded, settings, folds, bar) if model in _OWN else model
+        found = diagnose_value_function(function, transitions, loaded, **given)
+    if sample.is_all:
+        return found
+    note = f"The log has {len(rows):,} rows; {len(transitions):,} of them were judged, whole episodes drawn."
+    return dataclasses.replace(found, warnings=(*found.warnings, note))
+
+
+def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int, bar: Any) -> Any:
+    """Fit koffline's own value functions with cross-fitting."""
+    from koffline.config import make_settings
+    from koffline.ope.cross_fit import cross_fit
+    from koffline.ope.fitted import fit_value_function
+
+    chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
+    fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)
+    return cross_fit(transitions, fit, folds, chosen.seed)
