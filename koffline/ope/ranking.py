@@ -23,12 +23,10 @@ from koffline.ope.comparisons import (
 )
 from koffline.ope.evaluation import evaluate
 from koffline.ope.names import AUTO
-from koffline.ope.results import Estimate, Interval, Record, Uplift
-from koffline.policies import ContinuousPolicy
+from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
-_DRAWS = 0x647261  # separates the policies' draws from those of episodes and seeds
 _PAIRED = (
     "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
     "every policy; p-values corrected for all pairs (Holm)."
@@ -43,9 +41,6 @@ _CHOSEN = (
     "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
     "the choice."
 )
-_OF_ALL = (
-    "estimator", "gamma", "n_transitions", "n_episodes", "source", "notes", "seed", "versions", "data_sha256"
-)  # fmt: skip
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
@@ -64,7 +59,7 @@ class RankedPolicy(Record):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PolicyRanking(Record):
+class PolicyRanking(LogResult):
     """Policies from the best estimate down, which of them differ, and how good the choice is if known.
 
     ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
@@ -76,19 +71,9 @@ class PolicyRanking(Record):
     metrics: SelectionMetrics | None = None
     unranked: tuple[dict[str, str], ...] = ()
     estimator: str
-    gamma: float
     level: float
     assumptions: str
-    n_transitions: int
-    n_episodes: int
-    source: str | None
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seed: int
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    data_sha256: str
-    seconds: float
 
     @property
     def best(self) -> RankedPolicy:
@@ -137,10 +122,9 @@ def select_policies(
     estimates: dict[str, Estimate] = {}
     failed: dict[str, str] = {}
     for name, policy in named.items():
-        own = _same_draws(policy, seed)
         watch = None if progress is None else progress(name)
         try:
-            estimates[name] = evaluate(transitions, own, gamma, seed=seed, progress=watch, **options)
+            estimates[name] = evaluate(transitions, policy, gamma, seed=seed, progress=watch, **options)
         except ConfigError:
             raise
         except KofflineError as error:
@@ -153,6 +137,7 @@ def select_policies(
     names = sorted(estimates, key=lambda name: -estimates[name].value)
     found = [estimates[name] for name in names]
     first, level = found[0], found[0].settings["level"]
+    about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
     comparisons, assumptions = _compare(names, found, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
     metrics = None
@@ -183,9 +168,8 @@ def select_policies(
         level=level,
         assumptions=assumptions + _CHOSEN,
         warnings=_warnings(names, found, failed),
-        settings=first.as_dict()["settings"],
-        seconds=round(time.perf_counter() - started, 3),
-        **{name: getattr(first, name) for name in _OF_ALL},
+        estimator=first.estimator,
+        **about | {"seconds": round(time.perf_counter() - started, 3)},
     )
 
 
@@ -238,17 +222,3 @@ def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
     if not np.isfinite(list(found.values())).all():
         raise ConfigError("truths hold NaN or infinite numbers; give finite ones")
     return found
-
-
-def _same_draws(policy: Policy, seed: int) -> Policy:
-    """The policy with a stream of its own for its actions.
-
-    Otherwise a stochastic policy would take draws from the stream that resamples episodes, and two policies
-    would no longer be compared on the same ones.
-    """
-    if not isinstance(policy, ContinuousPolicy) or policy.sample_function is None:
-        return policy
-    own, sample = np.random.default_rng((_DRAWS, seed)), policy.sample_function
-    return dataclasses.replace(
-        policy, sample_function=lambda observations, generator: sample(observations, own)
-    )

@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.ope.value_functions import ValueFunction
+from koffline.store.run_record import versions
 
 
 class Record:
@@ -29,7 +33,8 @@ class Record:
 
     def to_json(self, timing: bool = True) -> str:
         """The record as JSON, keys in reading order. timing: include seconds, which differ in every run."""
-        return as_json(self.as_dict(), timing)
+        kept = self.as_dict() if timing else without_seconds(self.as_dict())
+        return json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def plain(value: Any) -> Any:
@@ -41,12 +46,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
-
-
-def as_json(content: Mapping[str, Any], timing: bool = True) -> str:
-    """A mapping as JSON, keys in reading order. timing: include seconds, which differ in every run."""
-    kept = content if timing else without_seconds(content)
-    return json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def without_seconds(content: Any) -> Any:
@@ -179,7 +178,42 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Estimate(Record):
+class LogResult(Record):
+    """What was computed from a log, and of what: these fields are the last of its JSON."""
+
+    gamma: float
+    n_transitions: int
+    n_episodes: int
+    source: str | None
+    notes: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int
+    versions: dict[str, str] = field(default_factory=dict)
+    data_sha256: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        found = super().as_dict()
+        return found | {about.name: found.pop(about.name) for about in dataclasses.fields(LogResult)}
+
+
+def describe_log(log: Transitions | LazyTransitions, seed: int, started: float) -> dict[str, Any]:
+    """Fields of a `LogResult` of this log, but for gamma and settings. started: by `time.perf_counter`."""
+    return {
+        "n_transitions": len(log),
+        "n_episodes": log.n_episodes,
+        "source": log.metadata.source,
+        "notes": log.metadata.notes,
+        "seed": seed,
+        "versions": versions(),
+        "data_sha256": log.sha256,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimate(LogResult):
     """What a policy is worth: the expected discounted return from the log's initial states.
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
@@ -197,19 +231,9 @@ class Estimate(Record):
     by: str | None = None
     groups: tuple[Any, ...] = ()
     estimator: str
-    gamma: float
-    n_transitions: int
-    n_episodes: int
     policy: str
-    source: str | None
     diagnostics: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int
-    versions: dict[str, str] = field(default_factory=dict)
-    data_sha256: str
-    seconds: float
     evidence: Evidence | None = field(default=None, repr=False)
     value_function: ValueFunction | None = field(default=None, repr=False)
 
@@ -254,7 +278,7 @@ class BoundRow(Record):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EstimateTable(Record):
+class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators, and bounds that belong to none of them.
 
     ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows (coverage, the
@@ -264,26 +288,13 @@ class EstimateTable(Record):
     verdict: Verdict
     rows: tuple[EstimateRow, ...] = field(metadata={"key": "estimates"})
     bounds: tuple[BoundRow, ...]
-    gamma: float
     level: float
-    n_transitions: int
-    n_episodes: int
     policy: str
-    source: str | None
     diagnostics: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int
-    versions: dict[str, str] = field(default_factory=dict)
-    data_sha256: str
-    seconds: float
 
     def __getitem__(self, name: str) -> EstimateRow:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(name)
+        return {row.name: row for row in self.rows}[name]
 
     def __str__(self) -> str:
         lines = [f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"]

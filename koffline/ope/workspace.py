@@ -24,9 +24,9 @@ from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.residuals import PassOverRows, RowReader
+from koffline.ope.results import describe_log
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
-from koffline.store.run_record import versions
 
 
 class Workspace:
@@ -229,22 +229,15 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Description of the run for every result record."""
-        log, read = self.log.log, self.log.sample.transitions
-        rows, episodes = (
-            (len(read), read.n_episodes) if self.log.is_whole else (self.facts.rows, self.facts.episodes)
+        read, about = (
+            self.log.sample.transitions,
+            describe_log(self.log.log, self.settings.seed, self._started),
         )
-        return {
-            "gamma": self.settings.gamma,
-            "n_transitions": rows,
-            "n_episodes": episodes,
-            "policy": self.policy.name,
-            "source": log.metadata.source,
-            "notes": log.metadata.notes,
-            "seed": self.settings.seed,
-            "seconds": round(time.perf_counter() - self._started, 3),
-            "data_sha256": log.sha256,
-            "versions": versions(),
-        }
+        rows, episodes = len(read), read.n_episodes
+        if not self.log.is_whole:
+            rows, episodes = self.facts.rows, self.facts.episodes
+        about |= {"n_transitions": rows, "n_episodes": episodes}
+        return {"gamma": self.settings.gamma, "policy": self.policy.name, **about}
 
 
 def _weigh(reader: RowReader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
