@@ -18,10 +18,9 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures
 from koffline.ope.fitted import FittedValues
-from koffline.ope.last_layer import last_layer, minimise_kernel_loss
+from koffline.ope.last_layer import PartSystems, last_layer, minimise_kernel_loss, systems_of_part
 from koffline.ope.learning import Resampling
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.replica_sums import PartSystems, systems_of_part
 from koffline.ope.results import Uplift
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP

@@ -19,13 +19,13 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.ope import names
 from koffline.ope.coverage import LOW_COVERAGE
-from koffline.ope.doubly_robust import drl
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import MUCH_UNSEEN, contradiction
-from koffline.ope.network_estimates import estimate_by_networks, spread_of_networks
+from koffline.ope.network_estimates import estimate_by_networks
+from koffline.ope.out_of_bag import drl
 from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
@@ -79,7 +79,7 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
-        found = drl(workspace.row_sums, spread_of_networks(workspace), workspace.settings.level)
+        found = drl(workspace.row_sums, workspace.fitted.spread, workspace.settings.level)
     else:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, name, found)
@@ -208,7 +208,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     by_networks = found.name not in names.OVER_EPISODES
     sums = workspace.held_sums if by_networks else None  # all rows would need another pass
-    robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
+    robust = None if sums is None else drl(sums, workspace.fitted.spread, workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
     if by_networks and found.interval is not None:

@@ -138,7 +138,7 @@ def _evidence(workspace: Workspace) -> Evidence:
         steps=steps,
         objective=losses[:, at],
         values=torch.stack(record.probes).T.numpy(),
-        residuals=workspace.held_pass.residuals(fitted.problem.reward_scale).sample,
+        residuals=workspace.held_pass.sample(fitted.problem.reward_scale),
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],

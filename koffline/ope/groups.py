@@ -16,14 +16,10 @@ from koffline.data.columns import counted
 from koffline.data.features import Features
 from koffline.data.table.problems import natural_key
 from koffline.errors import ConfigError, DataError, nearest_name
-from koffline.ope.learning import Resampling
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
-from koffline.ope.problem import EvaluationProblem
-from koffline.ope.replica_sums import StartSums
 from koffline.ope.results import Interval, PointEstimate, Record
 from koffline.ope.working_log import Columns, LogPart
 from koffline.ope.workspace import Workspace
-from koffline.replicas import StackedMLP
 
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 FEWEST_STARTS = 10.0
@@ -61,6 +57,10 @@ class Groups:
         weights = self.weights[(self.codes == group) & (self.weights > 0.0)]
         return len(weights), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
 
+    def share_of(self, units: np.ndarray) -> Float[torch.Tensor, "unit group"]:
+        """Indicator of each unit's group."""
+        return torch.as_tensor(np.eye(len(self.names))[self.codes[units]])
+
 
 def check_by(by: By, estimator: str, interval: str) -> None:
     """Raise ConfigError for an estimator or interval without values by group."""
@@ -83,11 +83,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
     enough = [size >= FEWEST_STARTS for _, size in sizes]
     chosen = {found.name: fitted.heads[found.name]}
-    if fitted.problem.fixed_starts:
-        share = _shares(groups, np.arange(len(groups.codes)))
-        sums = StartSums.of(chosen, fitted.problem, fitted.ensemble.start_weights, share)
-    else:
-        sums = workspace.fold(partial(_starts_by_group, chosen, fitted.ensemble.resampling, groups))
+    sums = fitted.sum_starts(chosen, groups.share_of)
     level = 1.0 - (1.0 - settings.level) / max(1, sum(enough))
     rows = []
     for group, name in enumerate(groups.names):
@@ -109,23 +105,6 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
             interval = Interval(interval.low, interval.high, settings.level, interval.kind, said)
         rows.append(GroupValue(name, starts, value, interval, None if interval else note))
     return tuple(rows)
-
-
-def _shares(groups: Groups, units: np.ndarray) -> torch.Tensor:
-    """Indicator (E, G) of each unit's group."""
-    return torch.as_tensor(np.eye(len(groups.names))[groups.codes[units]])
-
-
-def _starts_by_group(
-    heads: dict[str, StackedMLP],
-    resampling: Resampling,
-    groups: Groups,
-    problem: EvaluationProblem,
-    units: np.ndarray,
-) -> StartSums:
-    """The values of a part's start states by group."""
-    weights = resampling.start_weights(problem, units)
-    return StartSums.of(heads, problem, weights, _shares(groups, units))
 
 
 def groups_of(workspace: Workspace, by: By) -> Groups:

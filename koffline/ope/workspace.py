@@ -14,7 +14,6 @@ from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
-from koffline.ope.doubly_robust import RowSums
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
@@ -22,8 +21,8 @@ from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
+from koffline.ope.out_of_bag import PassOverRows, RowReader, RowSums
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.residuals import PassOverRows, RowReader
 from koffline.ope.results import describe_log
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
@@ -157,7 +156,10 @@ class Workspace:
         if self.log.is_whole:
             return self.held_sums
         found = self.fold(partial(_weigh, RowReader.of(self.fitted, "kloss")))
-        return found.with_starts_of(self.held_sums) if self.problem.fixed_starts else found
+        if self.problem.fixed_starts:  # they belong to no part
+            given = self.held_sums
+            found = dataclasses.replace(found, start_value=given.start_value, start_weight=given.start_weight)
+        return found
 
     @cached_property
     def coverage(self) -> Coverage:
