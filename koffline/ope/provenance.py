@@ -8,26 +8,19 @@ training rows that have a twin among themselves, which is what fresh rows of the
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import UInt64
 
-from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Discrete
 from koffline.data.transitions import Transitions
-from koffline.data.units import hash_rows, split_log
-from koffline.errors import ConfigError, KofflineError
-from koffline.untrusted.limits import read_json
+from koffline.data.units import hash_rows
+from koffline.errors import ConfigError
 
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
-_RECORD = "run.json"
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,25 +89,3 @@ def measure_freshness(
         count = round(seen * len(transitions))
         return True, (f"{count} of the rows equal rows that {name} was fitted to.",)
     return True, ()
-
-
-def rows_of_run(model: Path) -> Provenance | None:
-    """The training rows of a model file in a run folder, None where the folder or its log is not there.
-
-    The log is read again and must have the digest that the run wrote down.
-    """
-    try:
-        record = read_json(model.parent / _RECORD)
-        data, digest = record["config"]["data"], record["digests"]["data"]
-        source, continuous, discrete = data["source"], data.get("continuous"), data.get("discrete")
-        if "://" in str(source):
-            return None  # an untrusted record must not cause network access
-        space = Discrete(discrete) if discrete else None
-        log = open_transitions(source, space if continuous is None else Bounds(*continuous))
-        if log.sha256 != digest:
-            _LOG.warning("%s has changed since %s was trained on it", source, model)
-            return None
-        rows, _ = split_log(log, float(data["split"]["held_out"]), int(data["split"]["seed"]))
-    except (OSError, ValueError, KeyError, TypeError, KofflineError):
-        return None
-    return Provenance.of(rows)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Shaped
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import DataError, KofflineError
-from koffline.ope.provenance import Provenance, rows_of_run
+from koffline.ope.provenance import Provenance
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions, one_line
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded
@@ -179,7 +179,7 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
         if found == "d3":
             from koffline.algos.model_files import load
 
-            return _of_model(load(path), space, name, rows_of_run(path))
+            return _of_model(load(path), space, name)
         if found == "torchscript":
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
@@ -189,9 +189,7 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
     raise DataError(f"{str(spec)!r}: {what}; a value function is {_ACCEPTED}")
 
 
-def _of_model(
-    algo: Any, space: ActionSpace, name: str, trained_on: Provenance | None = None
-) -> ValueFunction:
+def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
     """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
 
     `predict_value` of d3rlpy stays in the units of scaled rewards.
@@ -216,7 +214,7 @@ def _of_model(
         where = "where the log has no actions"
         notes += (f"{name} is a {algorithm}: its values are pushed down on purpose {where}.",)
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
-    return ValueFunction(name, function, own, shape, trained_on, notes)
+    return ValueFunction(name, function, own, shape, notes=notes)
 
 
 def _of_function(

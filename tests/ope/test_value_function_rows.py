@@ -1,12 +1,9 @@
 """Which rows a value function has seen, and cross-fitting."""
 
-import json
-
 import numpy as np
 import pytest
 
 import koffline
-from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.front import bellman_test
 from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row_values
@@ -45,33 +42,6 @@ def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
         found = measure_freshness(fitted_to(trained), log)
         assert found[0] is None
         assert "Rows repeat themselves" in found[1][0]
-
-
-def test_a_run_folder_says_what_its_model_was_trained_on(tmp_path) -> None:
-    from tests import d3_models
-
-    generator = np.random.default_rng(0)
-    states = generator.normal(size=(41, 4)).astype(np.float32)
-    log = discrete_log(40, observations=states[:-1], next_observations=states[1:])
-    write_transitions(log, str(tmp_path / "log.npz"), None, False)
-    data = {"source": str(tmp_path / "log.npz"), "discrete": 3, "continuous": None}
-    data["split"] = {"held_out": 0.25, "seed": 0}
-    record = {"config": {"data": data}, "digests": {"data": log.sha256}}
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    d3_models.build("DQN", 3).save(str(tmp_path / "model_1.d3"))
-    made = as_value_function(tmp_path / "model_1.d3", log.action_space, (4,))
-    assert made.trained_on is not None
-    assert len(made.trained_on) == 30
-    from koffline.data.units import split_log
-
-    rows, held_out = split_log(log, 0.25, 0)
-    assert held_out is not None
-    assert measure_freshness(made, held_out) == (True, ())
-    with pytest.raises(ConfigError, match=r"log.npz|fitted to"):
-        measure_freshness(made, rows)
-    record["digests"]["data"] = "0" * 64
-    (tmp_path / "run.json").write_text(json.dumps(record))
-    assert as_value_function(tmp_path / "model_1.d3", log.action_space, (4,)).trained_on is None
 
 
 def test_folds_are_whole_episodes_of_equal_number() -> None:
