@@ -16,7 +16,6 @@ from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_
 from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.problem import prepare_problem
-from koffline.ope.provenance import Provenance
 from koffline.ope.results import LogResult, describe_coverage, describe_log, plain
 from koffline.policy_specs import as_policy
 
@@ -80,7 +79,7 @@ def diagnose(
     gamma: float | None = None,
     *,
     seed: int = 0,
-    trained_on: Transitions | Provenance | None = None,
+    trained_on: Transitions | None = None,
     allow_training_rows: bool = False,
     regions: int = 5,
     **options: Any,

@@ -32,10 +32,9 @@ from koffline.ope.last_layer import (
 from koffline.ope.learning import Ensemble, draw_ensemble, make_table
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.provenance import Provenance
 from koffline.ope.results import Interval
 from koffline.ope.rounds import train_in_rounds
-from koffline.ope.value_functions import ValueFunction
+from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.policies import Policy
 from koffline.replicas import StackedMLP
@@ -184,7 +183,7 @@ class FittedValues:
             function=partial(_mean_values, self.chosen.select(kept), self.problem.without_rows()),
             action_space=transitions.action_space,
             observation_shape=transitions.observation_shape,
-            trained_on=Provenance.of(transitions),
+            trained_on=counted_rows(transitions),
         )
 
 

@@ -170,7 +170,8 @@ class RowSums(Sums):
     ``units``: by unit Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; where start states are the log's
     own, their weight and value as ``start_weight`` and ``start``. ``start_value``, ``start_weight``:
     Σ w q(x0) and Σ w over start states. ``rows``; ``unseen``: those whose values come from networks that had
-    not seen their episode. ``size``, ``negative``: Σ|u|, and where u is negative. ``mass``: Σ u (1 − discount).
+    not seen their episode. ``size``, ``negative``: Σ|u|, and where u is negative. ``mass``: Σ u (1 − d),
+    d the discount.
     """
 
     units: Columns
@@ -270,8 +271,8 @@ class RowSums(Sums):
         sentences = {
             f"the weights make {units} units count as {effective:.1f}: a few decide": effective
             < min(_FEW_UNITS, 0.5 * units),
-            f"the weights carry {mass:.2f} of the policy's visits where 1 is right: the log misses states that "
-            "the policy sees": abs(mass - 1.0) > _MASS_OFF,
+            f"the weights carry {mass:.2f} of the policy's visits where 1 is right: the log misses states "
+            "that the policy sees": abs(mass - 1.0) > _MASS_OFF,
             f"{negative:.0%} of the weights are negative, which no density ratio is": negative > _NEGATIVE,
         }
         return tuple(sentence for sentence, worries in sentences.items() if worries)

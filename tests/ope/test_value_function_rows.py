@@ -6,9 +6,8 @@ import pytest
 import koffline
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.front import bellman_test
-from koffline.ope.cross_fit import assign_folds, cross_fit, next_row_values, row_values
-from koffline.ope.provenance import Provenance, measure_freshness, row_fingerprints
-from koffline.ope.value_functions import as_value_function
+from koffline.ope.cross_fit import assign_folds, cross_fit, measure_freshness, next_row_values, row_values
+from koffline.ope.value_functions import as_value_function, counted_rows, row_fingerprints
 from tests.ope.bellman_test.problems import known_problem
 from tests.ope.problems import SOFT, discrete_log
 
@@ -16,9 +15,9 @@ LOG = discrete_log()
 
 
 def fitted_to(log: koffline.Transitions | None):
-    provenance = None if log is None else Provenance.of(log)
+    seen = None if log is None else counted_rows(log)
     return as_value_function(
-        lambda s, a: s[:, 0], LOG.action_space, LOG.observation_shape, name="q", trained_on=provenance
+        lambda s, a: s[:, 0], LOG.action_space, LOG.observation_shape, name="q", trained_on=seen
     )
 
 
