@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -30,7 +28,6 @@ from koffline.ope.estimators import (
 )
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
-from koffline.ope.limits import NOTABLE
 from koffline.ope.markov import Shift
 from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate
@@ -276,7 +273,7 @@ def estimate_all(
         rows = tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows)
         bound_rows = tuple(without_guess(bound, verdict) for bound in bound_rows)
         diagnostics = common_diagnostics(workspace)
-        warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
+        warnings = common_warnings(workspace, diagnostics)
     return EstimateTable(
         verdict=verdict,
         rows=rows,
@@ -299,21 +296,3 @@ def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
     except (KofflineError, torch.linalg.LinAlgError) as error:
         reason = str(error)
     return EstimateRow(name, family, estimate, reason, time.perf_counter() - started)
-
-
-def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
-    """Sentence on the two families whose intervals are farthest apart, if these are disjoint."""
-    known = [(row, row.estimate.interval) for row in rows if row.estimate and row.estimate.interval]
-    apart = [
-        (high.low - low.high, one, low, other, high)
-        for (one, low), (other, high) in itertools.permutations(known, 2)
-        if one.family != other.family and high.low - low.high > NOTABLE * workspace.problem.reward_scale
-    ]
-    if not apart:
-        return []
-    _, one, low, other, high = max(apart, key=operator.itemgetter(0))
-    return [
-        f"Families disagree: {one.name} ({one.family}) says [{low.low:.4g}, {low.high:.4g}], {other.name} "
-        f"({other.family}) [{high.low:.4g}, {high.high:.4g}]; their assumptions cannot all hold on this log: "
-        "look at coverage, effective sample sizes and `koffline diagnose` before trusting either."
-    ]

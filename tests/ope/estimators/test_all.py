@@ -6,7 +6,6 @@ import pytest
 import koffline
 from koffline.errors import ConfigError
 from koffline.ope.evaluation import estimate_all
-from koffline.ope.importance.ratios import estimate_behavior
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, OVER_EPISODES
 from koffline.ope.results import EstimateTable
 from tests.exact_problems import EXACT_PROBLEMS
@@ -101,14 +100,3 @@ def test_a_network_that_diverges_leaves_the_others() -> None:
     assert "diverged" in str(table["kloss"].reason)
     with pytest.raises(ConfigError, match="no estimator 'mqls'"):
         estimate_all(discrete_log(), SOFT, 0.9, names=("mqls",))
-
-
-def test_families_that_contradict_each_other_are_named(table: EstimateTable) -> None:
-    """Behaviour probabilities too large by e^0.2 at every step: importance sampling is far off."""
-    problem = EXACT_PROBLEMS["chain_off"](11, ROWS)
-    probabilities = estimate_behavior(problem.transitions).log_probabilities
-    wrong = problem.transitions.replace(behavior_log_probabilities=np.minimum(probabilities + 0.2, 0.0))
-    options = {"names": ["pdis", "mql"], "bounds": False, "seed": 3, **SHORT}
-    contradicted = estimate_all(wrong, problem.policy, problem.gamma, **options)
-    assert any("Families disagree" in warning for warning in contradicted.warnings)
-    assert not any("Families disagree" in warning for warning in table.warnings)
