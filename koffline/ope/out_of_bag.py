@@ -14,8 +14,9 @@ count with discount 0; rows cut by a time limit are rows like any other, since t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -41,6 +42,7 @@ _ASSUMPTIONS = (
     "Student t over {units}, each independent of the others, or over resampled networks where these differ "
     "by more: it covers the sampling of {units}{starts}, not what no network can express."
 )
+_NOT_COVERED = "the policy takes no logged action; use a log that covers the policy"
 _SEEN = (
     "the value function has seen the rows that correct it: the correction and its standard error are too "
     "small; resample more networks"
@@ -97,64 +99,64 @@ class PassOverRows(Sums):
         }
 
 
-@dataclass(frozen=True, eq=False)
-class RowReader:
-    """F' networks of the whole log and R' of resampled units, with the duals of their row weights ψᵀα."""
+Reader = Callable[[EvaluationProblem, np.ndarray], PassOverRows]
 
-    network: StackedMLP
-    full: int
-    resampling: Resampling
-    instruments: FourierFeatures
-    duals: Tensor
 
-    @classmethod
-    def of(cls, fitted: FittedValues, head: str) -> RowReader:
-        """Reader with the replicas of a head that did not diverge."""
-        whole, full = fitted.ensemble.resampling, fitted.ensemble.full
-        kept = np.flatnonzero(fitted.alive)
-        streams = tuple(whole.streams[number - full] for number in kept if number >= full)
-        count, duals = len(kept) - len(streams), fitted.duals[kept.tolist()]
-        resampling = Resampling(whole.seed, 0, streams)
-        return cls(
-            fitted.heads[head].select(kept.tolist()), count, resampling, fitted.instruments, duals[count:]
-        )
+def reader_of(fitted: FittedValues, head: str) -> Reader:
+    """`pass_over_rows` with the replicas of a head that did not diverge."""
+    whole, full = fitted.ensemble.resampling, fitted.ensemble.full
+    kept = np.flatnonzero(fitted.alive).tolist()
+    streams = tuple(whole.streams[number - full] for number in kept if number >= full)
+    first, network = len(kept) - len(streams), fitted.heads[head].select(kept)
+    asked = network, first, Resampling(whole.seed, 0, streams), fitted.instruments, fitted.duals[kept][first:]
+    return partial(pass_over_rows, *asked)
 
-    def __call__(self, problem: EvaluationProblem, units: np.ndarray) -> PassOverRows:
-        """Pass over the rows of a part of a log."""
-        table, full = make_table(problem, str(self.network.flat.device)), self.full
-        own = torch.as_tensor(problem.row_weights)
-        left_out = torch.as_tensor(self.resampling.row_counts(problem, units) == 0)  # (R', N)
-        share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
-        parts: list[Tensor] = []
-        projected, squares = torch.zeros_like(self.duals), self.duals.new_zeros(len(self.duals))
-        compared = table.compared
-        for rows in row_blocks(self.network, len(table), table.draws):
-            now, later, residual = read_rows(self.network, table, rows)
-            unseen = residual[full:] * held_out[:, rows].to(now)
-            psi = self.instruments(compared[rows].double())  # (B, m)
-            projected, squares = projected + unseen @ psi, squares + unseen.square().sum(dim=1)
-            mean = share[:, rows].to(now)
-            omega = ((psi @ self.duals.mT) * mean.mT).sum(dim=1)
-            by_row = ((now[full:] * mean).sum(dim=0), (later[full:] * mean).sum(dim=0), omega)
-            parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
-        now, later, omega, residual = torch.cat(parts, dim=1)
-        low, high = problem.value_bounds
-        starts = start_values(self.network, problem).cpu()[full:]  # (R', E), already in units of the return
-        if problem.fixed_starts:
-            start_mean = starts.mean(dim=0)
-        else:
-            start_mean = (starts * share[:, problem.episode_starts.tolist()]).sum(dim=0)
-        columns = {
-            "now": now.clamp(low, high) * problem.reward_scale,
-            "later": later.clamp(low, high) * problem.reward_scale,
-            "starts": start_mean,
-            "unseen": left_out.any(dim=0),
-            "weights": omega,
-            "residual": residual,
-            "weight": own,
-        }
-        arrays = {name: column.numpy() for name, column in columns.items()}
-        return PassOverRows(Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1))
+
+def pass_over_rows(
+    network: StackedMLP,
+    full: int,
+    resampling: Resampling,
+    instruments: FourierFeatures,
+    duals: Float[Tensor, "resampled instrument"],
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> PassOverRows:
+    """Read the rows of a part of a log with ``full`` networks of the whole log and R' of resampled units.
+
+    duals: coefficients of the row weights of the latter, ω = ψᵀα.
+    """
+    table = make_table(problem, str(network.flat.device))
+    own = torch.as_tensor(problem.row_weights)
+    left_out = torch.as_tensor(resampling.row_counts(problem, units) == 0)  # (R', N)
+    share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
+    parts: list[Tensor] = []
+    projected, squares = torch.zeros_like(duals), duals.new_zeros(len(duals))
+    compared = table.compared
+    for rows in row_blocks(network, len(table), table.draws):
+        now, later, residual = read_rows(network, table, rows)
+        unseen = residual[full:] * held_out[:, rows].to(now)
+        psi = instruments(compared[rows].double())  # (B, m)
+        projected, squares = projected + unseen @ psi, squares + unseen.square().sum(dim=1)
+        mean = share[:, rows].to(now)
+        omega = ((psi @ duals.mT) * mean.mT).sum(dim=1)
+        by_row = ((now[full:] * mean).sum(dim=0), (later[full:] * mean).sum(dim=0), omega)
+        parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
+    now, later, omega, residual = torch.cat(parts, dim=1)
+    low, high = problem.value_bounds
+    starts = start_values(network, problem).cpu()[full:]  # (R', E), already in units of the return
+    of_start = share[:, problem.episode_starts.tolist()]
+    start_mean = starts.mean(dim=0) if problem.fixed_starts else (starts * of_start).sum(dim=0)
+    columns = {
+        "now": now.clamp(low, high) * problem.reward_scale,
+        "later": later.clamp(low, high) * problem.reward_scale,
+        "starts": start_mean,
+        "unseen": left_out.any(dim=0),
+        "weights": omega,
+        "residual": residual,
+        "weight": own,
+    }
+    arrays = {name: column.numpy() for name, column in columns.items()}
+    return PassOverRows(Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1))
 
 
 def _shares(left_out: Tensor) -> Tensor:
@@ -168,10 +170,9 @@ class RowSums(Sums):
     """Sums over rows with values q and weights ω, where u = w ω.
 
     ``units``: by unit Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; where start states are the log's
-    own, their weight and value as ``start_weight`` and ``start``. ``start_value``, ``start_weight``:
-    Σ w q(x0) and Σ w over start states. ``rows``; ``unseen``: those whose values come from networks that had
-    not seen their episode. ``size``, ``negative``: Σ|u|, and where u is negative. ``mass``: Σ u (1 − d),
-    d the discount.
+    own, their weight and value as ``start_weight`` and ``start``. Others: of start states Σ w q(x0) and Σ w;
+    rows; those whose values come from networks that had not seen their episode; Σ|u|, and that where u is
+    negative; Σ u (1 − discount).
     """
 
     units: Columns
@@ -212,7 +213,7 @@ class RowSums(Sums):
 
     @property
     def weight(self) -> float:
-        """Total weight Σ w."""
+        """Total Σ w."""
         return float(self.by_unit["weight"].sum())
 
     @property
@@ -254,10 +255,7 @@ class RowSums(Sums):
         negative. Raises DataError when ω is zero everywhere or not finite.
         """
         if not 0.0 < self.size < math.inf:
-            raise DataError(
-                "weights are all zero or not finite: the policy takes no logged action; use a log that "
-                "covers the policy"
-            )
+            raise DataError(f"weights are all zero or not finite: {_NOT_COVERED}")
         used = self.by_unit["used"]
         return {
             "effective_units": float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300),
