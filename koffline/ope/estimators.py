@@ -110,53 +110,51 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 
 
 def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
-    """The estimate with the requested kind of interval."""
+    """The estimate with the requested kind of interval, and a warning if that excludes the estimate."""
     settings, kind = workspace.settings, workspace.settings.interval
     if kind in names.CERTIFIED_EPISODE_KINDS:
-        guesses = _guesses(settings, with_norm=False)
-        interval = _marked(found.interval, guesses)
-        return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *guesses))
-    if kind not in names.SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
+        interval, told = _say_guesses(settings, found.interval, with_norm=False)
+        return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *told))
+    if kind not in names.SYSTEM_KINDS:
         return found
     if kind == names.BOOTSTRAP_PIVOT and name in names.FITTED:
         interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
         return dataclasses.replace(found, interval=interval)
-    return _with_result(found, system_interval(workspace, kind))
+    result = system_interval(workspace, kind)
+    warnings = [*found.warnings, *result.warnings]
+    if result.interval is not None and not result.interval.holds(found.value):
+        own = "" if result.value is None else f": fixed features say {result.value:.4g}"
+        warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
+    details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
+    told = {**found.diagnostics, "interval": details}
+    return dataclasses.replace(found, interval=result.interval, warnings=tuple(warnings), diagnostics=told)
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings, is_certified = workspace.settings, kind in names.CERTIFIED_SYSTEM_KINDS
-    result = make_interval(
-        kind,
-        workspace.fixed_system if is_certified else workspace.held_system,
-        level=settings.level,
-        norm_bound=settings.norm_bound,
-        reward_bounds=settings.reward_bounds,
-        seed=settings.seed,
-    )
-    guesses = _guesses(settings, with_norm=True) if is_certified else ()
-    interval = _marked(result.interval, guesses)
-    return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *guesses))
+    system = workspace.fixed_system if is_certified else workspace.held_system
+    asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})
+    result = make_interval(kind, system, **asked)
+    if not is_certified:
+        return result
+    interval, told = _say_guesses(settings, result.interval, with_norm=True)
+    return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *told))
 
 
-def _marked(interval: Interval | None, guesses: tuple[str, ...]) -> Interval | None:
-    """Interval whose assumptions say, if there are ``guesses``, that it is no certificate."""
-    if interval is None or not guesses:
-        return interval
-    return dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
-
-
-def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
-    """Sentence on the bounds that a certificate needs and that were not given; else empty."""
-    missing = ["reward_bounds"] if settings.reward_bounds is None else []
-    missing += ["norm_bound"] if with_norm and settings.norm_bound is None else []
+def _say_guesses(
+    settings: EvaluationSettings, interval: Interval | None, with_norm: bool
+) -> tuple[Interval | None, tuple[str, ...]]:
+    """The interval and a sentence, both of which say so if bounds that a certificate needs were not given."""
+    needed = ("reward_bounds", "norm_bound") if with_norm else ("reward_bounds",)
+    missing = [name for name in needed if getattr(settings, name) is None]
     if not missing:
-        return ()
-    return (
-        f"A certificate is one only with {' and '.join(missing)} given: what stands in for "
-        f"{'them was' if len(missing) > 1 else 'it was'} read off the log.",
-    )
+        return interval, ()
+    given, are = " and ".join(missing), "them was" if len(missing) > 1 else "it was"
+    told = f"A certificate is one only with {given} given: what stands in for {are} read off the log."
+    if interval is not None:
+        interval = dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
+    return interval, (told,)
 
 
 def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tuple[BoundRow, ...]:
@@ -170,7 +168,7 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
         for name in ("is", "pdis"):
             made = estimates[name].diagnostics["intervals"] if name in estimates else {}
             if kind in made:
-                interval = _marked(Interval(**made[kind]), _guesses(workspace.settings, with_norm=False))
+                interval, _ = _say_guesses(workspace.settings, Interval(**made[kind]), with_norm=False)
                 rows.append(BoundRow(f"{kind} ({name})", interval, None))
     return tuple(rows)
 
@@ -189,19 +187,6 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
     if result.interval is not None and reasons:
         return BoundRow(kind, None, "; ".join(reasons))
     return BoundRow(kind, result.interval, " ".join(result.warnings) or None)
-
-
-def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
-    """The estimate with an interval, its evidence, and a warning if the interval excludes the estimate."""
-    warnings = [*found.warnings, *result.warnings]
-    if result.interval is not None and not result.interval.holds(found.value):
-        own = "" if result.value is None else f": fixed features say {result.value:.4g}"
-        warnings.append(f"The {result.kind} interval does not hold the estimate {found.value:.4g}{own}.")
-    details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
-    diagnostics = {**found.diagnostics, "interval": details}
-    return dataclasses.replace(
-        found, interval=result.interval, warnings=tuple(warnings), diagnostics=diagnostics
-    )
 
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:

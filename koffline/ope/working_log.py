@@ -58,11 +58,12 @@ class LogPart:
 
 
 class Sums:
-    """Base of dataclasses of additive sums over rows: ``+`` adds field by field."""
+    """Base of dataclasses of additive sums over rows: ``+`` adds field by field; None stays None."""
 
     def __add__(self, other: Any) -> Any:
         names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return type(self)(*(None if own is None else own + more for own, more in pairs))
 
 
 S = TypeVar("S")
