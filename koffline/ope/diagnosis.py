@@ -13,7 +13,7 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_copies, without_late_ends
 from koffline.ope.bellman_test.front import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
-from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
+from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import LogResult, describe_coverage, describe_log, plain
@@ -25,7 +25,6 @@ _SHOWN = (
     "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
     "model has errors of its own, which cancel where folds are pooled."
 )
-_LOW_POWER = 0.5
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,7 +127,7 @@ def diagnose(
         maps=_maps(seen),
         shown=shown,
         findings=_findings(test, coverage, places),
-        warnings=(*_warnings(test, coverage), *merged.notes),
+        warnings=(*dict.fromkeys(test.warnings), *merged.notes),
         gamma=test.gamma,
         settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
         **describe_log(transitions, seed, started),
@@ -167,22 +166,6 @@ def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]
         found.append(_describe_region(significant[0], len(significant)))
     found.append(f"{describe_coverage(coverage.fraction)}.")
     return tuple(found)
-
-
-def _warnings(test: BellmanTest, coverage: Coverage) -> tuple[str, ...]:
-    """Each sentence once: what the values are, how fresh the rows, how much the test can see."""
-    found = [*test.warnings]
-    if coverage.fraction < LOW_COVERAGE:
-        found.append(
-            f"Only {coverage.fraction:.0%} of the policy's actions lie near logged ones: errors elsewhere "
-            "cannot be seen in this log, whatever the test says."
-        )
-    if not test.rejects and test.power < _LOW_POWER:
-        found.append(
-            f"The test could hardly have found {test.alternative_name} (power {test.power:.2f}); collect "
-            "more rows before trusting that it was not rejected."
-        )
-    return tuple(dict.fromkeys(found))
 
 
 def describe_place(center: np.ndarray) -> str:

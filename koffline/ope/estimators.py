@@ -12,21 +12,19 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
-from koffline.data.columns import counted
 from koffline.data.features import ACTIONS
 from koffline.data.table.counts import GAPS, ORDER
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.ope import names
-from koffline.ope.coverage import LOW_COVERAGE
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
-from koffline.ope.limits import MUCH_UNSEEN, contradiction
+from koffline.ope.limits import contradiction
 from koffline.ope.network_estimates import estimate_by_networks
 from koffline.ope.out_of_bag import drl
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -249,24 +247,6 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
         **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
         **overlap,
     }
-
-
-def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
-    """Warnings that concern every estimate from this log."""
-    merged, limits, episodes = workspace.log.merged, workspace.limits, workspace.facts.episodes
-    coverage, found = diagnostics["coverage"], []
-    if coverage < LOW_COVERAGE:
-        found.append(f"Only {describe_coverage(coverage)}; the rest of the estimate is extrapolation.")
-    if 0 < episodes < FEW_EPISODES:
-        kind = "different episode" if workspace.log.is_whole and merged.merged else "episode"
-        found.append(f"The log has {counted(episodes, kind)}; resampling so few says little about spread.")
-    if limits.unseen >= MUCH_UNSEEN:  # every episode is cut early
-        found.append(
-            f"The longest episode has {limits.longest} steps: with γ = {limits.gamma:.10g}, "
-            f"{limits.unseen:.0%} of a constant reward's value lies beyond what any episode shows."
-        )
-    copies = merged.notes if workspace.log.is_whole else ()
-    return [*found, *copies]
 
 
 def _logged_action_overlap(

@@ -22,7 +22,6 @@ from koffline.ope.estimators import (
     bounds_of,
     choose_estimator,
     common_diagnostics,
-    common_warnings,
     run_estimator,
     verdict_on,
 )
@@ -83,7 +82,7 @@ def evaluate(
         verdict = verdict_on(workspace, found)
         found = without_guesswork(found, verdict)
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
-        warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
+        warnings = (*workspace.log.copies, *found.warnings)
         by_group = () if groups is None else values_by_group(workspace, groups, found)
         if settings.estimator == AUTO and settings.history is None and found.interval is not None:
             shift = workspace.memory_shift if is_fitted else None
@@ -103,7 +102,7 @@ def evaluate(
         estimator=name,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
-        warnings=tuple(warnings),
+        warnings=warnings,
         evidence=evidence,
         value_function=workspace.fitted.value_function(workspace.transitions)
         if is_fitted and not settings.history
@@ -167,7 +166,6 @@ def open_workspace(
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
-        _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
         answers, again = (_answers(policy, log.sample.transitions.observations) for _ in range(2))
@@ -213,25 +211,13 @@ def _is_one_step(log: Transitions | LazyTransitions) -> bool:
     return all(bool(block.terminated.all()) for shard in shards for block in blocks_of(log, shard))
 
 
-def _check_rows(transitions: Transitions) -> None:
-    """Raise DataError unless at least two rows have positive weight."""
-    weights = transitions.weights
-    rows = len(transitions) if weights is None else np.count_nonzero(weights)
-    if rows < 2:
-        found = "the log has 1 row" if weights is None else "weights leave fewer than 2 rows"
-        raise DataError(f"{found}; an estimate needs at least 2, an honest one hundreds")
-
-
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     """Given start states in the shape and dtype of the log's observations. Raises DataError."""
     starts, expected = np.asarray(given), transitions.observation_shape
-    if starts.dtype.kind not in "biuf" or starts.shape != (len(given), *expected) or len(starts) == 0:
-        raise DataError(
-            f"initial states have shape {starts.shape} and dtype {starts.dtype}, observations {expected}; "
-            "give numbers (E, …) of the same shape"
-        )
-    if not np.isfinite(starts).all():
-        raise DataError("initial states hold NaN or infinite numbers; remove those rows")
+    has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
+    if not has_shape or not len(starts) or not np.isfinite(starts).all():
+        received = f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN among them"
+        raise DataError(f"{received}; give finite numbers (E, …), each of the observations' shape {expected}")
     dtype = transitions.observations.dtype
     return starts.astype(dtype) if dtype.kind == "f" else starts
 
@@ -273,7 +259,6 @@ def estimate_all(
         rows = tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows)
         bound_rows = tuple(without_guess(bound, verdict) for bound in bound_rows)
         diagnostics = common_diagnostics(workspace)
-        warnings = common_warnings(workspace, diagnostics)
     return EstimateTable(
         verdict=verdict,
         rows=rows,
@@ -281,7 +266,7 @@ def estimate_all(
         level=settings.level,
         diagnostics=diagnostics,
         settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
-        warnings=tuple(warnings),
+        warnings=workspace.log.copies,
         **workspace.describe(),
     )
 

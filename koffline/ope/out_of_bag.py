@@ -31,13 +31,12 @@ from koffline.ope.last_layer import read_rows
 from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.verdict import doubts_of_weights
 from koffline.ope.working_log import Columns, Sums
 from koffline.replicas import StackedMLP
 
 SANDWICH = "sandwich"
 _SAMPLE_ROWS = 20_000
-_FEW_UNITS = 10.0
-_MASS_OFF, _NEGATIVE = 0.1, 0.2
 _ASSUMPTIONS = (
     "Student t over {units}, each independent of the others, or over resampled networks where these differ "
     "by more: it covers the sampling of {units}{starts}, not what no network can express."
@@ -265,15 +264,7 @@ class RowSums(Sums):
 
     def warnings(self) -> tuple[str, ...]:
         """Sentences for what should worry a reader of the diagnostics."""
-        units, (effective, mass, negative) = self.count, self.diagnostics().values()
-        sentences = {
-            f"the weights make {units} units count as {effective:.1f}: a few decide": effective
-            < min(_FEW_UNITS, 0.5 * units),
-            f"the weights carry {mass:.2f} of the policy's visits where 1 is right: the log misses states "
-            "that the policy sees": abs(mass - 1.0) > _MASS_OFF,
-            f"{negative:.0%} of the weights are negative, which no density ratio is": negative > _NEGATIVE,
-        }
-        return tuple(sentence for sentence, worries in sentences.items() if worries)
+        return tuple(reason.partition(": ")[2] for reason in doubts_of_weights(self.diagnostics()))
 
 
 def drl(sums: RowSums, spread: float = 0.0, level: float = 0.95) -> PointEstimate:

@@ -41,6 +41,7 @@ _CHOSEN = (
     "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
     "the choice."
 )
+_KEPT = ("value", "interval", "uplift", "warnings")  # of an estimate
 Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
@@ -134,41 +135,40 @@ def select_policies(
     if len(estimates) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
+    return _ranked(estimates, failed, true, started)
+
+
+def _ranked(
+    estimates: dict[str, Estimate], failed: dict[str, str], true: dict[str, float] | None, started: float
+) -> PolicyRanking:
+    """The ranking of the policies that could be evaluated."""
     names = sorted(estimates, key=lambda name: -estimates[name].value)
     found = [estimates[name] for name in names]
     first, level = found[0], found[0].settings["level"]
-    about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
     comparisons, assumptions = _compare(names, found, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
-    metrics = None
-    if true is not None:
-        intervals = [estimate.interval for estimate in found if estimate.interval is not None]
-        metrics = score_selection(
-            np.array([estimate.value for estimate in found]),
-            np.array([true[name] for name in names]),
-            intervals if len(intervals) == len(found) else None,
-        )
+    values, intervals = np.array([each.value for each in found]), [each.interval for each in found]
+    about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
     return PolicyRanking(
         policies=tuple(
             RankedPolicy(
                 rank=rank,
                 name=name,
-                value=estimates[name].value,
-                interval=estimates[name].interval,
-                uplift=estimates[name].uplift,
+                **{kept: getattr(one, kept) for kept in _KEPT},
                 truth=None if true is None else true[name],
                 maybe_best=name not in beaten,
-                warnings=estimates[name].warnings,
             )
-            for rank, name in enumerate(names, start=1)
+            for rank, (name, one) in enumerate(zip(names, found, strict=True), start=1)
         ),
         comparisons=comparisons,
-        metrics=metrics,
+        metrics=None
+        if true is None
+        else score_selection(values, np.array([true[name] for name in names]), intervals),
         unranked=tuple({"name": name, "reason": why} for name, why in failed.items()),
+        estimator=first.estimator,
         level=level,
         assumptions=assumptions + _CHOSEN,
         warnings=_warnings(names, found, failed),
-        estimator=first.estimator,
         **about | {"seconds": round(time.perf_counter() - started, 3)},
     )
 

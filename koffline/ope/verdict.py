@@ -122,10 +122,11 @@ def _doubts(
         return
     if not found.interval.holds(robust.value):
         yield f"contradiction: the doubly robust estimate is {robust.value:.4g}"
-    yield from _doubts_of_weights(robust.diagnostics)
+    yield from doubts_of_weights(robust.diagnostics)
 
 
-def _doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
+def doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
+    """Yield what the diagnostics of marginal weights say against them."""
     units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
     if units < _FEW_WEIGHTED:
         yield f"support: weighted as the policy would visit them, the log's units count as {units:.1f}"

@@ -109,6 +109,11 @@ class WorkingLog:
         found = without_copies(self.sample.transitions)
         return found if self.is_whole else dataclasses.replace(found, transitions=self.sample.transitions)
 
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Sentence on copies of units that count as weight."""
+        return tuple(self.merged.notes) if self.is_whole else ()
+
     @cached_property
     def held(self) -> LogPart:
         """The rows in memory."""

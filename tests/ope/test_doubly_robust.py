@@ -1,10 +1,12 @@
 """The doubly robust sums against loops in numpy, and their value with the true Q on a finite process."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
-from koffline.ope.doubly_robust import RowSums, drl
 from koffline.ope.importance.problem import RowValues
+from koffline.ope.out_of_bag import RowSums, drl
 from koffline.ope.problem import prepare_problem
 from tests import reference_closed_form as reference
 from tests.ope.bellman_test.problems import known_problem
@@ -53,7 +55,9 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
 def test_sums_of_parts_add_up_and_given_starts_count_once():
     problem, values, _ = asked("discrete", np.zeros((5, 2)))
     whole = RowSums.of(problem, values)
-    doubled = (whole + whole).with_starts_of(whole)
+    doubled = dataclasses.replace(
+        whole + whole, start_value=whole.start_value, start_weight=whole.start_weight
+    )
     assert doubled.value == pytest.approx(whole.value)
     assert doubled.count == 2 * whole.count
 

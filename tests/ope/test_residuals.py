@@ -6,7 +6,7 @@ import torch
 
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.learning import Resampling, draw_ensemble, start_values
-from koffline.ope.residuals import RowReader
+from koffline.ope.out_of_bag import pass_over_rows
 from tests.ope.problems import plain_q, prepared, stack
 
 KINDS = ("discrete", "continuous")
@@ -49,10 +49,9 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
     instruments = random_fourier_features(
         Gaussian(1.0), table.kernel_inputs.shape[1], 60, torch.Generator().manual_seed(1)
     )
-    reader = RowReader(
-        network, 1, Resampling(5, 0, ensemble.resampling.streams), instruments, torch.ones(2, 60).double()
-    )
-    summary = reader(problem, ensemble.units).residuals(problem.reward_scale)
+    resampling, duals = Resampling(5, 0, ensemble.resampling.streams), torch.ones(2, 60).double()
+    made = pass_over_rows(network, 1, resampling, instruments, duals, problem, ensemble.units)
+    found = made.diagnostics(problem.reward_scale)
     psi = instruments(table.kernel_inputs).numpy()
     losses, ratios = [], []
     for replica in (1, 2):
@@ -63,9 +62,9 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
         diagonal = sum(residual[i] ** 2 for i in unseen)
         losses.append(off / len(pairs))
         ratios.append((off + diagonal) / diagonal)
-    assert summary.held_out_kernel_loss == pytest.approx(np.mean(losses) * problem.reward_scale**2, rel=1e-4)
-    assert summary.held_out_ratio == pytest.approx(np.mean(ratios), rel=1e-4)
+    assert found["held_out_kernel_loss"] == pytest.approx(np.mean(losses) * problem.reward_scale**2, rel=1e-4)
+    assert found["held_out_kernel_ratio"] == pytest.approx(np.mean(ratios), rel=1e-4)
     own = plain_residuals(problem, network, 0) * problem.reward_scale
-    assert summary.mean == pytest.approx(own.mean(), abs=1e-5)
-    assert summary.rms == pytest.approx(np.sqrt(np.mean(own**2)), rel=1e-5)
-    np.testing.assert_allclose(summary.sample, own, atol=1e-5)
+    assert found["residual_mean"] == pytest.approx(own.mean(), abs=1e-5)
+    assert found["residual_rms"] == pytest.approx(np.sqrt(np.mean(own**2)), rel=1e-5)
+    np.testing.assert_allclose(made.sample(problem.reward_scale), own, atol=1e-5)

@@ -44,5 +44,5 @@ def test_rounds_are_so_many_steps_and_more_go_on_from_them() -> None:
 def test_features_are_learnt_while_the_held_out_loss_falls(monkeypatch, losses, steps) -> None:
     told = iter(losses)
     monkeypatch.setattr(rounds, "_SHARP", 0.0)
-    monkeypatch.setattr(rounds.Watch, "_held_out_loss", lambda self, network: next(told))
+    monkeypatch.setattr(rounds.Training, "_held_out_loss", lambda self, network: next(told))
     assert evaluated(agreement=1e9).diagnostics["training_steps"] == steps

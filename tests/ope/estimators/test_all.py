@@ -1,6 +1,5 @@
 """All estimators in one table: each answers or says why not."""
 
-import numpy as np
 import pytest
 
 import koffline
