@@ -31,7 +31,7 @@ from koffline.ope.last_layer import (
 )
 from koffline.ope.learning import Ensemble, draw_ensemble, make_table
 from koffline.ope.names import BOOTSTRAP
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import Interval
 from koffline.ope.rounds import train_in_rounds
 from koffline.ope.value_functions import ValueFunction, counted_rows
@@ -180,7 +180,7 @@ class FittedValues:
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
         return ValueFunction(
             name=self.head,
-            function=partial(_mean_values, self.chosen.select(kept), self.problem.without_rows()),
+            function=partial(_mean_values, self.chosen.select(kept), Measures(**self.problem.measures)),
             action_space=transitions.action_space,
             observation_shape=transitions.observation_shape,
             trained_on=counted_rows(transitions),
@@ -189,7 +189,7 @@ class FittedValues:
 
 @torch.no_grad()
 def _mean_values(
-    network: StackedMLP, problem: EvaluationProblem, observations: np.ndarray, actions: np.ndarray
+    network: StackedMLP, problem: Measures, observations: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
     """Mean of Q(s, a) (M,) over networks, within the bounds of any discounted return; in its units."""
     inputs = torch.as_tensor(problem.standardise(observations, actions)).to(network.flat)

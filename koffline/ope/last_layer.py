@@ -114,9 +114,8 @@ def accumulate_systems(
         now = exact_features(network, table.inputs, table.readout, rows)
         later = exact_features(network, table.next_inputs, table.next_readout, rows)
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
-        difference = now - discounts[:, None] * later  # Z, (R, B, p)
         weights = row_weights[:, rows].double()
-        weighted = difference * weights.unsqueeze(-1)  # (R, B, p)
+        weighted = (now - discounts[:, None] * later) * weights.unsqueeze(-1)  # WZ, (R, B, p)
         weighted_rewards = weights * rewards  # (R, B)
         parts = [
             _shared_product(psi, weighted),
@@ -273,8 +272,7 @@ class StartSums(Sums):
         share: Float[Tensor, "start group"] | None = None,
     ) -> StartSums:
         """Sums by group. share: of each start state in each group; None for one group of all."""
-        share = torch.ones(weights.shape[2], 1) if share is None else share
-        share = share.to(weights)
+        share = (torch.ones(weights.shape[2], 1) if share is None else share).to(weights)
         each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
         values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
         return cls(weights @ share, torch.stack(values))

@@ -210,7 +210,7 @@ class RowSums(Sums):
         """The arrays of ``units``, (U,) each."""
         return self.units.joined()
 
-    @property
+    @cached_property
     def weight(self) -> float:
         """Total Σ w."""
         return float(self.by_unit["weight"].sum())
@@ -221,14 +221,9 @@ class RowSums(Sums):
         return int((self.by_unit["weight"] > 0.0).sum())
 
     @property
-    def direct_value(self) -> float:
-        """Direct estimate E q(x0)."""
-        return self.start_value / self.start_weight
-
-    @property
     def value(self) -> float:
         """Estimate J: E q(x0) plus the mean of the terms."""
-        return self.direct_value + float(self.by_unit["term"].sum()) / self.weight
+        return self.start_value / self.start_weight + float(self.by_unit["term"].sum()) / self.weight
 
     def standard_error(self) -> float | None:
         """Standard error of J over independent units; None for one unit.
@@ -287,7 +282,7 @@ def drl(sums: RowSums, spread: float = 0.0, level: float = 0.95) -> PointEstimat
             starts=" and their start states" if "start" in sums.by_unit else "",
         )
         interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)
-    described = sums.diagnostics()
+    described, direct = sums.diagnostics(), sums.start_value / sums.start_weight
     return PointEstimate(
         name="drl",
         value=sums.value,
@@ -296,8 +291,8 @@ def drl(sums: RowSums, spread: float = 0.0, level: float = 0.95) -> PointEstimat
         effective_sample_size=described["effective_units"],
         warnings=(*warnings, *sums.warnings()),
         diagnostics={
-            "direct_value": sums.direct_value,
-            "correction": sums.value - sums.direct_value,
+            "direct_value": direct,
+            "correction": sums.value - direct,
             "unseen": unseen,
             **described,
         },

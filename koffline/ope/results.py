@@ -87,9 +87,8 @@ class Interval(Record):
     def within(self, bounds: tuple[float, float]) -> Interval:
         """The part inside ``bounds`` that every value obeys; the nearest bound where nothing is inside."""
         low, high = bounds
-        return dataclasses.replace(
-            self, low=min(max(self.low, low), high), high=max(min(self.high, high), low)
-        )
+        ends = {"low": min(max(self.low, low), high), "high": max(min(self.high, high), low)}
+        return dataclasses.replace(self, **ends)
 
 
 def check_level(level: float) -> None:
@@ -179,7 +178,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogResult(Record):
-    """What was computed from a log, and of what: these fields are the last of its JSON."""
+    """What was computed from a log, and from which: these fields are the last of its JSON."""
 
     gamma: float
     n_transitions: int
@@ -267,6 +266,13 @@ class EstimateRow(Record):
         own = {name: value for name, value in found.as_dict().items() if name != "name"}
         return {**entry, **own, "seconds": round(self.seconds, 3)}
 
+    def __str__(self) -> str:
+        if self.estimate is None:
+            return f"–  {self.reason}"
+        one = self.estimate.interval
+        text = "" if one is None else f"  [{one.low:.4g}, {one.high:.4g}] {one.kind}"
+        return f"{self.estimate.value:.4g}{text}"
+
 
 @dataclass(frozen=True, eq=False)
 class BoundRow(Record):
@@ -297,12 +303,5 @@ class EstimateTable(LogResult):
         return {row.name: row for row in self.rows}[name]
 
     def __str__(self) -> str:
-        lines = [f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"]
-        for row in self.rows:
-            if row.estimate is None:
-                lines.append(f"  {row.name:<10} –  {row.reason}")
-                continue
-            interval = row.estimate.interval
-            text = "" if interval is None else f"  [{interval.low:.4g}, {interval.high:.4g}] {interval.kind}"
-            lines.append(f"  {row.name:<10} {row.estimate.value:.4g}{text}")
-        return "\n".join(lines)
+        about = f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"
+        return "\n".join([about, *(f"  {row.name:<10} {row}" for row in self.rows)])

@@ -36,7 +36,7 @@ from koffline.data.units import (
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.jobs import JobStatus
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
 from koffline.policies import Policy
 
@@ -191,7 +191,7 @@ class WorkingLog:
 
 def in_problem(
     summarise: Callable[[EvaluationProblem, np.ndarray], S],
-    like: EvaluationProblem,
+    like: Measures,
     policy: Policy,
     gamma: float,
     action_draws: int,

@@ -23,7 +23,7 @@ from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.out_of_bag import PassOverRows, Reader, RowSums, reader_of
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
@@ -68,7 +68,7 @@ class Workspace:
         asked = (self.policy, settings.gamma, settings.action_draws, settings.seed)
         replicas = settings.full_replicas + settings.resampled_replicas
         numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (problem.n_actions or 0)
-        of_part = partial(in_problem, summarise, problem.without_rows(), *asked)
+        of_part = partial(in_problem, summarise, Measures(**problem.measures), *asked)
         return self.log.fold(of_part, 12 * numbers + 24 * replicas)
 
     @cached_property
