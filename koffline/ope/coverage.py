@@ -46,12 +46,11 @@ def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator)
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     inputs, probabilities, shares = _policy_rows(problem, generator)
     if problem.n_actions is None or probabilities is None:
-        draw = generator.integers(inputs.shape[1])
-        return _summarise([problem.inputs[rows]], [inputs[:, draw]], [shares], generator)
-    taken = problem.actions[rows]
+        queries, cares = inputs[:, generator.integers(inputs.shape[1])], shares[:, None]
+        return _summarise([problem.inputs[rows]], queries, cares, generator)
+    taken, cares = problem.actions[rows], probabilities * shares[:, None]
     same = [problem.inputs[rows[taken == action]] for action in range(problem.n_actions)]
-    cares = [probabilities[:, action] * shares for action in range(problem.n_actions)]
-    return _summarise(same, [inputs[:, 0]] * problem.n_actions, cares, generator)
+    return _summarise(same, inputs[:, 0], cares, generator)
 
 
 def _policy_rows(
@@ -68,13 +67,11 @@ def _policy_rows(
 
 
 def _summarise(
-    references: list[np.ndarray],
-    queries: list[np.ndarray],
-    cares: list[np.ndarray],
-    generator: np.random.Generator,
+    references: list[np.ndarray], queries: np.ndarray, cares: np.ndarray, generator: np.random.Generator
 ) -> Coverage:
-    """Distances of queries to the nearest reference row of their group, divided by one common spacing.
+    """Distances of queries to the nearest reference row of a group, divided by one common spacing.
 
+    cares (query, group): the policy's weight of a query in each group.
     The spacing is the 95 % quantile of the rows' distances to their nearest neighbours in the same group.
     With a spacing per group, a rare action would cover everything between its few rows.
     """
@@ -88,10 +85,10 @@ def _summarise(
     # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
     spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
     scale = max(float(spacing), 1e-6)
-    for tree, asked, care in zip(trees, queries, cares, strict=True):
-        nearest = None if tree is None or not care.any() else tree.query(asked, k=1)[0]
-        ratios.append(np.full(len(asked), np.inf) if nearest is None else nearest / scale)
-    distances, weights = np.concatenate(ratios), np.concatenate(cares)
+    for tree, care in zip(trees, cares.T, strict=True):
+        is_far = tree is None or not care.any()
+        ratios.append(np.full(len(queries), np.inf) if is_far else tree.query(queries, k=1)[0] / scale)
+    distances, weights = np.concatenate(ratios), cares.T.ravel()
     fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
     return Coverage(fraction, distances, weights)
 

@@ -135,9 +135,9 @@ class FittedValues:
         """Summarise J over replicas. Raises KofflineError if too few are finite."""
         full, kept = self.ensemble.full, self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
+            told = f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no number"
             raise KofflineError(
-                f"{np.count_nonzero(~kept)} of {len(kept)} networks give no number; lower learning_rate or "
-                "look for outliers"
+                f"{told}; lower learning_rate or look for outliers with 'koffline data validate'"
             )
         resampled = values[full:, 0][kept[full:]]
         spread = float(resampled.std(ddof=1))
@@ -176,8 +176,6 @@ class FittedValues:
     def value_function(self, transitions: Transitions) -> ValueFunction:
         """The mean network of the chosen head, fitted to ``transitions``."""
         kept = np.flatnonzero(self.alive).tolist()
-        if not kept:
-            raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
         return ValueFunction(
             name=self.head,
             function=partial(_mean_values, self.chosen.select(kept), Measures(**self.problem.measures)),
@@ -209,9 +207,8 @@ def fit_value_functions(
 ) -> FittedValues:
     """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
-    fold: over the log
-    that the problem is a sample of, None where it is all of it; last layers are solved, and start states
-    valued, on the whole log. effective_units: of that log.
+    fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
+    and start states valued, on the whole log. effective_units: of that log.
     """
 
     def in_memory(summarise: Summarise[S]) -> S:

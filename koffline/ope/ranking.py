@@ -42,7 +42,6 @@ _CHOSEN = (
     "the choice."
 )
 _KEPT = ("value", "interval", "uplift", "warnings")  # of an estimate
-Truths = Sequence[float] | np.ndarray | Mapping[str, float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,7 @@ def select_policies(
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
-    truths: Truths | None = None,
+    truths: Sequence[float] | None = None,
     seed: int = 0,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
@@ -109,7 +108,7 @@ def select_policies(
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
     policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
-    values in the same order (or by name), for regret@k, rank correlation and errors. progress: a policy's
+    values in the same order, for regret@k, rank correlation and errors. progress: a policy's
     name to the object that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
@@ -119,7 +118,7 @@ def select_policies(
     if options.get("estimator", AUTO if settings is None else settings.estimator) == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
-    true = None if truths is None else _truths_by_name(truths, list(named))
+    true = dict(zip(named, truths, strict=True)) if truths is not None else None
     estimates: dict[str, Estimate] = {}
     failed: dict[str, str] = {}
     for name, policy in named.items():
@@ -210,15 +209,3 @@ def _named_policies(
         count = sum(other.name == policy.name for other in loaded[: len(names)])
         names.append(policy.name if not count else f"{policy.name} ({count + 1})")
     return dict(zip(names, loaded, strict=True))
-
-
-def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
-    """True values by policy. Raises ConfigError unless there is one finite number per policy."""
-    if not isinstance(truths, Mapping) and len(truths) == len(names):
-        truths = dict(zip(names, truths, strict=True))
-    if not isinstance(truths, Mapping) or set(truths) != set(names):
-        raise ConfigError(f"truths are {truths}; give one number for each of {', '.join(names)}")
-    found = {name: float(truths[name]) for name in names}
-    if not np.isfinite(list(found.values())).all():
-        raise ConfigError("truths hold NaN or infinite numbers; give finite ones")
-    return found

@@ -11,7 +11,6 @@ import numpy as np
 
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope.behavior import behavior_values
 from koffline.ope.coverage import Coverage, measure_coverage
@@ -105,12 +104,7 @@ class Workspace:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
         fold, units = None if self.log.is_whole else self.fold, self.facts.weights.effective_count
         fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self.progress, fold, units)
-        full = self.ensemble.full
-        if not fitted.alive[:full].any() or np.count_nonzero(fitted.alive[full:]) < 2:
-            raise KofflineError(
-                f"{fitted.describe_diverged()}; "
-                "lower learning_rate or look for outliers with 'koffline data validate'"
-            )
+        fitted.summarise(fitted.replica_values[fitted.head])  # raises
         return fitted
 
     @cached_property
