@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -232,9 +231,6 @@ def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iter
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
     facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
-    overlap = _logged_action_overlap(log, workspace.policy)
-    if "effective_sample_size" in overlap:
-        overlap["effective_sample_size"] *= facts.rows / len(log)  # facts of the whole log
     return {
         "coverage": workspace.coverage.fraction,
         "n_terminated": facts.terminated,
@@ -245,34 +241,25 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "logged_return_se": facts.returns.standard_error,
         "beyond_cuts": facts.beyond.mean if facts.episodes else None,
         **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
-        **overlap,
+        **_action_overlap(log, workspace.policy),
     }
 
 
-def _logged_action_overlap(
-    transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
-) -> dict[str, Any]:
-    """Discrete actions: how probable the logged actions are to the policy, and the effective sample size.
+def _action_overlap(log: Transitions, policy: DiscretePolicy | ContinuousPolicy) -> dict[str, Any]:
+    """Discrete actions: how probable the logged ones are to the policy.
 
-    That is (Σ ρ)² / Σ ρ² of the ratios ρ = π(a|s) / β(a|s) of rows; 0 when all ratios are. Of few actions
-    also how often the policy and the log take each: misnumbered actions show there.
+    Of few actions also how often the policy and the log take each: misnumbered actions show there.
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
-    probabilities = policy.probabilities(transitions.observations)
-    taken = probabilities[np.arange(len(transitions)), transitions.actions]
+    probabilities, count = policy.probabilities(log.observations), policy.n
+    taken = probabilities[np.arange(len(log)), log.actions]
     overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
-    if (count := probabilities.shape[1]) <= _FEW_ACTIONS:
-        logged = np.bincount(transitions.actions, minlength=count) / len(transitions)
+    if count <= _FEW_ACTIONS:
+        logged = np.bincount(log.actions, minlength=count) / len(log)
         shares = zip(probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
-        names = transitions.metadata.extra.get(ACTIONS) or range(count)
         both = ({"policy": own, "log": seen} for own, seen in shares)
-        overlap["actions"] = dict(zip(map(str, names), both, strict=True))
-    if transitions.behavior_log_probabilities is not None:
-        possible = taken > 0.0
-        behavior = np.asarray(transitions.behavior_log_probabilities, dtype=np.float64)[possible]
-        logarithms = np.log(taken[possible]) - behavior
-        ratios = np.exp(logarithms - logarithms.max(initial=-math.inf))  # a common factor cancels
-        size = float(ratios.sum() ** 2 / np.square(ratios).sum()) if len(ratios) else 0.0
-        overlap["effective_sample_size"] = size
+        overlap["actions"] = dict(
+            zip(map(str, log.metadata.extra.get(ACTIONS) or range(count)), both, strict=True)
+        )
     return overlap
