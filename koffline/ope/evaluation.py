@@ -29,7 +29,7 @@ from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.markov import Shift
 from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
-from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import without_guess, without_guesswork
 from koffline.ope.working_log import hold
@@ -77,15 +77,16 @@ def evaluate(
         groups = None if by is None else groups_of(workspace, by)
         name = choose_estimator(workspace)
         found = run_estimator(workspace, name)
-        is_fitted = name in FITTED
-        evidence = _evidence(workspace) if is_fitted else None
+        evidence = _evidence(workspace) if name in FITTED else None
         verdict = verdict_on(workspace, found)
         found = without_guesswork(found, verdict)
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
-        warnings = (*workspace.log.copies, *found.warnings)
         by_group = () if groups is None else values_by_group(workspace, groups, found)
+        value_function = None
+        if evidence and not settings.history:
+            value_function = workspace.fitted.value_function(workspace.transitions)
         if settings.estimator == AUTO and settings.history is None and found.interval is not None:
-            shift = workspace.memory_shift if is_fitted else None
+            shift = workspace.memory_shift if evidence else None
             if shift is not None and shift.matters(found.interval):
                 return _with_history(found.value, shift, partial(
                     evaluate, transitions, policy, initial_observations=initial_observations,
@@ -101,12 +102,9 @@ def evaluate(
         groups=by_group,
         estimator=name,
         diagnostics=diagnostics,
-        settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
-        warnings=warnings,
+        warnings=(*workspace.log.copies, *found.warnings),
         evidence=evidence,
-        value_function=workspace.fitted.value_function(workspace.transitions)
-        if is_fitted and not settings.history
-        else None,
+        value_function=value_function,
         **workspace.describe(),
     )
 
@@ -157,12 +155,8 @@ def open_workspace(
 
     Inside, threads are those of the settings and workers are kept. Raises KofflineError.
     """
-    policy = as_policy(
-        policy,
-        transitions.action_space,
-        transitions.observation_shape,
-        features=transitions.metadata.features,
-    )
+    about = transitions.action_space, transitions.observation_shape, None, transitions.metadata.features
+    policy = as_policy(policy, *about)
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
@@ -256,16 +250,13 @@ def estimate_all(
         verdict = verdict_on(workspace, found.get(choose_estimator(workspace)) or next(iter(found.values())))
         bound_rows = bounds_of(workspace, found) if bounds else ()
         kept = {name: without_guesswork(estimate, verdict) for name, estimate in found.items()}
-        rows = tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows)
-        bound_rows = tuple(without_guess(bound, verdict) for bound in bound_rows)
         diagnostics = common_diagnostics(workspace)
     return EstimateTable(
         verdict=verdict,
-        rows=rows,
-        bounds=bound_rows,
+        rows=tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows),
+        bounds=tuple(without_guess(bound, verdict) for bound in bound_rows),
         level=settings.level,
         diagnostics=diagnostics,
-        settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
         warnings=workspace.log.copies,
         **workspace.describe(),
     )
@@ -274,10 +265,8 @@ def estimate_all(
 def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
     """Row of one estimator; if it fails on this log, with the reason."""
     started = time.perf_counter()
-    estimate: PointEstimate | None = None
-    reason: str | None = None
     try:
         estimate = run_estimator(workspace, name)
     except (KofflineError, torch.linalg.LinAlgError) as error:
-        reason = str(error)
-    return EstimateRow(name, family, estimate, reason, time.perf_counter() - started)
+        return EstimateRow(name, family, None, str(error), time.perf_counter() - started)
+    return EstimateRow(name, family, estimate, None, time.perf_counter() - started)

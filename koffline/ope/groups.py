@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -81,29 +81,27 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     """
     fitted, settings = workspace.fitted, workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
-    enough = [size >= FEWEST_STARTS for _, size in sizes]
-    chosen = {found.name: fitted.heads[found.name]}
-    sums = fitted.sum_starts(chosen, groups.share_of)
-    level = 1.0 - (1.0 - settings.level) / max(1, sum(enough))
+    count = sum(size >= FEWEST_STARTS for _, size in sizes)
+    sums = fitted.sum_starts({found.name: fitted.heads[found.name]}, groups.share_of)
+    level = 1.0 - (1.0 - settings.level) / max(1, count)
     rows = []
     for group, name in enumerate(groups.names):
         starts, size = sizes[group]
-        if not enough[group]:
-            few = f"too few start states to answer: {starts}, of an effective number of {size:.0f}"
-            few = few if starts != round(size) else f"too few start states to answer: {starts}"
-            rows.append(GroupValue(name, starts, reason=f"{few} (at least {FEWEST_STARTS:.0f})"))
-            continue
-        if found.interval is None:
+        if size < FEWEST_STARTS:
+            odd = "" if starts == round(size) else f", of an effective number of {size:.0f}"
+            few = f"too few start states to answer: {starts}{odd} (at least {FEWEST_STARTS:.0f})"
+            rows.append(GroupValue(name, starts, reason=few))
+        elif found.interval is None:
             rows.append(GroupValue(name, starts, reason="the log does not answer for all start states"))
-            continue
-        values = sums.by_group[0, :, :, group]
-        interval, note = workspace.limits.cut(fitted.interval(values, level, size))
-        low, high = workspace.limits.bounds
-        value = min(max(fitted.summarise(values).value, low), high)
-        if interval is not None:
-            said = f"{interval.assumptions} Level {settings.level:.10g} for {sum(enough)} groups together."
-            interval = Interval(interval.low, interval.high, settings.level, interval.kind, said)
-        rows.append(GroupValue(name, starts, value, interval, None if interval else note))
+        else:
+            values = sums.by_group[0, :, :, group]
+            interval, note = workspace.limits.cut(fitted.interval(values, level, size))
+            if interval is not None:
+                said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."
+                interval, note = replace(interval, level=settings.level, assumptions=said), None
+            low, high = workspace.limits.bounds
+            value = min(max(fitted.summarise(values).value, low), high)
+            rows.append(GroupValue(name, starts, value, interval, note))
     return tuple(rows)
 
 

@@ -118,24 +118,21 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
     """A head or a closed form: mean over the networks, interval from the spread of the resampled ones."""
     fitted = workspace.fitted
     values = fitted.replica_values[name] if name in FITTED else closed_form(name, fitted)
-    found = fitted.summarise(values)
+    found, interval = fitted.summarise(values), fitted.interval(values)
     diagnostics: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
-    size = None
-    interval = fitted.interval(values)
     if name in FITTED:
         diagnostics = _diagnostics_of_networks(workspace, name)
         warnings = tuple(_doubts(workspace, diagnostics, interval))
     elif name == "mwl":  # weights of rows are those of mql
         diagnostics, warnings = workspace.row_sums.diagnostics(), workspace.row_sums.warnings()
-        size = diagnostics["effective_units"]
     return PointEstimate(
         name=name,
         value=found.value,
         standard_error=found.deviation,
         interval=interval,
         uplift=uplift_of(fitted, workspace.behavior_values, values),
-        effective_sample_size=size,
+        effective_sample_size=diagnostics.get("effective_units"),
         warnings=warnings,
         diagnostics=diagnostics,
     )

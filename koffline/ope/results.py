@@ -20,10 +20,7 @@ from koffline.store.run_record import versions
 
 
 class Record:
-    """A dataclass that a command prints or writes; fields with ``repr=False`` stay behind.
-
-    A field's ``key`` in its metadata is its name in JSON.
-    """
+    """A dataclass for JSON: fields with ``repr=False`` stay behind, ``key`` in metadata is a name there."""
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in the order of its fields."""
@@ -62,10 +59,10 @@ CERTIFIED, CALIBRATED = "certified", "calibrated"
 class Interval(Record):
     """An interval for the value, with its kind and assumptions.
 
-    ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …) and is never to be read without
-    it: a calibrated interval is right on average over many logs (asymptotically, or by resampling), a
-    certified one holds for any number of rows under the stated ``assumptions``. ``norm_bound`` is ρ, the
-    largest norm a value function may have in the class behind the interval; None where there is no class.
+    ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …): a calibrated interval is right
+    on average over many logs (asymptotically, or by resampling), a certified one holds for any number of rows
+    under the stated ``assumptions``. ``norm_bound`` is ρ, the largest norm that a value function may have in
+    the class behind the interval; None where there is no class.
     """
 
     low: float
@@ -160,8 +157,7 @@ class Evidence:
     Shapes: ``steps (T,)``, ``objective (R, T)``, ``values (R, T)`` over training for R replicas;
     ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with
     weights: distances of the policy's state-actions to the log, relative to the log's own spacing;
-    ``initial_values (E,)`` over the initial states;
-    ``replica_values (R,)`` with ``replica_roles`` naming each replica ``"full"`` or ``"resampled"``.
+    ``initial_values (E,)``; ``replica_values (R,)`` with ``replica_roles``, ``"full"`` or ``"resampled"``.
     """
 
     steps: np.ndarray
@@ -246,11 +242,7 @@ class Estimate(LogResult):
 
 @dataclass(frozen=True, eq=False)
 class EstimateRow(Record):
-    """One estimator's estimate, or the reason for none.
-
-    ``estimate`` is None exactly where ``reason`` is not; ``seconds`` count what was computed for this row
-    only: what several estimators share is paid by the first.
-    """
+    """One estimator's estimate, or the reason for none; what several share is paid by the first's seconds."""
 
     name: str
     family: str
@@ -287,8 +279,7 @@ class BoundRow(Record):
 class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators, and bounds that belong to none of them.
 
-    ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows (coverage, the
-    log); each row has its own as well.
+    ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows.
     """
 
     verdict: Verdict

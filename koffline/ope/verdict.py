@@ -141,29 +141,26 @@ def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
 
     A certificate without guesses stays. So does an interval that is itself the reason: it is too wide.
     """
-    if verdict.answer != NOT_ANSWERABLE or _is_reason(found.interval, verdict):
+    if verdict.answer != NOT_ANSWERABLE:
         return found
-    if _is_certificate(found.interval):
-        return dataclasses.replace(found, uplift=None)
+    if _stands(found.interval, verdict):
+        is_certified = found.interval is not None and found.interval.kind in CERTIFIED_KINDS
+        return dataclasses.replace(found, uplift=None) if is_certified else found
     bare = {key: value for key, value in found.diagnostics.items() if not key.startswith("interval")}
     return dataclasses.replace(found, interval=None, uplift=None, diagnostics=bare)
 
 
 def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
     """`without_guesswork` for an interval that belongs to no estimator."""
-    is_open = verdict.answer == NOT_ANSWERABLE and bound.interval is not None
-    if not is_open or _is_certificate(bound.interval) or _is_reason(bound.interval, verdict):
+    if verdict.answer != NOT_ANSWERABLE or bound.interval is None or _stands(bound.interval, verdict):
         return bound
     return BoundRow(bound.kind, None, "the log does not answer, and the interval would rest on it alone")
 
 
-def _is_certificate(interval: Interval | None) -> bool:
-    """Whether an interval is certified, with no bound read off the log."""
-    is_certified = interval is not None and interval.kind.split(" ")[0] in CERTIFIED_KINDS
-    return is_certified and interval is not None and not interval.assumptions.startswith(READ_OFF)
-
-
-def _is_reason(interval: Interval | None, verdict: Verdict) -> bool:
-    """Whether a calibrated interval is the reason why there is no answer: it is too wide."""
-    is_calibrated = interval is not None and interval.kind.split(" ")[0] not in CERTIFIED_KINDS
-    return is_calibrated and verdict.reasons[0].startswith("size: ")
+def _stands(interval: Interval | None, verdict: Verdict) -> bool:
+    """Whether an interval rests on no guess, or is itself the reason why there is no answer."""
+    if interval is None:
+        return False
+    if interval.kind in CERTIFIED_KINDS:
+        return not interval.assumptions.startswith(READ_OFF)
+    return verdict.reasons[0].startswith("size: ")

@@ -226,7 +226,8 @@ class Workspace:
         if not self.log.is_whole:
             rows, episodes = self.facts.rows, self.facts.episodes
         about |= {"n_transitions": rows, "n_episodes": episodes}
-        return {"gamma": self.settings.gamma, "policy": self.policy.name, **about}
+        settings = self.settings.model_dump(exclude={"gamma", "estimator", "seed"})
+        return {"gamma": self.settings.gamma, "policy": self.policy.name, "settings": settings, **about}
 
 
 def _weigh(reader: Reader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
