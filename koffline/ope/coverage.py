@@ -86,8 +86,8 @@ def _summarise(
     spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
     scale = max(float(spacing), 1e-6)
     for tree, care in zip(trees, cares.T, strict=True):
-        is_far = tree is None or not care.any()
-        ratios.append(np.full(len(queries), np.inf) if is_far else tree.query(queries, k=1)[0] / scale)
+        nearest = None if tree is None or not care.any() else tree.query(queries, k=1)[0]
+        ratios.append(np.full(len(queries), np.inf) if nearest is None else nearest / scale)
     distances, weights = np.concatenate(ratios), cares.T.ravel()
     fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
     return Coverage(fraction, distances, weights)

@@ -123,8 +123,8 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
         own = "" if result.value is None else f": fixed features say {result.value:.4g}"
         warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
     details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
-    told = {**found.diagnostics, "interval": details}
-    return dataclasses.replace(found, interval=result.interval, warnings=tuple(warnings), diagnostics=told)
+    found = dataclasses.replace(found, diagnostics={**found.diagnostics, "interval": details})
+    return dataclasses.replace(found, interval=result.interval, warnings=tuple(warnings))
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:

@@ -136,7 +136,7 @@ def prepare_problem(
     weights, starts = own / known.weight_scale, log.initial_observations() if given is None else given
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
         inputs, readout = known.standardise(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
-        asked = {
+        asked: dict[str, Any] = {
             "inputs": inputs,
             "next_inputs": known.standardise(log.next_observations)[:, None],
             "start_inputs": known.standardise(starts)[:, None],

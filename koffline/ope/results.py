@@ -83,9 +83,9 @@ class Interval(Record):
 
     def within(self, bounds: tuple[float, float]) -> Interval:
         """The part inside ``bounds`` that every value obeys; the nearest bound where nothing is inside."""
-        low, high = bounds
-        ends = {"low": min(max(self.low, low), high), "high": max(min(self.high, high), low)}
-        return dataclasses.replace(self, **ends)
+        least, most = bounds
+        low, high = min(max(self.low, least), most), max(min(self.high, most), least)
+        return dataclasses.replace(self, low=low, high=high)
 
 
 def check_level(level: float) -> None:

@@ -7,14 +7,13 @@ over all of them, part by part, in memory or from disk, here or by workers.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import operator
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -61,7 +60,7 @@ class Sums:
     """Base of dataclasses of additive sums over rows: ``+`` adds field by field; None stays None."""
 
     def __add__(self, other: Any) -> Any:
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
         pairs = ((getattr(self, name), getattr(other, name)) for name in names)
         return type(self)(*(None if own is None else own + more for own, more in pairs))
 
@@ -107,7 +106,7 @@ class WorkingLog:
         A sample of a larger log is left as it is: copies of its units may lie outside it.
         """
         found = without_copies(self.sample.transitions)
-        return found if self.is_whole else dataclasses.replace(found, transitions=self.sample.transitions)
+        return found if self.is_whole else replace(found, transitions=self.sample.transitions)
 
     @property
     def copies(self) -> tuple[str, ...]:
@@ -218,16 +217,15 @@ def hold(
         rows = without_late_ends(found.transitions, found.units, stops)
         if len(rows) < len(found.transitions):
             noted = log.metadata.with_notes(rows.metadata.notes[-1])
-            is_held = isinstance(log, Transitions)
-            log = log.with_metadata(noted) if is_held else dataclasses.replace(log, metadata=noted)
-        found = dataclasses.replace(found, transitions=rows)
+            log = log.with_metadata(noted) if isinstance(log, Transitions) else replace(log, metadata=noted)
+        found = replace(found, transitions=rows)
     return WorkingLog(log, found, stream, progress, stops=stops)
 
 
 def _fair(part: LogPart, stops: np.ndarray | None) -> LogPart:
     if stops is None:
         return part
-    return dataclasses.replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
+    return replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
 
 
 @dataclass(frozen=True, eq=False)

@@ -83,15 +83,6 @@ def test_nothing_is_said_of_actions_that_are_not_known() -> None:
     assert koffline.evaluate(continuous_log(), lambda s: 0.0 * s[:, :1], 0.9, **QUICK).uplift is None
 
 
-def test_no_interval_of_the_uplift_without_one_of_the_value() -> None:
-    log = discrete_log().replace(actions=np.zeros(60, dtype=np.int64))
-    found = koffline.evaluate(log, lambda s: np.tile([0.0, 0.1, 0.9], (len(s), 1)), 0.9, **QUICK)
-    assert found.interval is None
-    assert (found.uplift, found.behavior_value) == (None, None)
-    said = "This log does not say what the policy is worth: only 0% of the policy's actions lie near"
-    assert found.verdict.sentence.startswith(said)
-
-
 def _interval(low: float, high: float) -> Interval:
     return Interval(low, high, 0.95, "bootstrap")
 
