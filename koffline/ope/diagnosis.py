@@ -13,10 +13,10 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_copies, without_late_ends
 from koffline.ope.bellman_test.front import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
-from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import LogResult, describe_coverage, describe_log, plain
+from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.policy_specs import as_policy
 
 _MOST_NUMBERS = 6  # numbers shown of a state

@@ -13,7 +13,6 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.fitting import Progress
 from koffline.ope.behavior import behavior_values
-from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
@@ -24,6 +23,7 @@ from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.out_of_bag import PassOverRows, Reader, RowSums, reader_of
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
+from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
 

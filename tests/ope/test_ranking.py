@@ -15,7 +15,7 @@ from koffline.ope.ranking import select_policies
 from koffline.ope.results import Interval
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.problems import QUICK, SOFT, discrete_log
+from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 
 TRUTHS = (-0.4, 0.2, 0.7)
 RANKED = np.array([10.0, 7.0, 4.0, 2.0])
@@ -72,6 +72,12 @@ def test_estimators_without_replicas_are_compared_by_intervals() -> None:
     (pair,) = found.comparisons
     assert pair.high - pair.low > 0.999 * sum(policy.interval.width for policy in found.policies)
     assert "by the intervals" in found.assumptions
+
+
+def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given() -> None:
+    found, again = (select_policies(continuous_log(), [NOISY, "uniform"], 0.9, **QUICK) for _ in range(2))
+    assert found.to_json(timing=False) == again.to_json(timing=False)
+    assert len(found.comparisons) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
-from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate
-from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, judge
+from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, Coverage, judge, measure_coverage
 from koffline.policies import DiscretePolicy
 from koffline.report.words import action_shares
 from tests.ope.problems import QUICK, discrete_log
