@@ -100,7 +100,7 @@ def select_policies(
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
-    truths: Sequence[float] | None = None,
+    truths: Sequence[float] | Mapping[str, float] | None = None,
     seed: int = 0,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
@@ -108,7 +108,7 @@ def select_policies(
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
     policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
-    values in the same order, for regret@k, rank correlation and errors. progress: a policy's
+    values in the same order (or by name), for regret@k, rank correlation and errors. progress: a policy's
     name to the object that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
@@ -118,7 +118,9 @@ def select_policies(
     if options.get("estimator", AUTO if settings is None else settings.estimator) == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
-    true = dict(zip(named, truths, strict=True)) if truths is not None else None
+    true: Mapping[str, float] | None = None
+    if truths is not None:
+        true = truths if isinstance(truths, Mapping) else dict(zip(named, truths, strict=True))
     estimates: dict[str, Estimate] = {}
     failed: dict[str, str] = {}
     for name, policy in named.items():
@@ -138,7 +140,7 @@ def select_policies(
 
 
 def _ranked(
-    estimates: dict[str, Estimate], failed: dict[str, str], true: dict[str, float] | None, started: float
+    estimates: dict[str, Estimate], failed: dict[str, str], true: Mapping[str, float] | None, started: float
 ) -> PolicyRanking:
     """The ranking of the policies that could be evaluated."""
     names = sorted(estimates, key=lambda name: -estimates[name].value)

@@ -59,7 +59,7 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
         name: DiscretePolicy(3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name)
         for action, name in enumerate(("a", "wild", "b"))
     }
-    found = select_policies(discrete_log(), named, 0.9, truths=[1.0, 9.0, 0.0])
+    found = select_policies(discrete_log(), named, 0.9, truths={"a": 1.0, "b": 0.0, "wild": 9.0})
     assert {policy.name for policy in found.policies} == {"a", "b"}
     assert found.unranked == ({"name": "wild", "reason": "3 of 3 networks diverged"},)
     assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
