@@ -182,15 +182,8 @@ class Workspace:
         return self._system(default_features(self.problem, *asked))
 
     def _system(self, features: FeatureMap) -> FeatureSystem:
-        settings = self.settings
-        return make_feature_system(
-            self.problem,
-            features,
-            gamma=settings.gamma,
-            bandwidth=settings.bandwidth,
-            instruments=settings.instruments,
-            seed=settings.seed,
-        )
+        asked = self.settings.model_dump(include={"gamma", "bandwidth", "instruments", "seed"})
+        return make_feature_system(self.problem, features, **asked)
 
     @cached_property
     def episodes(self) -> EpisodeProblem:
