@@ -208,7 +208,7 @@ def fit_value_functions(
     """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
     fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
-    and start states valued, on the whole log. effective_units: of that log.
+    and start states valued, on the whole log. effective_units: of that log, by default its units.
     """
 
     def in_memory(summarise: Summarise[S]) -> S:
@@ -246,7 +246,7 @@ def fit_value_functions(
         instruments=instruments,
         record=record,
         fold=reach,
-        units=problem.effective_units if effective_units is None else effective_units,
+        units=effective_units or float(len(problem.episode_starts)),
         rows=float(sums.row_weight[0]),
     )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.kernels import FourierFeatures
-from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
+from koffline.ope.learning import Resampling, make_table, read_values, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
@@ -165,17 +165,10 @@ def read_rows(
     network: StackedMLP, table: Table, rows: slice
 ) -> tuple[Float[Tensor, "replica row"], Float[Tensor, "replica row"], Float[Tensor, "replica row"]]:
     """Q(s, a), E Q(s', a'), and the residual, of a block of rows, in the network's precision."""
-    now = _read(network, table.inputs[rows], None if table.readout is None else table.readout[rows])
+    now = read_values(network, table.inputs[rows], None if table.readout is None else table.readout[rows])
     readout = table.next_readout
-    later = _read(network, table.next_inputs[rows], None if readout is None else readout[rows])
+    later = read_values(network, table.next_inputs[rows], None if readout is None else readout[rows])
     return now, later, table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now
-
-
-def _read(network: StackedMLP, inputs: Tensor, readout: Tensor | None) -> Float[Tensor, "replica row"]:
-    """Outputs at inputs (B, d) or (B, m, d), averaged over draws and read out."""
-    flat = inputs.to(network.flat.dtype).reshape(-1, inputs.shape[-1])
-    outputs = network.forward(flat).unflatten(1, (len(inputs), -1)).mean(dim=2)
-    return outputs.squeeze(-1) if readout is None else (outputs * readout.to(outputs)).sum(dim=-1)
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:

@@ -165,22 +165,19 @@ def make_table(problem: EvaluationProblem, device: str) -> Table:
     )
 
 
+def read_values(network: StackedMLP, inputs: Tensor, readout: Tensor | None) -> Float[Tensor, "replica row"]:
+    """Outputs at inputs (B, d) or (B, m, d), averaged over draws and read out; in the network's precision."""
+    flat = inputs.to(network.flat.dtype).reshape(-1, inputs.shape[-1])
+    outputs = network.forward(flat).unflatten(1, (len(inputs), -1)).mean(dim=2)
+    return outputs.squeeze(-1) if readout is None else (outputs * readout.to(outputs)).sum(dim=-1)
+
+
 def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
     """E_{a~π} Q(s0, a) per start state, within the bounds of any discounted return; reward units."""
-    inputs, probabilities = (
-        torch.as_tensor(problem.start_inputs).to(network.flat),
-        problem.start_probabilities,
-    )
-    parts = []
-    for rows in row_blocks(network, len(inputs), inputs.shape[1]):
-        block = inputs[rows]
-        outputs = network.forward(block.flatten(0, 1)).unflatten(1, (len(block), -1))  # (R, B, m, n)
-        if probabilities is None:
-            parts.append(outputs.squeeze(-1).mean(dim=-1))
-        else:
-            chosen = torch.as_tensor(probabilities[rows]).to(inputs)
-            parts.append((outputs.squeeze(2) * chosen).sum(dim=-1))
-    values = torch.cat(parts, dim=1)
-    low, high = problem.value_bounds
+    inputs, chances = torch.as_tensor(problem.start_inputs).to(network.flat), problem.start_probabilities
+    readout = None if chances is None else torch.as_tensor(chances).to(network.flat)
+    blocks = row_blocks(network, len(inputs), inputs.shape[1])
+    parts = (read_values(network, inputs[b], None if readout is None else readout[b]) for b in blocks)
+    values, (low, high) = torch.cat(list(parts), dim=1), problem.value_bounds
     within = values.clamp(low, high) * problem.reward_scale
     return torch.where(values.isfinite(), within, math.nan)  # do not clip infinite values to the bound

@@ -94,13 +94,6 @@ class EvaluationProblem(Measures):
         """Number N of rows."""
         return len(self.rewards)
 
-    @property
-    def effective_units(self) -> float:
-        """(Σw)² / Σw² over episodes (rows, where there are none), w the mean weight of an episode's rows."""
-        lengths = np.diff(np.append(self.episode_starts, self.n_rows))
-        weights = np.add.reduceat(self.row_weights, self.episode_starts) / lengths
-        return float(weights.sum() ** 2 / np.square(weights).sum())
-
 
 def prepare_problem(
     transitions: Transitions,
