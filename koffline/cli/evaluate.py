@@ -69,8 +69,8 @@ def evaluate(
     Estimators: kloss, fqe, lstd (trained networks), mql, lstdq (closed forms), is, wis, pdis, wpdis
     (importance sampling), mwl, dualdice (marginal weights), dr, wdr, magic, drl (doubly robust), or all.
     auto, the default: kloss, or dr for one-step logs with logged probabilities.
-    Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified,
-    dual; for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
+    Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified;
+    for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
     What each promises is printed with it.
     """
     from koffline.policy_specs import check_spec

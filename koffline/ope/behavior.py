@@ -18,10 +18,9 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures
 from koffline.ope.fitted import FittedValues
-from koffline.ope.last_layer import last_layer, minimise_kernel_loss
+from koffline.ope.last_layer import PartSystems, last_layer, minimise_kernel_loss, systems_of_part
 from koffline.ope.learning import Resampling
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.replica_sums import PartSystems, systems_of_part
 from koffline.ope.results import Uplift
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
@@ -29,34 +28,50 @@ from koffline.replicas import StackedMLP
 
 @dataclass(frozen=True, eq=False)
 class _Returns(Sums):
-    """Sums of a part of a log: Σ w of episodes, and Σ w · discounted rewards before the cut, (R, 2) each."""
+    """Sums of a part of a log: Σ w of episodes, and Σ w · discounted rewards before the cut, (R, 2) each.
+
+    ``systems``: of last layers whose start states are the rows at cuts; None where no episode is cut.
+    """
 
     weights: Tensor
     returns: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class _CutReturns(Sums):
-    """Sums of returns before cuts, and the last-layer ``systems`` whose start states are the rows at cuts."""
-
-    logged: _Returns
-    systems: PartSystems
+    systems: PartSystems | None
 
 
 def _returns_of_part(
+    network: StackedMLP,
+    instruments: FourierFeatures,
     resampling: Resampling,
     gamma: float,
     stops: np.ndarray | None,
     problem: EvaluationProblem,
     units: np.ndarray,
 ) -> _Returns:
-    steps = _steps_of(problem)
-    known = problem.rewards * gamma**steps
+    """Sums of a part. Rows after which recording stopped have no weight in the systems and start the rest."""
+    discounted, systems = problem.rewards * gamma ** _steps_of(problem), None
     if stops is not None:
-        known *= 1.0 - _stops_at(problem, stops)
+        stopped = _stops_at(problem, stops)
+        discounted *= 1.0 - stopped
+        rest = _rest_after_stops(problem, stopped, gamma)
+        systems = systems_of_part(network, instruments, resampling, rest, units)
     weights = resampling.start_weights(problem, units)
-    returns = weights @ torch.as_tensor(np.add.reduceat(known, problem.episode_starts))
-    return _Returns(weights.sum(dim=2), returns)
+    returns = weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
+    return _Returns(weights.sum(dim=2), returns, systems)
+
+
+def _rest_after_stops(problem: EvaluationProblem, stopped: np.ndarray, gamma: float) -> EvaluationProblem:
+    """The problem of what follows cuts, with the logged next actions in place of the policy's."""
+    ends, taken = np.append(problem.episode_starts[1:], problem.n_rows) - 1, problem.readout
+    following = np.minimum(np.arange(problem.n_rows) + 1, problem.n_rows - 1)
+    return dataclasses.replace(
+        problem,
+        next_inputs=problem.inputs[following][:, None],
+        next_probabilities=None if taken is None else taken[following],
+        start_inputs=problem.inputs[ends][:, None],
+        start_probabilities=None if taken is None else taken[ends],
+        start_weights=problem.start_weights * stopped[ends] * gamma ** _steps_of(problem)[ends],
+        row_weights=problem.row_weights * (1.0 - stopped),
+    )
 
 
 def _steps_of(problem: EvaluationProblem) -> Int[np.ndarray, " row"]:
@@ -88,32 +103,6 @@ def _stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray
     return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])
 
 
-def _cut_returns_of_part(
-    network: StackedMLP,
-    instruments: FourierFeatures,
-    resampling: Resampling,
-    gamma: float,
-    stops: np.ndarray,
-    problem: EvaluationProblem,
-    units: np.ndarray,
-) -> _CutReturns:
-    """Sums of a part. Rows after which recording stopped have no weight in the systems and start the rest."""
-    stopped, taken = _stops_at(problem, stops), problem.readout
-    ends = np.append(problem.episode_starts[1:], problem.n_rows) - 1
-    following = np.minimum(np.arange(problem.n_rows) + 1, problem.n_rows - 1)
-    asked = dataclasses.replace(
-        problem,
-        next_inputs=problem.inputs[following][:, None],
-        next_probabilities=None if taken is None else taken[following],
-        start_inputs=problem.inputs[ends][:, None],
-        start_probabilities=None if taken is None else taken[ends],
-        start_weights=problem.start_weights * stopped[ends] * gamma ** _steps_of(problem)[ends],
-        row_weights=problem.row_weights * (1.0 - stopped),
-    )
-    logged = _returns_of_part(resampling, gamma, stops, problem, units)
-    return _CutReturns(logged, systems_of_part(network, instruments, resampling, asked, units))
-
-
 def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "replica 2"] | None:
     """J of the logging policy per replica: logged returns plus the values after their cuts.
 
@@ -123,17 +112,15 @@ def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "re
     """
     if fitted.problem.fixed_starts:
         return None
-    network, settings, resampling = fitted.heads["fqe"], fitted.settings, fitted.ensemble.resampling
-    if is_cut:
-        asked = (network, fitted.instruments, resampling, settings.gamma, _stop_shares(fitted.problem))
-        sums = fitted.fold(partial(_cut_returns_of_part, *asked))
-        logged, found = sums.logged, sums.systems
+    network, settings = fitted.heads["fqe"], fitted.settings
+    stops = _stop_shares(fitted.problem) if is_cut else None
+    asked = network, fitted.instruments, fitted.ensemble.resampling, settings.gamma, stops
+    logged: _Returns = fitted.fold(partial(_returns_of_part, *asked))
+    returns, found = logged.returns, logged.systems
+    if found is not None:
         systems = found.systems.mean(found.row_weight.clamp_min(1.0))
         theta = last_layer(minimise_kernel_loss(network, systems, settings.ridge))
-        returns = logged.returns + (found.starts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
-    else:
-        logged = fitted.fold(partial(_returns_of_part, resampling, settings.gamma, None))
-        returns = logged.returns
+        returns = returns + (found.starts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
     values = (returns / logged.weights).clamp(*fitted.problem.value_bounds)
     return np.asarray(values.numpy() * fitted.problem.reward_scale)
 

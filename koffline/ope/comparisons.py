@@ -138,20 +138,18 @@ class SelectionMetrics(Record):
 
 
 def score_selection(
-    values: Values, truths: Values, intervals: Sequence[Interval] | None = None
+    values: Values, truths: Values, intervals: Sequence[Interval | None] = (None,)
 ) -> SelectionMetrics:
-    """All metrics of one ranking; larger values are better. intervals: None where a policy has none."""
-    errors, held = np.abs(values - truths), None
-    if intervals is not None:
-        pairs = zip(intervals, truths.tolist(), strict=True)
-        held = float(np.mean([interval.holds(truth) for interval, truth in pairs]))
+    """All metrics of one ranking; larger values are better. There is no coverage if an interval is None."""
+    errors, made = np.abs(values - truths), [interval for interval in intervals if interval is not None]
+    held = [interval.holds(truth) for interval, truth in zip(made, truths.tolist(), strict=False)]
     return SelectionMetrics(
         regret_at_k=tuple(regret_at_k(values, truths, k + 1) for k in range(min(_MOST_REGRETS, len(values)))),
         relative_regret_at_1=relative_regret_at_k(values, truths, 1),
         spearman=spearman(values, truths),
         mean_absolute_error=float(np.mean(errors)),
         mean_relative_error=float(np.mean(errors / np.abs(truths))) if truths.all() else None,
-        coverage=held,
+        coverage=float(np.mean(held)) if len(made) == len(intervals) else None,
     )
 
 

@@ -1,7 +1,13 @@
-"""Values of every row by a model that has not seen the row's episode: no data is lost to a test set."""
+"""Tests need rows that a model has not seen: which those are, and models for every row that have not seen it.
+
+Rows are recognised by fingerprints. Where a world repeats itself (few states) equal rows are no proof: the
+share of tested rows seen in training is compared with the share of training rows that have a twin among
+themselves, which is what fresh rows of the same world would show.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +18,11 @@ from jaxtyping import Float, Int
 from koffline.data.transitions import ActionSpace, Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError
-from koffline.ope.provenance import Provenance, row_fingerprints
-from koffline.ope.value_functions import ValueFunction, as_value_function
+from koffline.ope.value_functions import ValueFunction, as_value_function, counted_rows, row_fingerprints
 from koffline.policies import Policy
+
+_DEVIATIONS = 4.0
+_REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +72,7 @@ def cross_fit(
     spaces = transitions.action_space, transitions.observation_shape
     for number in range(folds):
         training = transitions.select(np.flatnonzero(assigned != number))
-        seen = Provenance.of(training)
-        parts.append(as_value_function(fit(training), *spaces, trained_on=seen))
+        parts.append(as_value_function(fit(training), *spaces, trained_on=counted_rows(training)))
     return CrossFitted(tuple(parts), assigned, row_fingerprints(transitions))
 
 
@@ -109,7 +116,7 @@ def next_row_values(
     generator: np.random.Generator | None = None,
 ) -> Float[np.ndarray, " row"]:
     """E_{a'~π} Q(s', a') of every row, (N,), not discounted, whatever ``terminated`` says."""
-    generator = np.random.default_rng(0) if generator is None else generator
+    generator = generator or np.random.default_rng(0)
     values = np.empty(len(transitions))
     for rows, part in row_parts(q, transitions):
         values[rows] = part.expected(transitions.next_observations[rows], policy, draws, generator)
@@ -123,3 +130,43 @@ def read_value_function(
     if isinstance(q, CrossFitted):
         return q
     return as_value_function(q, action_space, observation_shape, **options)
+
+
+def measure_freshness(
+    value_function: ValueFunction,
+    transitions: Transitions,
+    trained_on: Transitions | None = None,
+    allow: bool = False,
+) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether the rows were held out from training (None: unknown), and sentences about it.
+
+    trained_on: the training rows where the value function does not know them; wins. Raises ConfigError when
+    tested rows are among them, unless ``allow``.
+    """
+    name, trained = value_function.name, value_function.trained_on
+    trained = trained if trained_on is None else counted_rows(trained_on)
+    if trained is None:
+        told = f"It is not known which rows {name} was fitted to"
+        return None, (f"{told}; if these are among them, the test says nothing.",)
+    tested, (values, counts) = counted_rows(transitions), np.unique(trained, return_counts=True)
+    seen = float(np.isin(tested, values).mean())
+    twins = float(counts[counts > 1].sum() / len(trained))  # share expected of fresh rows
+    fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
+    chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
+    margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
+    if seen > twins + margin:
+        share = f"{100.0 * seen:.3g}%"
+        if not allow:
+            raise ConfigError(
+                f"{name} was fitted to {share} of these rows, on which a test says nothing; test other "
+                "rows, fit by koffline.cross_fit (or test the models kloss and fqe of koffline diagnose), or "
+                "allow it with allow_training_rows=True (--allow-training-rows)"
+            )
+        return False, (f"{share} of the rows were used to fit {name}: non-rejection on them says nothing.",)
+    if twins > _REPEATS:
+        return None, (
+            f"Rows repeat themselves ({twins:.0%} have a twin): whether {name} was fitted to the "
+            "tested ones cannot be seen; make sure that they are fresh.",
+        )
+    equal = round(seen * len(transitions)) if twins == 0.0 else 0
+    return True, (f"{equal} of the rows equal rows that {name} was fitted to.",) if equal else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,26 +13,22 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_copies, without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
-from koffline.ope.coverage import LOW_COVERAGE, Coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
 from koffline.ope.problem import prepare_problem
-from koffline.ope.provenance import Provenance
-from koffline.ope.results import Record, describe_coverage, plain
+from koffline.ope.results import LogResult, describe_coverage, describe_log, plain
+from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.policy_specs import as_policy
-from koffline.store.run_record import versions
 
 _MOST_NUMBERS = 6  # numbers shown of a state
 _MOST_MAPS = 6  # most maps, one per discrete action
-_BEHIND = ("shown_test", "by_value", "by_step", "maps")
 _SHOWN = (
     "Places, maps and profiles are of the model of the first fold, on the {:,} rows it has not seen: each "
     "model has errors of its own, which cancel where folds are pooled."
 )
-_LOW_POWER = 0.5
 
 
-@dataclass(frozen=True, eq=False)
-class Diagnosis(Record):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Diagnosis(LogResult):
     """Result of `diagnose`: whether a value function is Q^π where the log has rows, and where it is not.
 
     ``value``: E_{s0, a~π} Q, what the value function says the policy is worth. ``regions``: where residuals
@@ -43,25 +39,17 @@ class Diagnosis(Record):
     """
 
     test: BellmanTest
-    shown_test: BellmanTest
+    shown_test: BellmanTest = field(repr=False)
     value: float
     logged_return: float | None
-    coverage: Coverage
-    by_value: Profile
-    by_step: Profile | None
-    regions: tuple[Region, ...]
-    maps: tuple[WitnessMap, ...]
+    coverage: Coverage = field(repr=False)
+    by_value: Profile = field(repr=False)
+    by_step: Profile | None = field(repr=False)
+    regions: tuple[Region, ...] = field(repr=False)
+    maps: tuple[WitnessMap, ...] = field(repr=False)
     shown: str | None
     findings: tuple[str, ...]
     warnings: tuple[str, ...]
-    n_transitions: int
-    n_episodes: int
-    source: str | None
-    data_sha256: str
-    seed: int
-    seconds: float
-    settings: dict[str, Any]
-    versions: dict[str, str]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types, without maps and rows."""
@@ -69,9 +57,7 @@ class Diagnosis(Record):
         found = {
             "model": test.value_function,
             "policy": test.policy,
-            "gamma": test.gamma,
-            **{name: value for name, value in vars(self).items() if name not in _BEHIND},
-            "test": test.as_dict(),
+            **super().as_dict(),
             "kernel_loss": test.kernel_loss,
             "kernel_ratio": test.kernel_ratio,
             "coverage": self.coverage.fraction,
@@ -92,7 +78,7 @@ def diagnose(
     gamma: float | None = None,
     *,
     seed: int = 0,
-    trained_on: Transitions | Provenance | None = None,
+    trained_on: Transitions | None = None,
     allow_training_rows: bool = False,
     regions: int = 5,
     **options: Any,
@@ -141,15 +127,10 @@ def diagnose(
         maps=_maps(seen),
         shown=shown,
         findings=_findings(test, coverage, places),
-        warnings=(*_warnings(test, coverage), *merged.notes),
-        n_transitions=len(transitions),
-        n_episodes=transitions.n_episodes,
-        source=transitions.metadata.source,
-        data_sha256=transitions.sha256,
-        seed=seed,
-        seconds=round(time.perf_counter() - started, 3),
+        warnings=(*dict.fromkeys(test.warnings), *merged.notes),
+        gamma=test.gamma,
         settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
-        versions=versions(),
+        **describe_log(transitions, seed, started),
     )
 
 
@@ -183,22 +164,6 @@ def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]
         found.append(_describe_region(significant[0], len(significant)))
     found.append(f"{describe_coverage(coverage.fraction)}.")
     return tuple(found)
-
-
-def _warnings(test: BellmanTest, coverage: Coverage) -> tuple[str, ...]:
-    """Each sentence once: what the values are, how fresh the rows, how much the test can see."""
-    found = [*test.warnings]
-    if coverage.fraction < LOW_COVERAGE:
-        found.append(
-            f"Only {coverage.fraction:.0%} of the policy's actions lie near logged ones: errors elsewhere "
-            "cannot be seen in this log, whatever the test says."
-        )
-    if not test.rejects and test.power < _LOW_POWER:
-        found.append(
-            f"The test could hardly have found {test.alternative_name} (power {test.power:.2f}); collect "
-            "more rows before trusting that it was not rejected."
-        )
-    return tuple(dict.fromkeys(found))
 
 
 def describe_place(center: np.ndarray) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,21 +11,19 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
-from koffline.data.columns import counted
 from koffline.data.features import ACTIONS
 from koffline.data.table.problems import GAPS, ORDER
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, KofflineError, PolicyError
 from koffline.ope import names
-from koffline.ope.coverage import LOW_COVERAGE
-from koffline.ope.doubly_robust import drl
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import IntervalResult, make_interval
 from koffline.ope.intervals.resampling import last_layer_bootstrap
-from koffline.ope.limits import MUCH_UNSEEN, contradiction
-from koffline.ope.network_estimates import estimate_by_networks, spread_of_networks
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage
+from koffline.ope.limits import contradiction
+from koffline.ope.network_estimates import estimate_by_networks
+from koffline.ope.out_of_bag import drl
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict
 from koffline.ope.verdict import FEW_EPISODES, judge
 from koffline.ope.workspace import Workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
@@ -79,7 +76,7 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
-        found = drl(workspace.row_sums, spread_of_networks(workspace), workspace.settings.level)
+        found = drl(workspace.row_sums, workspace.fitted.spread, workspace.settings.level)
     else:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, name, found)
@@ -110,53 +107,51 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 
 
 def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
-    """The estimate with the requested kind of interval."""
+    """The estimate with the requested kind of interval, and a warning if that excludes the estimate."""
     settings, kind = workspace.settings, workspace.settings.interval
     if kind in names.CERTIFIED_EPISODE_KINDS:
-        guesses = _guesses(settings, with_norm=False)
-        interval = _marked(found.interval, guesses)
-        return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *guesses))
-    if kind not in names.SYSTEM_KINDS or (found.interval is not None and found.interval.kind == kind):
+        interval, told = _say_guesses(settings, found.interval, with_norm=False)
+        return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *told))
+    if kind not in names.SYSTEM_KINDS:
         return found
     if kind == names.BOOTSTRAP_PIVOT and name in names.FITTED:
         interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
         return dataclasses.replace(found, interval=interval)
-    return _with_result(found, system_interval(workspace, kind))
+    result = system_interval(workspace, kind)
+    warnings = [*found.warnings, *result.warnings]
+    if result.interval is not None and not result.interval.holds(found.value):
+        own = "" if result.value is None else f": fixed features say {result.value:.4g}"
+        warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
+    details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
+    found = dataclasses.replace(found, diagnostics={**found.diagnostics, "interval": details})
+    return dataclasses.replace(found, interval=result.interval, warnings=tuple(warnings))
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings, is_certified = workspace.settings, kind == names.KERNEL_CERTIFIED
-    result = make_interval(
-        kind,
-        workspace.fixed_system if is_certified else workspace.held_system,
-        level=settings.level,
-        norm_bound=settings.norm_bound,
-        reward_bounds=settings.reward_bounds,
-        seed=settings.seed,
-    )
-    guesses = _guesses(settings, with_norm=True) if is_certified else ()
-    interval = _marked(result.interval, guesses)
-    return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *guesses))
+    system = workspace.fixed_system if is_certified else workspace.held_system
+    asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})
+    result = make_interval(kind, system, **asked)
+    if not is_certified:
+        return result
+    interval, told = _say_guesses(settings, result.interval, with_norm=True)
+    return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *told))
 
 
-def _marked(interval: Interval | None, guesses: tuple[str, ...]) -> Interval | None:
-    """Interval whose assumptions say, if there are ``guesses``, that it is no certificate."""
-    if interval is None or not guesses:
-        return interval
-    return dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
-
-
-def _guesses(settings: EvaluationSettings, with_norm: bool) -> tuple[str, ...]:
-    """Sentence on the bounds that a certificate needs and that were not given; else empty."""
-    missing = ["reward_bounds"] if settings.reward_bounds is None else []
-    missing += ["norm_bound"] if with_norm and settings.norm_bound is None else []
+def _say_guesses(
+    settings: EvaluationSettings, interval: Interval | None, with_norm: bool
+) -> tuple[Interval | None, tuple[str, ...]]:
+    """The interval and a sentence, both of which say so if bounds that a certificate needs were not given."""
+    needed = ("reward_bounds", "norm_bound") if with_norm else ("reward_bounds",)
+    missing = [name for name in needed if getattr(settings, name) is None]
     if not missing:
-        return ()
-    return (
-        f"A certificate is one only with {' and '.join(missing)} given: what stands in for "
-        f"{'them was' if len(missing) > 1 else 'it was'} read off the log.",
-    )
+        return interval, ()
+    given, are = " and ".join(missing), "them was" if len(missing) > 1 else "it was"
+    told = f"A certificate is one only with {given} given: what stands in for {are} read off the log."
+    if interval is not None:
+        interval = dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
+    return interval, (told,)
 
 
 def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tuple[BoundRow, ...]:
@@ -170,7 +165,7 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
         for name in ("is", "pdis"):
             made = estimates[name].diagnostics["intervals"] if name in estimates else {}
             if kind in made:
-                interval = _marked(Interval(**made[kind]), _guesses(workspace.settings, with_norm=False))
+                interval, _ = _say_guesses(workspace.settings, Interval(**made[kind]), with_norm=False)
                 rows.append(BoundRow(f"{kind} ({name})", interval, None))
     return tuple(rows)
 
@@ -191,24 +186,11 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
     return BoundRow(kind, result.interval, " ".join(result.warnings) or None)
 
 
-def _with_result(found: PointEstimate, result: IntervalResult) -> PointEstimate:
-    """The estimate with an interval, its evidence, and a warning if the interval excludes the estimate."""
-    warnings = [*found.warnings, *result.warnings]
-    if result.interval is not None and not result.interval.holds(found.value):
-        own = "" if result.value is None else f": fixed features say {result.value:.4g}"
-        warnings.append(f"The {result.kind} interval does not hold the estimate {found.value:.4g}{own}.")
-    details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
-    diagnostics = {**found.diagnostics, "interval": details}
-    return dataclasses.replace(
-        found, interval=result.interval, warnings=tuple(warnings), diagnostics=diagnostics
-    )
-
-
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     by_networks = found.name not in names.OVER_EPISODES
     sums = workspace.held_sums if by_networks else None  # all rows would need another pass
-    robust = None if sums is None else drl(sums, spread_of_networks(workspace), workspace.settings.level)
+    robust = None if sums is None else drl(sums, workspace.fitted.spread, workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
     if by_networks and found.interval is not None:
@@ -249,9 +231,6 @@ def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iter
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
     facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
-    overlap = _logged_action_overlap(log, workspace.policy)
-    if "effective_sample_size" in overlap:
-        overlap["effective_sample_size"] *= facts.rows / len(log)  # facts of the whole log
     return {
         "coverage": workspace.coverage.fraction,
         "n_terminated": facts.terminated,
@@ -262,52 +241,25 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "logged_return_se": facts.returns.standard_error,
         "beyond_cuts": facts.beyond.mean if facts.episodes else None,
         **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
-        **overlap,
+        **_action_overlap(log, workspace.policy),
     }
 
 
-def common_warnings(workspace: Workspace, diagnostics: dict[str, Any]) -> list[str]:
-    """Warnings that concern every estimate from this log."""
-    merged, limits, episodes = workspace.log.merged, workspace.limits, workspace.facts.episodes
-    coverage, found = diagnostics["coverage"], []
-    if coverage < LOW_COVERAGE:
-        found.append(f"Only {describe_coverage(coverage)}; the rest of the estimate is extrapolation.")
-    if 0 < episodes < FEW_EPISODES:
-        kind = "different episode" if workspace.log.is_whole and merged.merged else "episode"
-        found.append(f"The log has {counted(episodes, kind)}; resampling so few says little about spread.")
-    if limits.unseen >= MUCH_UNSEEN:  # every episode is cut early
-        found.append(
-            f"The longest episode has {limits.longest} steps: with γ = {limits.gamma:.10g}, "
-            f"{limits.unseen:.0%} of a constant reward's value lies beyond what any episode shows."
-        )
-    copies = merged.notes if workspace.log.is_whole else ()
-    return [*found, *copies]
+def _action_overlap(log: Transitions, policy: DiscretePolicy | ContinuousPolicy) -> dict[str, Any]:
+    """Discrete actions: how probable the logged ones are to the policy.
 
-
-def _logged_action_overlap(
-    transitions: Transitions, policy: DiscretePolicy | ContinuousPolicy
-) -> dict[str, Any]:
-    """Discrete actions: how probable the logged actions are to the policy, and the effective sample size.
-
-    That is (Σ ρ)² / Σ ρ² of the ratios ρ = π(a|s) / β(a|s) of rows; 0 when all ratios are. Of few actions
-    also how often the policy and the log take each: misnumbered actions show there.
+    Of few actions also how often the policy and the log take each: misnumbered actions show there.
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
-    probabilities = policy.probabilities(transitions.observations)
-    taken = probabilities[np.arange(len(transitions)), transitions.actions]
+    probabilities, count = policy.probabilities(log.observations), policy.n
+    taken = probabilities[np.arange(len(log)), log.actions]
     overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
-    if (count := probabilities.shape[1]) <= _FEW_ACTIONS:
-        logged = np.bincount(transitions.actions, minlength=count) / len(transitions)
+    if count <= _FEW_ACTIONS:
+        logged = np.bincount(log.actions, minlength=count) / len(log)
         shares = zip(probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
-        names = transitions.metadata.extra.get(ACTIONS) or range(count)
         both = ({"policy": own, "log": seen} for own, seen in shares)
-        overlap["actions"] = dict(zip(map(str, names), both, strict=True))
-    if transitions.behavior_log_probabilities is not None:
-        possible = taken > 0.0
-        behavior = np.asarray(transitions.behavior_log_probabilities, dtype=np.float64)[possible]
-        logarithms = np.log(taken[possible]) - behavior
-        ratios = np.exp(logarithms - logarithms.max(initial=-math.inf))  # a common factor cancels
-        size = float(ratios.sum() ** 2 / np.square(ratios).sum()) if len(ratios) else 0.0
-        overlap["effective_sample_size"] = size
+        overlap["actions"] = dict(
+            zip(map(str, log.metadata.extra.get(ACTIONS) or range(count)), both, strict=True)
+        )
     return overlap

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-import operator
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,16 +22,14 @@ from koffline.ope.estimators import (
     bounds_of,
     choose_estimator,
     common_diagnostics,
-    common_warnings,
     run_estimator,
     verdict_on,
 )
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
-from koffline.ope.limits import NOTABLE
 from koffline.ope.markov import Shift
 from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
-from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence, PointEstimate
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import without_guess, without_guesswork
 from koffline.ope.working_log import hold
@@ -81,15 +77,16 @@ def evaluate(
         groups = None if by is None else groups_of(workspace, by)
         name = choose_estimator(workspace)
         found = run_estimator(workspace, name)
-        is_fitted = name in FITTED
-        evidence = _evidence(workspace) if is_fitted else None
+        evidence = _evidence(workspace) if name in FITTED else None
         verdict = verdict_on(workspace, found)
         found = without_guesswork(found, verdict)
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
-        warnings = [*common_warnings(workspace, diagnostics), *found.warnings]
         by_group = () if groups is None else values_by_group(workspace, groups, found)
+        value_function = None
+        if evidence and not settings.history:
+            value_function = workspace.fitted.value_function(workspace.transitions)
         if settings.estimator == AUTO and settings.history is None and found.interval is not None:
-            shift = workspace.memory_shift if is_fitted else None
+            shift = workspace.memory_shift if evidence else None
             if shift is not None and shift.matters(found.interval):
                 return _with_history(found.value, shift, partial(
                     evaluate, transitions, policy, initial_observations=initial_observations,
@@ -105,12 +102,9 @@ def evaluate(
         groups=by_group,
         estimator=name,
         diagnostics=diagnostics,
-        settings=settings.model_dump(exclude={"gamma", "estimator", "seed"}),
-        warnings=tuple(warnings),
+        warnings=(*workspace.log.copies, *found.warnings),
         evidence=evidence,
-        value_function=workspace.fitted.value_function(workspace.transitions)
-        if is_fitted and not settings.history
-        else None,
+        value_function=value_function,
         **workspace.describe(),
     )
 
@@ -138,7 +132,7 @@ def _evidence(workspace: Workspace) -> Evidence:
         steps=steps,
         objective=losses[:, at],
         values=torch.stack(record.probes).T.numpy(),
-        residuals=workspace.held_pass.residuals(fitted.problem.reward_scale).sample,
+        residuals=workspace.held_pass.sample(fitted.problem.reward_scale),
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],
@@ -161,16 +155,11 @@ def open_workspace(
 
     Inside, threads are those of the settings and workers are kept. Raises KofflineError.
     """
-    policy = as_policy(
-        policy,
-        transitions.action_space,
-        transitions.observation_shape,
-        features=transitions.metadata.features,
-    )
+    about = transitions.action_space, transitions.observation_shape, None, transitions.metadata.features
+    policy = as_policy(policy, *about)
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
-        _check_rows(log.sample.transitions)
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
         answers, again = (_answers(policy, log.sample.transitions.observations) for _ in range(2))
@@ -216,25 +205,13 @@ def _is_one_step(log: Transitions | LazyTransitions) -> bool:
     return all(bool(block.terminated.all()) for shard in shards for block in blocks_of(log, shard))
 
 
-def _check_rows(transitions: Transitions) -> None:
-    """Raise DataError unless at least two rows have positive weight."""
-    weights = transitions.weights
-    rows = len(transitions) if weights is None else np.count_nonzero(weights)
-    if rows < 2:
-        found = "the log has 1 row" if weights is None else "weights leave fewer than 2 rows"
-        raise DataError(f"{found}; an estimate needs at least 2, an honest one hundreds")
-
-
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     """Given start states in the shape and dtype of the log's observations. Raises DataError."""
     starts, expected = np.asarray(given), transitions.observation_shape
-    if starts.dtype.kind not in "biuf" or starts.shape != (len(given), *expected) or len(starts) == 0:
-        raise DataError(
-            f"initial states have shape {starts.shape} and dtype {starts.dtype}, observations {expected}; "
-            "give numbers (E, …) of the same shape"
-        )
-    if not np.isfinite(starts).all():
-        raise DataError("initial states hold NaN or infinite numbers; remove those rows")
+    has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
+    if not has_shape or not len(starts) or not np.isfinite(starts).all():
+        received = f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN among them"
+        raise DataError(f"{received}; give finite numbers (E, …), each of the observations' shape {expected}")
     dtype = transitions.observations.dtype
     return starts.astype(dtype) if dtype.kind == "f" else starts
 
@@ -273,18 +250,14 @@ def estimate_all(
         verdict = verdict_on(workspace, found.get(choose_estimator(workspace)) or next(iter(found.values())))
         bound_rows = bounds_of(workspace, found) if bounds else ()
         kept = {name: without_guesswork(estimate, verdict) for name, estimate in found.items()}
-        rows = tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows)
-        bound_rows = tuple(without_guess(bound, verdict) for bound in bound_rows)
         diagnostics = common_diagnostics(workspace)
-        warnings = [*common_warnings(workspace, diagnostics), *_disagreement(rows, workspace)]
     return EstimateTable(
         verdict=verdict,
-        rows=rows,
-        bounds=bound_rows,
+        rows=tuple(dataclasses.replace(row, estimate=kept.get(row.name)) for row in rows),
+        bounds=tuple(without_guess(bound, verdict) for bound in bound_rows),
         level=settings.level,
         diagnostics=diagnostics,
-        settings=settings.model_dump(exclude={"gamma", "estimator", "seed", "level"}),
-        warnings=tuple(warnings),
+        warnings=workspace.log.copies,
         **workspace.describe(),
     )
 
@@ -292,28 +265,8 @@ def estimate_all(
 def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
     """Row of one estimator; if it fails on this log, with the reason."""
     started = time.perf_counter()
-    estimate: PointEstimate | None = None
-    reason: str | None = None
     try:
         estimate = run_estimator(workspace, name)
     except (KofflineError, torch.linalg.LinAlgError) as error:
-        reason = str(error)
-    return EstimateRow(name, family, estimate, reason, time.perf_counter() - started)
-
-
-def _disagreement(rows: Sequence[EstimateRow], workspace: Workspace) -> list[str]:
-    """Sentence on the two families whose intervals are farthest apart, if these are disjoint."""
-    known = [(row, row.estimate.interval) for row in rows if row.estimate and row.estimate.interval]
-    apart = [
-        (high.low - low.high, one, low, other, high)
-        for (one, low), (other, high) in itertools.permutations(known, 2)
-        if one.family != other.family and high.low - low.high > NOTABLE * workspace.problem.reward_scale
-    ]
-    if not apart:
-        return []
-    _, one, low, other, high = max(apart, key=operator.itemgetter(0))
-    return [
-        f"Families disagree: {one.name} ({one.family}) says [{low.low:.4g}, {low.high:.4g}], {other.name} "
-        f"({other.family}) [{high.low:.4g}, {high.high:.4g}]; their assumptions cannot all hold on this log: "
-        "look at coverage, effective sample sizes and `koffline diagnose` before trusting either."
-    ]
+        return EstimateRow(name, family, None, str(error), time.perf_counter() - started)
+    return EstimateRow(name, family, estimate, None, time.perf_counter() - started)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,24 +21,24 @@ from koffline.fitting import FitRecord, Progress, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.last_layer import (
     LinearSystems,
+    StartSums,
     dual_weights,
     minimise_kernel_loss,
     solve_temporal_difference,
+    start_features,
+    starts_of_part,
+    systems_of_part,
 )
-from koffline.ope.learning import Ensemble, draw_ensemble, fit_features, make_table, start_values
+from koffline.ope.learning import Ensemble, draw_ensemble, make_table
 from koffline.ope.names import BOOTSTRAP
-from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.provenance import Provenance
-from koffline.ope.replica_sums import StartSums, start_features, starts_of_part, systems_of_part
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import Interval
-from koffline.ope.rounds import Watch, rounds_of
-from koffline.ope.value_functions import ValueFunction
+from koffline.ope.rounds import train_in_rounds
+from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.policies import Policy
 from koffline.replicas import StackedMLP
 
-_PROBE_STARTS = 1000
-_PROBE_DRAWS = 8
 LSTD_RIDGE = 1e-3
 
 
@@ -116,19 +115,29 @@ class FittedValues:
 
         NaN if it diverged.
         """
-        if self.problem.fixed_starts:
-            sums = StartSums.of(self.heads, self.problem, self.ensemble.start_weights)
-        else:
-            sums = self.fold(partial(starts_of_part, self.heads, self.ensemble.resampling))
-        return dict(zip(self.heads, sums.means, strict=True))
+        return dict(zip(self.heads, self.sum_starts(self.heads).means, strict=True))
+
+    def sum_starts(
+        self, heads: dict[str, StackedMLP], share_of: Callable[[np.ndarray], Tensor] | None = None
+    ) -> StartSums:
+        """Sums of the values of start states, by groups of units (or of given start states)."""
+        asked = partial(starts_of_part, heads, self.ensemble.resampling, share_of)
+        if self.problem.fixed_starts:  # start states of a part are meaningless then
+            return asked(self.problem, np.arange(len(self.problem.start_inputs)))
+        return self.fold(asked)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the kernel-loss values of the resampled networks."""
+        return self.summarise(self.replica_values["kloss"]).deviation
 
     def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
         """Summarise J over replicas. Raises KofflineError if too few are finite."""
         full, kept = self.ensemble.full, self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
+            told = f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no number"
             raise KofflineError(
-                f"{np.count_nonzero(~kept)} of {len(kept)} networks give no number; lower learning_rate or "
-                "look for outliers"
+                f"{told}; lower learning_rate or look for outliers with 'koffline data validate'"
             )
         resampled = values[full:, 0][kept[full:]]
         spread = float(resampled.std(ddof=1))
@@ -167,20 +176,18 @@ class FittedValues:
     def value_function(self, transitions: Transitions) -> ValueFunction:
         """The mean network of the chosen head, fitted to ``transitions``."""
         kept = np.flatnonzero(self.alive).tolist()
-        if not kept:
-            raise KofflineError(f"{self.describe_diverged()}; lower learning_rate or look for outliers")
         return ValueFunction(
             name=self.head,
-            function=partial(_mean_values, self.chosen.select(kept), self.problem.without_rows()),
+            function=partial(_mean_values, self.chosen.select(kept), Measures(**self.problem.measures)),
             action_space=transitions.action_space,
             observation_shape=transitions.observation_shape,
-            trained_on=Provenance.of(transitions),
+            trained_on=counted_rows(transitions),
         )
 
 
 @torch.no_grad()
 def _mean_values(
-    network: StackedMLP, problem: EvaluationProblem, observations: np.ndarray, actions: np.ndarray
+    network: StackedMLP, problem: Measures, observations: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
     """Mean of Q(s, a) (M,) over networks, within the bounds of any discounted return; in its units."""
     inputs = torch.as_tensor(problem.standardise(observations, actions)).to(network.flat)
@@ -200,11 +207,8 @@ def fit_value_functions(
 ) -> FittedValues:
     """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
-    After each round the last layer is solved for the kernel loss, and training goes on from there: values of
-    a long horizon would take many times as many steps to get there by themselves. Unless the settings say
-    how long, training stops when the estimate has not moved since half as many rounds. fold: over the log
-    that the problem is a sample of, None where it is all of it; last layers are solved, and start states
-    valued, on the whole log. effective_units: of that log.
+    fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
+    and start states valued, on the whole log. effective_units: of that log, by default its units.
     """
 
     def in_memory(summarise: Summarise[S]) -> S:
@@ -217,20 +221,7 @@ def fit_value_functions(
     instruments = random_fourier_features(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
-
-    probe, record = start_value_probe(problem), None
-    watch = Watch(problem, ensemble, settings, table, instruments)
-    trained_on = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
-    rounds = rounds_of(settings.steps, trained_on, settings.batch_size)
-    for number, steps in enumerate(rounds, start=1):
-        record = fit_features(table, problem, ensemble, settings, steps, probe, progress, record)
-        if number == len(rounds):
-            break
-        between, has_settled = watch.solve(record.network)
-        if settings.steps is None and has_settled:
-            break
-        record = dataclasses.replace(record, network=between.with_flat(between.flat.float()))
-    assert record is not None
+    record = train_in_rounds(table, problem, ensemble, settings, instruments, progress)
     network, reach = record.network, in_memory if fold is None else fold
     sums = reach(partial(systems_of_part, network, instruments, ensemble.resampling))
     systems = sums.systems.mean(sums.row_weight)
@@ -255,7 +246,7 @@ def fit_value_functions(
         instruments=instruments,
         record=record,
         fold=reach,
-        units=problem.effective_units if effective_units is None else effective_units,
+        units=effective_units or float(len(problem.episode_starts)),
         rows=float(sums.row_weight[0]),
     )
 
@@ -273,17 +264,3 @@ def fit_value_function(
         problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
         ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
         return fit_value_functions(problem, ensemble, settings, progress).value_function(transitions)
-
-
-def start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:
-    """The mean value over (at most a thousand) start states, for the learning curve of the estimate."""
-    counted = np.flatnonzero(problem.start_weights)
-    some = counted[np.unique(np.linspace(0, len(counted) - 1, min(len(counted), _PROBE_STARTS)).astype(int))]
-    probabilities = problem.start_probabilities
-    fewer = dataclasses.replace(
-        problem,
-        start_inputs=problem.start_inputs[some, :_PROBE_DRAWS],
-        start_probabilities=None if probabilities is None else probabilities[some],
-    )
-    share = torch.as_tensor(problem.start_weights[some] / problem.start_weights[some].sum())
-    return lambda step, network: start_values(network, fewer).cpu().double() @ share

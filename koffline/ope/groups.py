@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,14 +16,10 @@ from koffline.data.columns import counted
 from koffline.data.features import Features
 from koffline.data.table.problems import natural_key
 from koffline.errors import ConfigError, DataError, nearest_name
-from koffline.ope.learning import Resampling
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
-from koffline.ope.problem import EvaluationProblem
-from koffline.ope.replica_sums import StartSums
 from koffline.ope.results import Interval, PointEstimate, Record
 from koffline.ope.working_log import Columns, LogPart
 from koffline.ope.workspace import Workspace
-from koffline.replicas import StackedMLP
 
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 FEWEST_STARTS = 10.0
@@ -61,6 +57,10 @@ class Groups:
         weights = self.weights[(self.codes == group) & (self.weights > 0.0)]
         return len(weights), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
 
+    def share_of(self, units: np.ndarray) -> Float[torch.Tensor, "unit group"]:
+        """Indicator of each unit's group."""
+        return torch.as_tensor(np.eye(len(self.names))[self.codes[units]])
+
 
 def check_by(by: By, estimator: str, interval: str) -> None:
     """Raise ConfigError for an estimator or interval without values by group."""
@@ -81,51 +81,28 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     """
     fitted, settings = workspace.fitted, workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
-    enough = [size >= FEWEST_STARTS for _, size in sizes]
-    chosen = {found.name: fitted.heads[found.name]}
-    if fitted.problem.fixed_starts:
-        share = _shares(groups, np.arange(len(groups.codes)))
-        sums = StartSums.of(chosen, fitted.problem, fitted.ensemble.start_weights, share)
-    else:
-        sums = workspace.fold(partial(_starts_by_group, chosen, fitted.ensemble.resampling, groups))
-    level = 1.0 - (1.0 - settings.level) / max(1, sum(enough))
+    count = sum(size >= FEWEST_STARTS for _, size in sizes)
+    sums = fitted.sum_starts({found.name: fitted.heads[found.name]}, groups.share_of)
+    level = 1.0 - (1.0 - settings.level) / max(1, count)
     rows = []
     for group, name in enumerate(groups.names):
         starts, size = sizes[group]
-        if not enough[group]:
-            few = f"too few start states to answer: {starts}, of an effective number of {size:.0f}"
-            few = few if starts != round(size) else f"too few start states to answer: {starts}"
-            rows.append(GroupValue(name, starts, reason=f"{few} (at least {FEWEST_STARTS:.0f})"))
-            continue
-        if found.interval is None:
+        if size < FEWEST_STARTS:
+            odd = "" if starts == round(size) else f", of an effective number of {size:.0f}"
+            few = f"too few start states to answer: {starts}{odd} (at least {FEWEST_STARTS:.0f})"
+            rows.append(GroupValue(name, starts, reason=few))
+        elif found.interval is None:
             rows.append(GroupValue(name, starts, reason="the log does not answer for all start states"))
-            continue
-        values = sums.by_group[0, :, :, group]
-        interval, note = workspace.limits.cut(fitted.interval(values, level, size))
-        low, high = workspace.limits.bounds
-        value = min(max(fitted.summarise(values).value, low), high)
-        if interval is not None:
-            said = f"{interval.assumptions} Level {settings.level:.10g} for {sum(enough)} groups together."
-            interval = Interval(interval.low, interval.high, settings.level, interval.kind, said)
-        rows.append(GroupValue(name, starts, value, interval, None if interval else note))
+        else:
+            values = sums.by_group[0, :, :, group]
+            interval, note = workspace.limits.cut(fitted.interval(values, level, size))
+            if interval is not None:
+                said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."
+                interval, note = replace(interval, level=settings.level, assumptions=said), None
+            low, high = workspace.limits.bounds
+            value = min(max(fitted.summarise(values).value, low), high)
+            rows.append(GroupValue(name, starts, value, interval, note))
     return tuple(rows)
-
-
-def _shares(groups: Groups, units: np.ndarray) -> torch.Tensor:
-    """Indicator (E, G) of each unit's group."""
-    return torch.as_tensor(np.eye(len(groups.names))[groups.codes[units]])
-
-
-def _starts_by_group(
-    heads: dict[str, StackedMLP],
-    resampling: Resampling,
-    groups: Groups,
-    problem: EvaluationProblem,
-    units: np.ndarray,
-) -> StartSums:
-    """The values of a part's start states by group."""
-    weights = resampling.start_weights(problem, units)
-    return StartSums.of(heads, problem, weights, _shares(groups, units))
 
 
 def groups_of(workspace: Workspace, by: By) -> Groups:

@@ -8,16 +8,21 @@ problem in θ. Only the sums ψᵀZ and ψᵀr over rows are needed: one pass in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.ope.learning import row_blocks
+from koffline.kernels import FourierFeatures
+from koffline.ope.learning import Resampling, make_table, read_values, row_blocks, start_values
+from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
@@ -49,6 +54,14 @@ def last_layer_features(
     """φ with Σ readout · net(inputs) = φᵀθ for a network's last layer θ, averaged over draws; float64."""
     hidden = network.features(inputs.reshape(-1, inputs.shape[-1])).double()
     return combine_features(hidden, hidden.shape[1] // max(1, len(inputs)), readout, constant=True)
+
+
+def exact_features(
+    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
+) -> Float[Tensor, "replica row parameter"]:
+    """`last_layer_features` of a block of rows, computed in float64."""
+    exact = network.with_flat(network.flat.double())
+    return last_layer_features(exact, inputs[rows].double(), None if readout is None else readout[rows])
 
 
 def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
@@ -94,20 +107,15 @@ def accumulate_systems(
 
     In float64, because in single precision the output for a row depends on the other rows of its block.
     """
-    network, compared = network.with_flat(network.flat.double()), table.compared
-
-    def features(inputs: Tensor, readout: Tensor | None, rows: slice) -> Tensor:
-        return last_layer_features(network, inputs[rows].double(), None if readout is None else readout[rows])
-
-    sums: list[Tensor] | None = None
+    compared = table.compared
+    sums: list[Tensor] = []
     for rows in row_blocks(network, len(table), table.draws):
         psi = instruments(compared[rows].double())  # (B, m)
-        now = features(table.inputs, table.readout, rows)
-        later = features(table.next_inputs, table.next_readout, rows)
+        now = exact_features(network, table.inputs, table.readout, rows)
+        later = exact_features(network, table.next_inputs, table.next_readout, rows)
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
-        difference = now - discounts[:, None] * later  # Z, (R, B, p)
         weights = row_weights[:, rows].double()
-        weighted = difference * weights.unsqueeze(-1)  # (R, B, p)
+        weighted = (now - discounts[:, None] * later) * weights.unsqueeze(-1)  # WZ, (R, B, p)
         weighted_rewards = weights * rewards  # (R, B)
         parts = [
             _shared_product(psi, weighted),
@@ -115,8 +123,7 @@ def accumulate_systems(
             now.mT @ weighted,
             (weighted_rewards.unsqueeze(1) @ now).squeeze(1),
         ]
-        sums = parts if sums is None else [total.add_(part) for total, part in zip(sums, parts, strict=True)]
-    assert sums is not None  # a table has rows
+        sums = [total.add_(part) for total, part in zip(sums, parts, strict=True)] if sums else parts
     return LinearSystems(*sums)
 
 
@@ -154,21 +161,14 @@ def dual_weights(
     return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
 
 
-def compute_residuals(network: StackedMLP, table: Table, rows: slice) -> Float[Tensor, "replica row"]:
-    """r + discount · E Q(s', a') − Q(s, a) for a block of rows, in the network's precision."""
-    dtype = network.flat.dtype
-    now = compute_values(network, table.inputs, table.readout, rows)
-    later = compute_values(network, table.next_inputs, table.next_readout, rows)
-    return table.rewards[rows].to(dtype) + table.discounts[rows].to(dtype) * later - now
-
-
-def compute_values(
-    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
-) -> Float[Tensor, "replica row"]:
-    """Outputs of a block of rows (N, d) or (N, m, d), averaged over draws and read out."""
-    block = inputs[rows].to(network.flat.dtype)
-    outputs = network.forward(block.reshape(-1, block.shape[-1])).unflatten(1, (len(block), -1)).mean(dim=2)
-    return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
+def read_rows(
+    network: StackedMLP, table: Table, rows: slice
+) -> tuple[Float[Tensor, "replica row"], Float[Tensor, "replica row"], Float[Tensor, "replica row"]]:
+    """Q(s, a), E Q(s', a'), and the residual, of a block of rows, in the network's precision."""
+    now = read_values(network, table.inputs[rows], None if table.readout is None else table.readout[rows])
+    readout = table.next_readout
+    later = read_values(network, table.next_inputs[rows], None if readout is None else readout[rows])
+    return now, later, table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
@@ -203,3 +203,91 @@ def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int)
     level[-outputs:] = outputs**-0.5
     spared = torch.eye(len(level)).to(matrix) - (1.0 - _LEVEL) * torch.outer(level, level)
     return scale[..., None, None] * spared
+
+
+@dataclass(frozen=True, eq=False)
+class PartSystems(Sums):
+    """Sums over a part of the log for the last layers of all replicas.
+
+    Linear systems, Σ w of rows (R,), Σ w φ(s0) (R, 2, p) and Σ w (R, 2) of start states; the axis of size 2:
+    weights of each replica's sample, and of the log.
+    """
+
+    systems: LinearSystems
+    row_weight: Tensor
+    starts: Tensor
+    start_weight: Tensor
+
+
+def systems_of_part(
+    network: StackedMLP,
+    instruments: FourierFeatures,
+    resampling: Resampling,
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> PartSystems:
+    """Last-layer sums of a part of the log."""
+    device = str(network.flat.device)
+    weights = torch.as_tensor(resampling.row_counts(problem, units) * problem.row_weights, device=device)
+    systems = accumulate_systems(network, make_table(problem, device), instruments, weights)
+    start_weights = resampling.start_weights(problem, units).to(device)
+    starts = start_features(network, problem, start_weights)
+    return PartSystems(systems, weights.sum(dim=1), starts, start_weights.sum(dim=2))
+
+
+def start_features(
+    network: StackedMLP, problem: EvaluationProblem, weights: Float[Tensor, "replica 2 start"]
+) -> Float[Tensor, "replica 2 parameter"]:
+    """Weighted sum over start states of E_{a~π} φ(s0, a)."""
+    inputs, read = torch.as_tensor(problem.start_inputs).to(network.flat), problem.start_probabilities
+    readout = None if read is None else torch.as_tensor(read).to(network.flat)
+    blocks = row_blocks(network, len(inputs), inputs.shape[1])
+    parts = (weights[..., rows] @ exact_features(network, inputs, readout, rows) for rows in blocks)
+    return functools.reduce(operator.add, parts)
+
+
+@dataclass(frozen=True, eq=False)
+class StartSums(Sums):
+    """Σ w (R, 2, G) and, by head, Σ w v (H, R, 2, G) of start states' values v, for each of G groups.
+
+    The axis of size 2: weights of each replica's sample, and of the log.
+    """
+
+    weights: Tensor
+    values: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        heads: dict[str, StackedMLP],
+        problem: EvaluationProblem,
+        weights: Float[Tensor, "replica 2 start"],
+        share: Float[Tensor, "start group"] | None = None,
+    ) -> StartSums:
+        """Sums by group. share: of each start state in each group; None for one group of all."""
+        share = (torch.ones(weights.shape[2], 1) if share is None else share).to(weights)
+        each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
+        values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
+        return cls(weights @ share, torch.stack(values))
+
+    @property
+    def by_group(self) -> np.ndarray:
+        """Means (H, R, 2, G)."""
+        return (self.values / self.weights).numpy()
+
+    @property
+    def means(self) -> np.ndarray:
+        """Means (H, R, 2) over all groups together."""
+        return (self.values.sum(dim=-1) / self.weights.sum(dim=-1)).numpy()
+
+
+def starts_of_part(
+    heads: dict[str, StackedMLP],
+    resampling: Resampling,
+    share_of: Callable[[np.ndarray], Tensor] | None,
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> StartSums:
+    """Sums of the values of a part's start states. share_of: from units to their shares in groups."""
+    share = None if share_of is None else share_of(units)
+    return StartSums.of(heads, problem, resampling.start_weights(problem, units), share)

@@ -1,10 +1,9 @@
-"""The networks of all replicas: which rows each is trained on, and their training by fitted Q evaluation."""
+"""Replicas of a log: how often each counts a unit, their rows as the networks read them, start values."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,19 +11,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.batches import ReplicaPlan, Table
-from koffline.config import EvaluationSettings
+from koffline.batches import Table
 from koffline.data.units import unit_hash
-from koffline.fitting import FitRecord, FitSettings, Progress, fit
-from koffline.objectives import fitted_q
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 1 << 20  # numbers in one array of a block: 8 MB in float64; a pass holds several such arrays
-_PROBES = 40
-_FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
-_MOST_COPIES = 2_000_000  # most rows in that sample
 _NETWORKS = 0x6E6574  # separate random streams
 _STARTS = 1 << 32
 _MOST = 20  # a Poisson number of mean one is larger once in 10^20 draws
@@ -172,112 +165,19 @@ def make_table(problem: EvaluationProblem, device: str) -> Table:
     )
 
 
-def fit_features(
-    table: Table,
-    problem: EvaluationProblem,
-    ensemble: Ensemble,
-    settings: EvaluationSettings,
-    steps: int,
-    probe: Callable[[int, StackedMLP], Tensor] | None = None,
-    progress: Progress | None = None,
-    before: FitRecord | None = None,
-) -> FitRecord:
-    """Train every replica by fitted Q evaluation for so many steps, whose rates fall to zero by a cosine.
-
-    The output starts at the best constant value; ``before``: an earlier round, from which this one goes on.
-    """
-    outputs = 1 if problem.readout is None else problem.readout.shape[1]
-    sizes = (table.inputs.shape[1], *settings.hidden_units, outputs)
-    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
-    if before is None:
-        network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
-    else:
-        network = network.with_flat(before.network.flat)
-    done = 0 if before is None else before.steps
-    generator = torch.Generator().manual_seed(ensemble.seeds[0])
-    distinct = torch.cat([ensemble.row_weights[:1], ensemble.row_weights[ensemble.full :]])  # (1 + R − F, N)
-    row_sets = tuple(_rows_by_weight(weights, generator) for weights in distinct)
-    plan = ReplicaPlan(
-        learning_rates=(settings.learning_rate,) * len(ensemble.seeds),
-        batch_seeds=tuple(seed + done for seed in ensemble.seeds),
-        row_sets=row_sets,
-        row_set_of=(0,) * ensemble.full + tuple(range(1, len(row_sets))),
-    )
-    record: FitRecord = fit(
-        table,
-        network,
-        fitted_q(settings.target_rate, problem.value_bounds),
-        plan,
-        FitSettings(
-            steps=steps,
-            batch_size=min(settings.batch_size, len(table)),
-            schedule="cosine",
-            record_every=max(1, steps // _PROBES),
-            threads=settings.threads,
-        ),
-        probe=probe,
-        probe_every=max(1, steps // _PROBES),
-        progress=progress,
-    )
-    return record if before is None else _joined(before, record)
-
-
-def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
-    """Join the history of two rounds."""
-    steps = first.steps
-    diverged = zip(first.diverged_at, second.diverged_at, strict=True)
-    return dataclasses.replace(
-        second,
-        losses=torch.cat([first.losses, second.losses]),
-        loss_steps=first.loss_steps + tuple(steps + step for step in second.loss_steps),
-        probes=first.probes + second.probes,
-        probe_steps=first.probe_steps + tuple(steps + step for step in second.probe_steps),
-        diverged_at=tuple(
-            one if one is not None or other is None else steps + other for one, other in diverged
-        ),
-        steps=steps + second.steps,
-        seconds=first.seconds + second.seconds,
-    )
+def read_values(network: StackedMLP, inputs: Tensor, readout: Tensor | None) -> Float[Tensor, "replica row"]:
+    """Outputs at inputs (B, d) or (B, m, d), averaged over draws and read out; in the network's precision."""
+    flat = inputs.to(network.flat.dtype).reshape(-1, inputs.shape[-1])
+    outputs = network.forward(flat).unflatten(1, (len(inputs), -1)).mean(dim=2)
+    return outputs.squeeze(-1) if readout is None else (outputs * readout.to(outputs)).sum(dim=-1)
 
 
 def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
     """E_{a~π} Q(s0, a) per start state, within the bounds of any discounted return; reward units."""
-    inputs, probabilities = (
-        torch.as_tensor(problem.start_inputs).to(network.flat),
-        problem.start_probabilities,
-    )
-    parts = []
-    for rows in row_blocks(network, len(inputs), inputs.shape[1]):
-        block = inputs[rows]
-        outputs = network.forward(block.flatten(0, 1)).unflatten(1, (len(block), -1))  # (R, B, m, n)
-        if probabilities is None:
-            parts.append(outputs.squeeze(-1).mean(dim=-1))
-        else:
-            chosen = torch.as_tensor(probabilities[rows]).to(inputs)
-            parts.append((outputs.squeeze(2) * chosen).sum(dim=-1))
-    values = torch.cat(parts, dim=1)
-    low, high = problem.value_bounds
+    inputs, chances = torch.as_tensor(problem.start_inputs).to(network.flat), problem.start_probabilities
+    readout = None if chances is None else torch.as_tensor(chances).to(network.flat)
+    blocks = row_blocks(network, len(inputs), inputs.shape[1])
+    parts = (read_values(network, inputs[b], None if readout is None else readout[b]) for b in blocks)
+    values, (low, high) = torch.cat(list(parts), dim=1), problem.value_bounds
     within = values.clamp(low, high) * problem.reward_scale
     return torch.where(values.isfinite(), within, math.nan)  # do not clip infinite values to the bound
-
-
-def _rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
-    """Row indices for mini-batches, each as often as its weight says.
-
-    Integer weights are kept exactly. Others are scaled up, so that small weights stay distinct, and rounded
-    at random, which is unbiased and independent of the order of the rows.
-    """
-    repeats = weights.round()
-    if not torch.equal(repeats, weights):
-        copies = min(_FINENESS, max(1, _MOST_COPIES // len(weights)))
-        scaled = weights * (copies / weights.mean())
-        repeats = (scaled + torch.rand(len(weights), generator=generator, dtype=scaled.dtype)).floor()
-    return torch.repeat_interleave(torch.arange(len(weights)), repeats.long())
-
-
-def _best_constant(problem: EvaluationProblem) -> float:
-    """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
-    weights = problem.row_weights
-    constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
-    low, high = problem.value_bounds
-    return min(max(constant, low), high)

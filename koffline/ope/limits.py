@@ -68,37 +68,26 @@ class Limits:
         by_rows: the interval asks only that rewards and next states are drawn independently, row by row; then
         one episode is enough to tell how the value at given start states varies.
         """
-        found = []
-        if self.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts):
-            kind = "episode" if self.by_episode else "row"
-            found.append(
-                f"the log has one {kind} that counts (copies and weights near zero do not): that says "
-                "nothing of spread"
-            )
-        if self.is_alike:
-            found.append(
-                "rewards and endings are the same in all rows, so that nothing in the log tells policies "
-                "apart; log what can go otherwise"
-            )
-        if self.copies > 0.0:
-            found.append(
-                f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold "
-                "all rows"
-            )
-        if self.unseen > _MOST_UNSEEN:
-            found.append(
-                f"{self.unseen:.0%} of a constant reward's value lies beyond what any episode shows (the "
-                f"longest has {self.longest} steps); log longer episodes, or ask for a smaller gamma"
-            )
-        return found
+        kind, unseen = "episode" if self.by_episode else "row", self.unseen
+        reasons = {
+            f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of "
+            "spread": self.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts),
+            "rewards and endings are the same in all rows, so that nothing in the log tells policies apart; "
+            "log what can go otherwise": self.is_alike,
+            f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold all "
+            "rows": self.copies > 0.0,
+            f"{unseen:.0%} of a constant reward's value lies beyond what any episode shows (the longest has "
+            f"{self.longest} steps); log longer episodes, or ask for a smaller gamma": unseen > _MOST_UNSEEN,
+        }
+        return [reason for reason, holds in reasons.items() if holds]
 
     @property
     def _slack(self) -> tuple[float, float]:
         """Distance beyond each bound that rounding and unfinished training alone can explain."""
         of_bound, of_largest = _NEAR
-        least = of_largest * max(map(abs, self.bounds))
-        low, high = (max(of_bound * abs(bound), least) for bound in self.bounds)
-        return low, high
+        low, high = map(abs, self.bounds)
+        least = of_largest * max(low, high)
+        return max(of_bound * low, least), max(of_bound * high, least)
 
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
         """Drop an interval against which there are ``reasons``, or cut it to the bounds.
@@ -115,33 +104,28 @@ class Limits:
         if interval is not None and reasons:
             warnings.append(f"{NO_INTERVAL}{'; '.join(reasons)}.")
             bare = found.uplift and dataclasses.replace(found.uplift, interval=None, behavior_interval=None)
-            told: dict[str, Any] = {"interval": None, "uplift": bare, "warnings": tuple(warnings)}
-            return dataclasses.replace(found, value=value, **told)
-        if interval is not None:
+            found, interval = dataclasses.replace(found, uplift=bare), None
+        elif interval is not None:
             interval, note = self.cut(interval)
             warnings += [note] if note else []
         return dataclasses.replace(found, value=value, interval=interval, warnings=tuple(warnings))
 
     def impossible(self, value: float) -> str | None:
         """Clause on a value that rewards and γ do not allow; None for a possible value."""
-        low, high = self.bounds
-        below, above = self._slack
+        (low, high), (below, above) = self.bounds, self._slack
         if low - below <= value <= high + above:
             return None
         return f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], {_WHERE}"
 
     def cut(self, interval: Interval) -> tuple[Interval | None, str | None]:
         """Part of an interval that rewards and γ allow, and a sentence if that is not all of it."""
-        low, high = self.bounds
+        (low, high), (below, above) = self.bounds, self._slack
         text = f"[{interval.low:.4g}, {interval.high:.4g}]"
         within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
-        below, above = self._slack
         if interval.low > high + above or interval.high < low - below:
             return None, f"{NO_INTERVAL}{text} lies wholly outside {within}."
-        part = interval.within(self.bounds)
-        if interval.low >= low - below and interval.high <= high + above:
-            return part, None
-        return part, f"The interval {text} was cut to {within}."
+        is_whole = interval.low >= low - below and interval.high <= high + above
+        return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
 
 def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:

@@ -118,24 +118,21 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
     """A head or a closed form: mean over the networks, interval from the spread of the resampled ones."""
     fitted = workspace.fitted
     values = fitted.replica_values[name] if name in FITTED else closed_form(name, fitted)
-    found = fitted.summarise(values)
+    found, interval = fitted.summarise(values), fitted.interval(values)
     diagnostics: dict[str, Any] = {}
     warnings: tuple[str, ...] = ()
-    size = None
-    interval = fitted.interval(values)
     if name in FITTED:
         diagnostics = _diagnostics_of_networks(workspace, name)
         warnings = tuple(_doubts(workspace, diagnostics, interval))
     elif name == "mwl":  # weights of rows are those of mql
         diagnostics, warnings = workspace.row_sums.diagnostics(), workspace.row_sums.warnings()
-        size = diagnostics["effective_units"]
     return PointEstimate(
         name=name,
         value=found.value,
         standard_error=found.deviation,
         interval=interval,
         uplift=uplift_of(fitted, workspace.behavior_values, values),
-        effective_sample_size=size,
+        effective_sample_size=diagnostics.get("effective_units"),
         warnings=warnings,
         diagnostics=diagnostics,
     )
@@ -144,18 +141,14 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
 def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
     """Diagnostics of the trained networks as plain numbers."""
     fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head()
-    residuals = workspace.held_pass.residuals(workspace.problem.reward_scale)
     memory, drift = workspace.memory_shift, workspace.drift_shift
     agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
     diagnostics = {
-        "held_out_kernel_loss": residuals.held_out_kernel_loss,
-        "held_out_kernel_ratio": residuals.held_out_ratio,
+        **workspace.held_pass.diagnostics(workspace.problem.reward_scale),
         "effective_bandwidth": fitted.bandwidth,
         "estimates_by_head": heads,
         "head_disagreement": max(agreeing) - min(agreeing),
         "replica_standard_deviation": fitted.summarise(fitted.replica_values[fitted.head]).deviation,
-        "residual_rms": residuals.rms,
-        "residual_mean": residuals.mean,
         "training_steps": fitted.record.steps,
         "memory_shift": None if memory is None else memory.value,
         "memory_p_value": None if memory is None else memory.p_value,
@@ -163,12 +156,6 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "drift_p_value": None if drift is None else drift.p_value,
     }
     return {name: plain(value) for name, value in diagnostics.items()}
-
-
-def spread_of_networks(workspace: Workspace) -> float:
-    """Standard deviation of the kernel-loss values of the resampled networks."""
-    fitted = workspace.fitted
-    return fitted.summarise(fitted.replica_values["kloss"]).deviation
 
 
 def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:

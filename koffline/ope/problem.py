@@ -28,15 +28,51 @@ _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EvaluationProblem:
+class Measures:
+    """Units in which a log is measured; a part of the log is measured in those of the whole.
+
+    ``input_location (d,)`` or (d + k,) is what was subtracted from states and continuous actions, by
+    ``input_scale`` they were divided, rewards by ``reward_scale``, weights by ``weight_scale``.
+    ``value_bounds``: of any discounted sum of scaled rewards. ``fixed_starts``: start states were given from
+    outside, and resampling the log leaves them alone. ``n_actions``: None for continuous ones. ``history``:
+    as many rows before belong to the state; then location and scale have one more number, of rewards.
+    """
+
+    input_location: np.ndarray
+    input_scale: np.ndarray
+    weight_scale: float
+    reward_scale: float
+    value_bounds: tuple[float, float]
+    fixed_starts: bool
+    n_actions: int | None = None
+    history: int = 0
+
+    def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
+        """Standardise observations (M, ...), with continuous actions (M, k) appended."""
+        columns = _flat(observations)
+        if self.n_actions is None and actions is not None:
+            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
+        count = columns.shape[1]
+        return _standardise(columns, self.input_location[:count], self.input_scale[:count])
+
+    @property
+    def measures(self) -> dict[str, Any]:
+        """The units by name, without any rows."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Measures)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvaluationProblem(Measures):
     """Evaluate a policy from N rows: arrays that the estimators, the kernel and the diagnostics share.
 
     A value function is Q(s, a) = Σ_a' readout_a' · net(inputs)_a'; its expectation under the policy is the
     same with the policy's readout. For n discrete actions: ``inputs (N, d)`` are standardised observations,
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
     actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
-    policy's actions, and readouts are None. ``rewards`` are divided by ``reward_scale``. With a ``history``
-    inputs end with `memories` of as many rows before.
+    policy's actions, and readouts are None. ``episode_starts``: first row of each unit of resampling, an
+    episode, or a row where there are none. ``row_weights (N,)`` are the log's own, of mean one,
+    ``start_weights (E,)`` those of the rows in which start states were logged; ones from outside. With a
+    ``history`` inputs end with `memories` of as many rows before.
     """
 
     inputs: np.ndarray
@@ -45,50 +81,18 @@ class EvaluationProblem:
     actions: np.ndarray
     rewards: np.ndarray
     discounts: np.ndarray
-    reward_scale: float
-    value_bounds: tuple[float, float]
     kernel_inputs: np.ndarray
-    episode_starts: np.ndarray  # first row of each unit of resampling: episodes, or rows where there are none
-    row_weights: np.ndarray  # (N,) the log's own weights, scaled to mean one
-    start_weights: np.ndarray  # (E,) the weight of the row a start state was logged in; ones from outside
-    fixed_starts: bool  # start states were given from outside: resampling the log leaves them alone
-    input_location: np.ndarray  # (d,) or (d + k,): what `inputs` subtracted from states and actions,
-    input_scale: np.ndarray  # and divided by; with a history one more, of rewards
-    weight_scale: float  # and row weights
-    history: int = 0
-    n_actions: int | None = None
+    episode_starts: np.ndarray
+    row_weights: np.ndarray
+    start_weights: np.ndarray
     readout: np.ndarray | None = None
     next_probabilities: np.ndarray | None = None
     start_probabilities: np.ndarray | None = None
-
-    def standardise(self, observations: np.ndarray, actions: np.ndarray | None = None) -> np.ndarray:
-        """Standardise observations (M, ...), with continuous actions (M, k) appended, like ``inputs``."""
-        columns = _flat(observations)
-        if self.n_actions is None and actions is not None:
-            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
-        count = columns.shape[1]
-        return _standardise(columns, self.input_location[:count], self.input_scale[:count])
-
-    def without_rows(self) -> EvaluationProblem:
-        """Copy without rows, only with units of measurement, which keeps no log in memory."""
-        emptied: dict[str, Any] = {
-            field.name: getattr(self, field.name)[:0]
-            for field in dataclasses.fields(self)
-            if isinstance(getattr(self, field.name), np.ndarray) and not field.name.startswith("input_")
-        }
-        return dataclasses.replace(self, **emptied)
 
     @property
     def n_rows(self) -> int:
         """Number N of rows."""
         return len(self.rewards)
-
-    @property
-    def effective_units(self) -> float:
-        """(Σw)² / Σw² over episodes (rows, where there are none), w the mean weight of an episode's rows."""
-        lengths = np.diff(np.append(self.episode_starts, self.n_rows))
-        weights = np.add.reduceat(self.row_weights, self.episode_starts) / lengths
-        return float(weights.sum() ** 2 / np.square(weights).sum())
 
 
 def prepare_problem(
@@ -98,7 +102,7 @@ def prepare_problem(
     action_draws: int,
     generator: np.random.Generator,
     initial_observations: np.ndarray | None = None,
-    like: EvaluationProblem | None = None,
+    like: Measures | None = None,
     history: int = 0,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
@@ -108,36 +112,27 @@ def prepare_problem(
     a part of the log of this problem, and are measured in its units; where its start states were given, those
     of the part mean nothing. history: as many rows before belong to the state; the policy sees none of them.
     """
-    log, history = transitions, history if like is None else like.history
+    log, given, history = transitions, initial_observations, history if like is None else like.history
     if history and not log.has_episodes:
         raise DataError(f"history is {history}, but rows stand alone in this log; leave it out")
     for name in ("observations", "actions", "rewards", "next_observations"):
         _check_magnitude(name, getattr(log, name))
-    starts = log.initial_observations() if initial_observations is None else initial_observations
+    own = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
     units = log.episode_starts if log.has_episodes else np.arange(len(log))
-    weights, weight_scale = _weights(log, like)
-    start_weights = weights[units] if initial_observations is None else np.ones(len(starts))
-    if like is None and not start_weights.any():
+    if like is None and given is None and not own[units].any():
         raise DataError(
             "weights are zero in the first row of every episode; give start states (initial_observations) "
             "or a first row a positive weight"
         )
-    known = None if like is None else (like.input_location, like.input_scale)
-    location, scale = known or _input_units(log, weights, history > 0)
-
-    def columns(observations: np.ndarray, *actions: np.ndarray) -> np.ndarray:
-        """(M, d), with continuous actions (M, d + k)."""
-        own = np.concatenate([_flat(observations), *actions], axis=1)
-        return _standardise(own, location[: own.shape[1]], scale[: own.shape[1]])
-
     rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
+    known = like or _measure(log, policy, gamma, discounts, own, given is not None, history)
+    weights, starts = own / known.weight_scale, log.initial_observations() if given is None else given
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
-        inputs, readout = columns(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
+        inputs, readout = known.standardise(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
         asked: dict[str, Any] = {
             "inputs": inputs,
-            "next_inputs": columns(log.next_observations)[:, None],
-            "start_inputs": columns(starts)[:, None],
-            "n_actions": policy.n,
+            "next_inputs": known.standardise(log.next_observations)[:, None],
+            "start_inputs": known.standardise(starts)[:, None],
             "readout": readout,
             "next_probabilities": policy.probabilities(log.next_observations),
             "start_probabilities": policy.probabilities(starts),
@@ -146,10 +141,10 @@ def prepare_problem(
     else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
 
         def drawn(observations: np.ndarray) -> np.ndarray:
-            return columns(observations, policy.sample(observations, generator))
+            return known.standardise(observations, policy.sample(observations, generator))
 
         draws = 1 if policy.deterministic else action_draws
-        inputs = columns(log.observations, np.asarray(log.actions, dtype=np.float64))
+        inputs = known.standardise(log.observations, log.actions)
         following = np.stack([drawn(log.next_observations) for _ in range(draws)], axis=1)
         # few start states have more draws each; a part of a log is one of many, and needs fewer
         several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
@@ -159,30 +154,17 @@ def prepare_problem(
             first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
         asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
     if history:
-        reward = _standardise(rewards[:, None], location[-1:], scale[-1:])
+        reward = _standardise(rewards[:, None], known.input_location[-1:], known.input_scale[-1:])
         _remember(asked, *memories(asked["kernel_inputs"], reward, units, history))
-    if like is None:
-        reward_scale, counted = _reward_scale(log, gamma, discounts, weights), weights > 0.0
-        going_on, final = counted & ~log.terminated, counted & log.terminated
-        scaled = rewards / reward_scale
-        bounds = value_bounds(reward_range(scaled[going_on]), reward_range(scaled[final]), gamma)
-    else:
-        reward_scale, bounds = like.reward_scale, like.value_bounds
     return EvaluationProblem(
+        **known.measures,
         **asked,
         actions=np.asarray(log.actions),
-        rewards=rewards / reward_scale,
+        rewards=rewards / known.reward_scale,
         discounts=discounts,
-        reward_scale=reward_scale,
-        value_bounds=bounds,
         episode_starts=units,
         row_weights=weights,
-        start_weights=start_weights,
-        fixed_starts=initial_observations is not None or (like is not None and like.fixed_starts),
-        input_location=location,
-        input_scale=scale,
-        weight_scale=weight_scale,
-        history=history,
+        start_weights=weights[units] if given is None else np.ones(len(starts)),
     )
 
 
@@ -214,6 +196,51 @@ def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> N
         asked[name] = np.concatenate([asked[name], every], axis=2)
 
 
+def _measure(
+    log: Transitions,
+    policy: Policy,
+    gamma: float,
+    discounts: np.ndarray,
+    own: np.ndarray,
+    fixed_starts: bool,
+    history: int,
+) -> Measures:
+    """Units in which rows have mean zero, deviation and weight one, and returns the root mean square one.
+
+    A constant column (no spread beyond rounding, relative to the numbers themselves) keeps the scale 1.
+    Raises DataError when all weights are zero.
+    """
+    if not own.any():
+        raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
+    weight_scale = float(own.max()) * float((own / own.max()).mean())  # divided first: no sum overflows
+    weights = own / weight_scale
+    rewards = np.asarray(log.rewards, dtype=np.float64)
+    share, parts = weights / weights.sum(), [_flat(log.observations)]
+    if not isinstance(log.action_space, Discrete):
+        parts.append(np.asarray(log.actions, dtype=np.float64))
+    if history:
+        parts.append(rewards[:, None])
+    means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
+    spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
+    mean, spread = np.concatenate(means), np.concatenate(spreads)
+    values = log.returns_to_go(gamma) if log.has_episodes else rewards / (1.0 - discounts)
+    largest, scale = float(np.abs(values).max()), 1.0
+    if largest > 0.0:
+        scale = largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
+    counted, scaled = weights > 0.0, rewards / scale
+    going_on, final = scaled[counted & ~log.terminated], scaled[counted & log.terminated]
+    return Measures(
+        input_location=mean,
+        input_scale=np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread),
+        weight_scale=weight_scale,
+        reward_scale=scale,
+        value_bounds=value_bounds(reward_range(going_on), reward_range(final), gamma),
+        fixed_starts=fixed_starts,
+        n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
+        history=history,
+    )
+
+
 def _check_magnitude(name: str, column: np.ndarray) -> None:
     """Raise DataError for numbers whose squares would overflow."""
     if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
@@ -234,47 +261,8 @@ def _flat(observations: np.ndarray) -> np.ndarray:
     return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
 
 
-def _input_units(log: Transitions, weights: np.ndarray, with_reward: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of observations, with those of continuous actions and rewards beside them.
-
-    A constant column (no spread beyond rounding, relative to the numbers themselves) keeps the scale 1.
-    """
-    share = weights / weights.sum()
-    parts = [_flat(log.observations)]
-    if not isinstance(log.action_space, Discrete):
-        parts.append(np.asarray(log.actions, dtype=np.float64))
-    if with_reward:
-        parts.append(np.asarray(log.rewards, dtype=np.float64)[:, None])
-    means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
-    spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
-    mean, spread = np.concatenate(means), np.concatenate(spreads)
-    return mean, np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread)
-
-
 def _standardise(columns: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
     return np.clip((columns - mean) / spread, -_FAR, _FAR)
-
-
-def _reward_scale(log: Transitions, gamma: float, discounts: np.ndarray, weights: np.ndarray) -> float:
-    """Root mean square of the logged return-to-go; of r/(1−discount) without episodes. Never zero."""
-    rewards = np.asarray(log.rewards, dtype=np.float64)
-    values = log.returns_to_go(gamma) if log.has_episodes else rewards / (1.0 - discounts)
-    largest = float(np.abs(values).max())
-    if largest == 0.0:
-        return 1.0
-    return largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
-
-
-def _weights(log: Transitions, like: EvaluationProblem | None) -> tuple[np.ndarray, float]:
-    """Weights of rows (N,) of mean one, and what they were divided by. DataError when all are zero."""
-    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
-    if like is not None:
-        return weights / like.weight_scale, like.weight_scale
-    if not weights.any():
-        raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
-    largest = float(weights.max())  # divided first, so that no sum overflows
-    scale = largest * float((weights / largest).mean())
-    return weights / scale, scale
 
 
 def read_initial_states(source: str) -> np.ndarray:

@@ -23,12 +23,10 @@ from koffline.ope.comparisons import (
 )
 from koffline.ope.evaluation import evaluate
 from koffline.ope.names import AUTO
-from koffline.ope.results import Estimate, Interval, Record, Uplift
-from koffline.policies import ContinuousPolicy
+from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
-_DRAWS = 0x647261  # separates the policies' draws from those of episodes and seeds
 _PAIRED = (
     "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
     "every policy; p-values corrected for all pairs (Holm)."
@@ -43,10 +41,7 @@ _CHOSEN = (
     "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
     "the choice."
 )
-_OF_ALL = (
-    "estimator", "gamma", "n_transitions", "n_episodes", "source", "notes", "seed", "versions", "data_sha256"
-)  # fmt: skip
-Truths = Sequence[float] | np.ndarray | Mapping[str, float]
+_KEPT = ("value", "interval", "uplift", "warnings")  # of an estimate
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +59,7 @@ class RankedPolicy(Record):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PolicyRanking(Record):
+class PolicyRanking(LogResult):
     """Policies from the best estimate down, which of them differ, and how good the choice is if known.
 
     ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
@@ -76,19 +71,9 @@ class PolicyRanking(Record):
     metrics: SelectionMetrics | None = None
     unranked: tuple[dict[str, str], ...] = ()
     estimator: str
-    gamma: float
     level: float
     assumptions: str
-    n_transitions: int
-    n_episodes: int
-    source: str | None
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    seed: int
-    versions: dict[str, str] = dataclasses.field(default_factory=dict)
-    data_sha256: str
-    seconds: float
 
     @property
     def best(self) -> RankedPolicy:
@@ -115,7 +100,7 @@ def select_policies(
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
-    truths: Truths | None = None,
+    truths: Sequence[float] | Mapping[str, float] | None = None,
     seed: int = 0,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
@@ -133,14 +118,15 @@ def select_policies(
     if options.get("estimator", AUTO if settings is None else settings.estimator) == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
-    true = None if truths is None else _truths_by_name(truths, list(named))
+    true: Mapping[str, float] | None = None
+    if truths is not None:
+        true = truths if isinstance(truths, Mapping) else dict(zip(named, truths, strict=True))
     estimates: dict[str, Estimate] = {}
     failed: dict[str, str] = {}
     for name, policy in named.items():
-        own = _same_draws(policy, seed)
         watch = None if progress is None else progress(name)
         try:
-            estimates[name] = evaluate(transitions, own, gamma, seed=seed, progress=watch, **options)
+            estimates[name] = evaluate(transitions, policy, gamma, seed=seed, progress=watch, **options)
         except ConfigError:
             raise
         except KofflineError as error:
@@ -150,42 +136,41 @@ def select_policies(
     if len(estimates) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
+    return _ranked(estimates, failed, true, started)
+
+
+def _ranked(
+    estimates: dict[str, Estimate], failed: dict[str, str], true: Mapping[str, float] | None, started: float
+) -> PolicyRanking:
+    """The ranking of the policies that could be evaluated."""
     names = sorted(estimates, key=lambda name: -estimates[name].value)
     found = [estimates[name] for name in names]
     first, level = found[0], found[0].settings["level"]
     comparisons, assumptions = _compare(names, found, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
-    metrics = None
-    if true is not None:
-        intervals = [estimate.interval for estimate in found if estimate.interval is not None]
-        metrics = score_selection(
-            np.array([estimate.value for estimate in found]),
-            np.array([true[name] for name in names]),
-            intervals if len(intervals) == len(found) else None,
-        )
+    values, intervals = np.array([each.value for each in found]), [each.interval for each in found]
+    about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
     return PolicyRanking(
         policies=tuple(
             RankedPolicy(
                 rank=rank,
                 name=name,
-                value=estimates[name].value,
-                interval=estimates[name].interval,
-                uplift=estimates[name].uplift,
+                **{kept: getattr(one, kept) for kept in _KEPT},
                 truth=None if true is None else true[name],
                 maybe_best=name not in beaten,
-                warnings=estimates[name].warnings,
             )
-            for rank, name in enumerate(names, start=1)
+            for rank, (name, one) in enumerate(zip(names, found, strict=True), start=1)
         ),
         comparisons=comparisons,
-        metrics=metrics,
+        metrics=None
+        if true is None
+        else score_selection(values, np.array([true[name] for name in names]), intervals),
         unranked=tuple({"name": name, "reason": why} for name, why in failed.items()),
+        estimator=first.estimator,
         level=level,
         assumptions=assumptions + _CHOSEN,
         warnings=_warnings(names, found, failed),
-        settings=first.as_dict()["settings"],
-        seconds=round(time.perf_counter() - started, 3),
-        **{name: getattr(first, name) for name in _OF_ALL},
+        **about | {"seconds": round(time.perf_counter() - started, 3)},
     )
 
 
@@ -226,29 +211,3 @@ def _named_policies(
         count = sum(other.name == policy.name for other in loaded[: len(names)])
         names.append(policy.name if not count else f"{policy.name} ({count + 1})")
     return dict(zip(names, loaded, strict=True))
-
-
-def _truths_by_name(truths: Truths, names: list[str]) -> dict[str, float]:
-    """True values by policy. Raises ConfigError unless there is one finite number per policy."""
-    if not isinstance(truths, Mapping) and len(truths) == len(names):
-        truths = dict(zip(names, truths, strict=True))
-    if not isinstance(truths, Mapping) or set(truths) != set(names):
-        raise ConfigError(f"truths are {truths}; give one number for each of {', '.join(names)}")
-    found = {name: float(truths[name]) for name in names}
-    if not np.isfinite(list(found.values())).all():
-        raise ConfigError("truths hold NaN or infinite numbers; give finite ones")
-    return found
-
-
-def _same_draws(policy: Policy, seed: int) -> Policy:
-    """The policy with a stream of its own for its actions.
-
-    Otherwise a stochastic policy would take draws from the stream that resamples episodes, and two policies
-    would no longer be compared on the same ones.
-    """
-    if not isinstance(policy, ContinuousPolicy) or policy.sample_function is None:
-        return policy
-    own, sample = np.random.default_rng((_DRAWS, seed)), policy.sample_function
-    return dataclasses.replace(
-        policy, sample_function=lambda observations, generator: sample(observations, own)
-    )

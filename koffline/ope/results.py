@@ -5,21 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from koffline.data.disk.log import LazyTransitions
+from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.ope.value_functions import ValueFunction
+from koffline.store.run_record import versions
 
 
 class Record:
-    """A dataclass that a command prints or writes; fields with ``repr=False`` stay behind.
-
-    A field's ``key`` in its metadata is its name in JSON.
-    """
+    """A dataclass for JSON: fields with ``repr=False`` stay behind, ``key`` in metadata is a name there."""
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in the order of its fields."""
@@ -29,7 +30,8 @@ class Record:
 
     def to_json(self, timing: bool = True) -> str:
         """The record as JSON, keys in reading order. timing: include seconds, which differ in every run."""
-        return as_json(self.as_dict(), timing)
+        kept = self.as_dict() if timing else without_seconds(self.as_dict())
+        return json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def plain(value: Any) -> Any:
@@ -41,12 +43,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no NaN
-
-
-def as_json(content: Mapping[str, Any], timing: bool = True) -> str:
-    """A mapping as JSON, keys in reading order. timing: include seconds, which differ in every run."""
-    kept = content if timing else without_seconds(content)
-    return json.dumps(kept, indent=2, allow_nan=False, ensure_ascii=False)
 
 
 def without_seconds(content: Any) -> Any:
@@ -63,10 +59,10 @@ CERTIFIED, CALIBRATED = "certified", "calibrated"
 class Interval(Record):
     """An interval for the value, with its kind and assumptions.
 
-    ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …) and is never to be read without
-    it: a calibrated interval is right on average over many logs (asymptotically, or by resampling), a
-    certified one holds for any number of rows under the stated ``assumptions``. ``norm_bound`` is ρ, the
-    largest norm a value function may have in the class behind the interval; None where there is no class.
+    ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …): a calibrated interval is right
+    on average over many logs (asymptotically, or by resampling), a certified one holds for any number of rows
+    under the stated ``assumptions``. ``norm_bound`` is ρ, the largest norm that a value function may have in
+    the class behind the interval; None where there is no class.
     """
 
     low: float
@@ -87,10 +83,9 @@ class Interval(Record):
 
     def within(self, bounds: tuple[float, float]) -> Interval:
         """The part inside ``bounds`` that every value obeys; the nearest bound where nothing is inside."""
-        low, high = bounds
-        return dataclasses.replace(
-            self, low=min(max(self.low, low), high), high=max(min(self.high, high), low)
-        )
+        least, most = bounds
+        low, high = min(max(self.low, least), most), max(min(self.high, most), least)
+        return dataclasses.replace(self, low=low, high=high)
 
 
 def check_level(level: float) -> None:
@@ -162,8 +157,7 @@ class Evidence:
     Shapes: ``steps (T,)``, ``objective (R, T)``, ``values (R, T)`` over training for R replicas;
     ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with
     weights: distances of the policy's state-actions to the log, relative to the log's own spacing;
-    ``initial_values (E,)`` over the initial states;
-    ``replica_values (R,)`` with ``replica_roles`` naming each replica ``"full"`` or ``"resampled"``.
+    ``initial_values (E,)``; ``replica_values (R,)`` with ``replica_roles``, ``"full"`` or ``"resampled"``.
     """
 
     steps: np.ndarray
@@ -179,7 +173,42 @@ class Evidence:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Estimate(Record):
+class LogResult(Record):
+    """What was computed from a log, and from which: these fields are the last of its JSON."""
+
+    gamma: float
+    n_transitions: int
+    n_episodes: int
+    source: str | None
+    notes: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int
+    versions: dict[str, str] = field(default_factory=dict)
+    data_sha256: str
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        found = super().as_dict()
+        return found | {about.name: found.pop(about.name) for about in dataclasses.fields(LogResult)}
+
+
+def describe_log(log: Transitions | LazyTransitions, seed: int, started: float) -> dict[str, Any]:
+    """Fields of a `LogResult` of this log, but for gamma and settings. started: by `time.perf_counter`."""
+    return {
+        "n_transitions": len(log),
+        "n_episodes": log.n_episodes,
+        "source": log.metadata.source,
+        "notes": log.metadata.notes,
+        "seed": seed,
+        "versions": versions(),
+        "data_sha256": log.sha256,
+        "seconds": round(time.perf_counter() - started, 3),
+    }
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Estimate(LogResult):
     """What a policy is worth: the expected discounted return from the log's initial states.
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
@@ -197,19 +226,9 @@ class Estimate(Record):
     by: str | None = None
     groups: tuple[Any, ...] = ()
     estimator: str
-    gamma: float
-    n_transitions: int
-    n_episodes: int
     policy: str
-    source: str | None
     diagnostics: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int
-    versions: dict[str, str] = field(default_factory=dict)
-    data_sha256: str
-    seconds: float
     evidence: Evidence | None = field(default=None, repr=False)
     value_function: ValueFunction | None = field(default=None, repr=False)
 
@@ -223,11 +242,7 @@ class Estimate(Record):
 
 @dataclass(frozen=True, eq=False)
 class EstimateRow(Record):
-    """One estimator's estimate, or the reason for none.
-
-    ``estimate`` is None exactly where ``reason`` is not; ``seconds`` count what was computed for this row
-    only: what several estimators share is paid by the first.
-    """
+    """One estimator's estimate, or the reason for none; what several share is paid by the first's seconds."""
 
     name: str
     family: str
@@ -243,6 +258,13 @@ class EstimateRow(Record):
         own = {name: value for name, value in found.as_dict().items() if name != "name"}
         return {**entry, **own, "seconds": round(self.seconds, 3)}
 
+    def __str__(self) -> str:
+        if self.estimate is None:
+            return f"–  {self.reason}"
+        one = self.estimate.interval
+        text = "" if one is None else f"  [{one.low:.4g}, {one.high:.4g}] {one.kind}"
+        return f"{self.estimate.value:.4g}{text}"
+
 
 @dataclass(frozen=True, eq=False)
 class BoundRow(Record):
@@ -254,44 +276,23 @@ class BoundRow(Record):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class EstimateTable(Record):
+class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators, and bounds that belong to none of them.
 
-    ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows (coverage, the
-    log); each row has its own as well.
+    ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows.
     """
 
     verdict: Verdict
     rows: tuple[EstimateRow, ...] = field(metadata={"key": "estimates"})
     bounds: tuple[BoundRow, ...]
-    gamma: float
     level: float
-    n_transitions: int
-    n_episodes: int
     policy: str
-    source: str | None
     diagnostics: dict[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int
-    versions: dict[str, str] = field(default_factory=dict)
-    data_sha256: str
-    seconds: float
 
     def __getitem__(self, name: str) -> EstimateRow:
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise KeyError(name)
+        return {row.name: row for row in self.rows}[name]
 
     def __str__(self) -> str:
-        lines = [f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"]
-        for row in self.rows:
-            if row.estimate is None:
-                lines.append(f"  {row.name:<10} –  {row.reason}")
-                continue
-            interval = row.estimate.interval
-            text = "" if interval is None else f"  [{interval.low:.4g}, {interval.high:.4g}] {interval.kind}"
-            lines.append(f"  {row.name:<10} {row.estimate.value:.4g}{text}")
-        return "\n".join(lines)
+        about = f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"
+        return "\n".join([about, *(f"  {row.name:<10} {row}" for row in self.rows)])

@@ -7,19 +7,21 @@ import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Shaped, UInt64
 
-from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
+from koffline.data.units import hash_rows
 from koffline.errors import DataError, KofflineError
-from koffline.ope.provenance import Provenance, rows_of_run
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions, one_line
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded
 
+Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (
     "a d3rlpy model or its .d3 file, a TorchScript file, 'package.module:name', a function "
     "(observations, actions) -> (N,), or one of observations that gives a column per action"
@@ -32,33 +34,27 @@ _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 class ValueFunction:
     """Q(s, a) in units of the discounted return.
 
-    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,). It is called in chunks. trained_on: the
-    rows it was fitted to, None where unknown. notes: sentences for a person about what these values are.
+    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,). It is called in chunks. trained_on:
+    `row_fingerprints` of the rows it was fitted to, None where unknown. notes: sentences for a person about
+    what these values are.
     """
 
     name: str
     function: Callable[..., Any] = field(repr=False)
     action_space: ActionSpace
     observation_shape: tuple[int, ...]
-    trained_on: Provenance | None = field(default=None, repr=False)
+    trained_on: Fingerprints | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
 
     def values(
         self, observations: Shaped[np.ndarray, "row *observation"], actions: np.ndarray
     ) -> Float[np.ndarray, " row"]:
         """Values (N,) float64. Raises DataError."""
-        observations = np.asarray(observations)
-        if observations.shape[1:] != self.observation_shape:
-            raise DataError(
-                f"{self.name}: observations have shape {observations.shape}, the value function takes "
-                f"(N, {', '.join(map(str, self.observation_shape))}); pass one row per observation"
-            )
-        columns = [observations, self._checked_actions(actions, len(observations))]
+        kind = np.int64 if isinstance(self.action_space, Discrete) else np.float64
+        columns = np.asarray(observations), np.asarray(actions, kind)
         size = chunk_rows_for(self.observation_shape)
-        parts = [
-            self._checked_values([column[start : start + size] for column in columns], start)
-            for start in range(0, len(observations), size)
-        ]
+        starts = range(0, len(observations), size)
+        parts = [self._ask([column[start : start + size] for column in columns], start) for start in starts]
         return np.concatenate(parts) if parts else np.zeros(0)
 
     def expected(
@@ -82,43 +78,52 @@ class ValueFunction:
                     values = self.values(observations[rows], np.full(len(rows), action))
                     total[rows] += probabilities[rows, action] * values
             return total
-        count = 1 if policy.deterministic else draws
-        generator = np.random.default_rng(0) if generator is None else generator
+        count, generator = 1 if policy.deterministic else draws, generator or np.random.default_rng(0)
         for _ in range(count):
             total += self.values(observations, policy.sample(observations, generator))
         return total / count
 
-    def _checked_actions(self, actions: np.ndarray, rows: int) -> np.ndarray:
-        space = self.action_space
-        expected = (rows,) if isinstance(space, Discrete) else (rows, space.k)
-        if np.shape(actions) != expected:
-            raise DataError(f"{self.name}: give one action per observation, {expected} of {space}")
-        return np.asarray(actions, dtype=np.int64 if isinstance(space, Discrete) else np.float64)
-
-    def _checked_values(self, columns: list[np.ndarray], first: int) -> np.ndarray:
-        """Check values: (N,) or (N, 1) from an array, tensor or list, as float64. Raises DataError."""
+    def _ask(self, columns: list[np.ndarray], first: int) -> np.ndarray:
+        """Values of some rows: (N,) or (N, 1) from an array, tensor or list, as float64. Raises DataError."""
         rows = len(columns[0])
         try:
-            raw = self.function(*columns)
-            raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
-            array = np.asarray(raw, dtype=np.float64)
+            array = _numbers(self.function(*columns))
         except KofflineError:
             raise
         except (Exception, SystemExit) as error:
-            raise _failed(self.name, columns, error) from error
+            shapes = " and actions ".join(str(column.shape) for column in columns)
+            told = f"the value function failed on observations {shapes} with {one_line(error)}"
+            remedy = "check that it accepts such a batch and returns numbers (N,)"
+            raise DataError(f"{self.name}: {told}; {remedy}") from error
         if array.shape not in ((rows,), (rows, 1)):
-            raise DataError(
-                f"{self.name}: the values have shape {array.shape} for {rows} rows; "
-                f"return one value per row, ({rows},)"
-            )
+            told = f"the values have shape {array.shape} for {rows} rows"
+            raise DataError(f"{self.name}: {told}; return one value per row, ({rows},)")
         array = array.reshape(rows)
         if not np.isfinite(array).all():
             row = int(np.argmin(np.isfinite(array)))
-            raise DataError(
-                f"{self.name}: the value of row {first + row} is {array[row]}; the model has diverged or the "
-                "row is outside what it accepts"
-            )
+            told = f"the value of row {first + row} is {array[row]}; the model has diverged"
+            raise DataError(f"{self.name}: {told} or the row is outside what it accepts")
         return array
+
+
+def _numbers(raw: Any) -> np.ndarray:
+    return np.asarray(raw.detach().cpu() if hasattr(raw, "detach") else raw, dtype=np.float64)
+
+
+def row_fingerprints(transitions: Transitions) -> Fingerprints:
+    """Fingerprint (N,) of each row's (s, a, r, s'), rounded to float32; equal rows have equal ones.
+
+    Models and files keep such numbers: an overlap of two logs shows after any selection, reordering or change
+    of file format.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return hash_rows(transitions, precision=np.float32)
+
+
+def counted_rows(transitions: Transitions) -> Fingerprints:
+    """Fingerprints (M,) of the rows with positive weight, which a function fitted to the log has seen."""
+    rows = row_fingerprints(transitions)
+    return rows if transitions.weights is None else rows[transitions.weights > 0.0]
 
 
 def as_value_function(
@@ -127,7 +132,7 @@ def as_value_function(
     observation_shape: Sequence[int],
     *,
     name: str | None = None,
-    trained_on: Provenance | None = None,
+    trained_on: Fingerprints | None = None,
 ) -> ValueFunction:
     """Make a value function from any object that holds one.
 
@@ -138,14 +143,16 @@ def as_value_function(
     """
     shape = tuple(int(side) for side in observation_shape)
     made = _read(q, action_space, shape, name)
-    for own, log in (
-        (describe_actions(made.action_space), describe_actions(action_space)),
-        (f"observations of shape {made.observation_shape}", f"observations of shape {shape}"),
-    ):
-        if own != log:
-            raise DataError(
-                f"{made.name}: the model is for {own}, the log has {log}; give a model of logs like this one"
-            )
+    own, log = describe_actions(made.action_space), describe_actions(action_space)
+    wrong = {
+        f"the model is for {own}, the log has {log}": own != log,
+        f"the model is for observations of shape {made.observation_shape}, the log's have {shape}": (
+            made.observation_shape != shape
+        ),
+    }
+    for what, is_so in wrong.items():
+        if is_so:
+            raise DataError(f"{made.name}: {what}; give a model of logs like this one")
     return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
 
 
@@ -162,11 +169,12 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
     if isinstance(q, type) or not callable(q):
         what = f"the class {name}" if isinstance(q, type) else f"a {type(q).__name__}"
         raise DataError(f"{what} is no value function; give {_ACCEPTED}")
-    if not is_instance_of_loaded("torch.nn", "Module", q):
-        return _of_function(q, space, shape, name, _positions(q))
-    is_script = is_instance_of_loaded("torch.jit", "ScriptModule", q)
-    positions = len(q.forward.schema.arguments) - 1 if is_script else _positions(q.forward)
-    return _of_function(ModuleFunction(q), space, shape, name, positions)
+    function, is_table = q, _is_table(q)
+    if is_instance_of_loaded("torch.nn", "Module", q):
+        function, is_table = ModuleFunction(q), _is_table(q.forward)
+        if is_instance_of_loaded("torch.jit", "ScriptModule", q):
+            is_table = len(q.forward.schema.arguments) == 2  # with itself
+    return ValueFunction(name, partial(_taken, function, name, space) if is_table else function, space, shape)
 
 
 def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str) -> ValueFunction:
@@ -179,7 +187,7 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
         if found == "d3":
             from koffline.algos.model_files import load
 
-            return _of_model(load(path), space, name, rows_of_run(path))
+            return _of_model(load(path), space, name)
         if found == "torchscript":
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
@@ -189,9 +197,7 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
     raise DataError(f"{str(spec)!r}: {what}; a value function is {_ACCEPTED}")
 
 
-def _of_model(
-    algo: Any, space: ActionSpace, name: str, trained_on: Provenance | None = None
-) -> ValueFunction:
+def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
     """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
 
     `predict_value` of d3rlpy stays in the units of scaled rewards.
@@ -205,78 +211,46 @@ def _of_model(
     own: ActionSpace = Discrete(size) if discrete else Continuous(size)
     if describe_actions(own) == describe_actions(space):
         own = space  # with its bounds
-    slope, shift, notes = _reward_units(algo)
+    slope, shift, scaler = 1.0, 0.0, algo.config.reward_scaler
+    if scaler is not None:
+        shift, one = map(float, scaler.reverse_transform_numpy(np.array([0.0, 1.0])))
+        slope = one - shift
 
     def function(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        return slope * np.asarray(algo.predict_value(observations, actions), dtype=np.float64) + shift
+        found = np.asarray(algo.predict_value(observations, actions), dtype=np.float64)
+        return slope * found + shift / (1.0 - float(algo.config.gamma))
 
-    if algorithm in _ENTROPY:
-        notes += (f"{name} is a {algorithm}: its values hold a bonus for entropy beside the rewards.",)
-    if algorithm in _CAUTIOUS:
-        where = "where the log has no actions"
-        notes += (f"{name} is a {algorithm}: its values are pushed down on purpose {where}.",)
+    about, scaling = f"{name} is a {algorithm}: its values", type(scaler).__name__
+    is_clipped = scaling == "ClipRewardScaler"
+    notes = {
+        "The model was fitted to clipped rewards: its values are those of them.": is_clipped,
+        f"The model subtracted {shift:.4g} from every reward ({scaling}): its values are right only where "
+        "episodes go on for ever.": shift != 0.0,
+        f"{about} hold a bonus for entropy beside the rewards.": algorithm in _ENTROPY,
+        f"{about} are pushed down on purpose where the log has no actions.": algorithm in _CAUTIOUS,
+    }
     shape = tuple(int(side) for side in np.atleast_1d(algo.observation_shape))
-    return ValueFunction(name, function, own, shape, trained_on, notes)
+    told = tuple(note for note, applies in notes.items() if applies)
+    return ValueFunction(name, function, own, shape, notes=told)
 
 
-def _of_function(
-    function: Callable[..., Any], space: ActionSpace, shape: tuple[int, ...], name: str, positions: int | None
-) -> ValueFunction:
-    """A function of (observations, actions), or of observations: a table Q(s, ·) (N, n)."""
-    if positions != 1:
-        return ValueFunction(name, function, space, shape)
-    probe = np.zeros((2, *shape), np.float32)
-    try:
-        found = np.shape(function(probe))
-    except (Exception, SystemExit) as error:
-        raise _failed(name, [probe], error) from error
-    if not isinstance(space, Discrete) or found != (2, space.n):
+def _taken(
+    function: Callable[..., Any], name: str, space: ActionSpace, observations: np.ndarray, actions: np.ndarray
+) -> np.ndarray:
+    """Values of actions by a function of observations alone: a table Q(s, ·) (N, n)."""
+    table = _numbers(function(observations))
+    if not isinstance(space, Discrete) or table.shape != (len(observations), space.n):
         raise DataError(
-            f"{name}: the values of 2 observations have shape {tuple(found)}, the log has {space}; give a "
-            "function of observations and actions, or a column per action"
+            f"{name}: the values of {len(observations)} observations have shape {table.shape}, the log has "
+            f"{space}; give a function of observations and actions, or a column per action"
         )
-
-    def taken(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        table = function(observations)
-        table = np.asarray(table.detach().cpu() if hasattr(table, "detach") else table, dtype=np.float64)
-        return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
-
-    return ValueFunction(name, taken, space, shape)
+    return np.take_along_axis(table, actions[:, None], axis=1)[:, 0]
 
 
-def _failed(name: str, columns: Sequence[np.ndarray], error: BaseException) -> DataError:
-    shapes = " and actions ".join(str(column.shape) for column in columns)
-    return DataError(
-        f"{name}: the value function failed on observations {shapes} with {one_line(error)}; check that it "
-        "accepts such a batch and returns numbers (N,)"
-    )
-
-
-def _reward_units(algo: Any) -> tuple[float, float, tuple[str, ...]]:
-    """Slope and shift that bring values of scaled rewards back to the log's units, and a caution."""
-    scaler = algo.config.reward_scaler
-    if scaler is None:
-        return 1.0, 0.0, ()
-    kind = type(scaler).__name__
-    zero, one = scaler.reverse_transform_numpy(np.array([0.0, 1.0]))
-    notes: tuple[str, ...] = ()
-    if kind == "ClipRewardScaler":
-        notes = ("The model was fitted to clipped rewards: its values are those of them.",)
-    elif zero != 0.0:
-        notes = (
-            f"The model subtracted {float(zero):.4g} from every reward ({kind}): its values are right only "
-            "where episodes go on for ever.",
-        )
-    return float(one - zero), float(zero) / (1.0 - float(algo.config.gamma)), notes
-
-
-def _positions(function: Callable[..., Any]) -> int | None:
-    """Number of required positional arguments; None if the signature is unknown."""
+def _is_table(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with observations alone."""
     try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some callables in C have no signature
-        return None
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return None
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return sum(p.default is p.empty for p in by_position) or len(by_position)
+        inspect.signature(function).bind(None)
+    except (TypeError, ValueError):  # it needs actions too, or is a callable in C without a signature
+        return False
+    return True

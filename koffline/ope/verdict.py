@@ -1,16 +1,19 @@
-"""Verdict in words on whether a log answers the question, from the log's own evidence."""
+"""Coverage of a policy by a log, and the verdict in words on whether the log answers the question."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from koffline.data.columns import counted
-from koffline.ope.coverage import LOW_COVERAGE, Coverage
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
 from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
+from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import (
     BoundRow,
     Interval,
@@ -21,10 +24,97 @@ from koffline.ope.results import (
     percent,
 )
 
+LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
+_REFERENCE_ROWS = 20_000
+_QUERY_ROWS = 2_000
+_NEAR_QUANTILE = 0.95
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics of weights
+
+
+@dataclass(frozen=True, eq=False)
+class Coverage:
+    """``fraction`` of the policy's state-actions that lie as near to the log as its own rows do.
+
+    On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
+    divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each.
+    """
+
+    fraction: float
+    ratios: np.ndarray
+    weights: np.ndarray
+
+    @property
+    def reasons(self) -> list[str]:
+        """Clause for a verdict if the log covers too little of the policy; else empty."""
+        if self.fraction >= NO_COVERAGE:
+            return []
+        return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
+
+
+def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator) -> Coverage:
+    """Nearest-neighbour coverage of (s', a' ~ π) by the logged (s, a), standardised coordinates.
+
+    Next states count where the episode went on, since after its end the policy does nothing; where no row
+    goes on, start states stand in. Discrete actions are compared only with rows of the same action; an
+    action that the log holds less than twice counts as infinitely far. Follows the caution of Fujimoto et
+    al. (2022): a small Bellman error says nothing about state-actions outside the log.
+    """
+    rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
+    inputs, probabilities, shares = _policy_rows(problem, generator)
+    if problem.n_actions is None or probabilities is None:
+        queries, cares = inputs[:, generator.integers(inputs.shape[1])], shares[:, None]
+        return _summarise([problem.inputs[rows]], queries, cares, generator)
+    taken, cares = problem.actions[rows], probabilities * shares[:, None]
+    same = [problem.inputs[rows[taken == action]] for action in range(problem.n_actions)]
+    return _summarise(same, inputs[:, 0], cares, generator)
+
+
+def _policy_rows(
+    problem: EvaluationProblem, generator: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Inputs (M, m, d), probabilities (M, n) or None, and weights (M,) where the policy acts."""
+    inputs, probabilities = problem.next_inputs, problem.next_probabilities
+    weights = problem.row_weights * (problem.discounts > 0.0)
+    if not weights.any():
+        inputs, probabilities = problem.start_inputs, problem.start_probabilities
+        weights = problem.start_weights
+    some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
+    return inputs[some], None if probabilities is None else probabilities[some], weights[some]
+
+
+def _summarise(
+    references: list[np.ndarray], queries: np.ndarray, cares: np.ndarray, generator: np.random.Generator
+) -> Coverage:
+    """Distances of queries to the nearest reference row of a group, divided by one common spacing.
+
+    cares (query, group): the policy's weight of a query in each group.
+    The spacing is the 95 % quantile of the rows' distances to their nearest neighbours in the same group.
+    With a spacing per group, a rare action would cover everything between its few rows.
+    """
+    from scipy.spatial import cKDTree
+
+    own, ratios, total = [], [], sum(map(len, references))
+    trees = [cKDTree(rows) if len(rows) > 1 else None for rows in references]
+    for rows, tree in zip(references, trees, strict=True):
+        some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
+        own.append(np.full(len(rows), np.inf) if tree is None else tree.query(rows[some], k=2)[0][:, 1])
+    # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
+    spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
+    scale = max(float(spacing), 1e-6)
+    for tree, care in zip(trees, cares.T, strict=True):
+        nearest = None if tree is None or not care.any() else tree.query(queries, k=1)[0]
+        ratios.append(np.full(len(queries), np.inf) if nearest is None else nearest / scale)
+    distances, weights = np.concatenate(ratios), cares.T.ravel()
+    fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
+    return Coverage(fraction, distances, weights)
+
+
+def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
+    """At most ``size`` of the row numbers, drawn at random."""
+    return rows if len(rows) <= size else generator.choice(rows, size, replace=False)
 
 
 def judge(
@@ -122,10 +212,11 @@ def _doubts(
         return
     if not found.interval.holds(robust.value):
         yield f"contradiction: the doubly robust estimate is {robust.value:.4g}"
-    yield from _doubts_of_weights(robust.diagnostics)
+    yield from doubts_of_weights(robust.diagnostics)
 
 
-def _doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
+def doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
+    """Yield what the diagnostics of marginal weights say against them."""
     units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
     if units < _FEW_WEIGHTED:
         yield f"support: weighted as the policy would visit them, the log's units count as {units:.1f}"
@@ -140,29 +231,26 @@ def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
 
     A certificate without guesses stays. So does an interval that is itself the reason: it is too wide.
     """
-    if verdict.answer != NOT_ANSWERABLE or _is_reason(found.interval, verdict):
+    if verdict.answer != NOT_ANSWERABLE:
         return found
-    if _is_certificate(found.interval):
-        return dataclasses.replace(found, uplift=None)
+    if _stands(found.interval, verdict):
+        is_certified = found.interval is not None and found.interval.kind in CERTIFIED_KINDS
+        return dataclasses.replace(found, uplift=None) if is_certified else found
     bare = {key: value for key, value in found.diagnostics.items() if not key.startswith("interval")}
     return dataclasses.replace(found, interval=None, uplift=None, diagnostics=bare)
 
 
 def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
     """`without_guesswork` for an interval that belongs to no estimator."""
-    is_open = verdict.answer == NOT_ANSWERABLE and bound.interval is not None
-    if not is_open or _is_certificate(bound.interval) or _is_reason(bound.interval, verdict):
+    if verdict.answer != NOT_ANSWERABLE or bound.interval is None or _stands(bound.interval, verdict):
         return bound
     return BoundRow(bound.kind, None, "the log does not answer, and the interval would rest on it alone")
 
 
-def _is_certificate(interval: Interval | None) -> bool:
-    """Whether an interval is certified, with no bound read off the log."""
-    is_certified = interval is not None and interval.kind.split(" ")[0] in CERTIFIED_KINDS
-    return is_certified and interval is not None and not interval.assumptions.startswith(READ_OFF)
-
-
-def _is_reason(interval: Interval | None, verdict: Verdict) -> bool:
-    """Whether a calibrated interval is the reason why there is no answer: it is too wide."""
-    is_calibrated = interval is not None and interval.kind.split(" ")[0] not in CERTIFIED_KINDS
-    return is_calibrated and verdict.reasons[0].startswith("size: ")
+def _stands(interval: Interval | None, verdict: Verdict) -> bool:
+    """Whether an interval rests on no guess, or is itself the reason why there is no answer."""
+    if interval is None:
+        return False
+    if interval.kind in CERTIFIED_KINDS:
+        return not interval.assumptions.startswith(READ_OFF)
+    return verdict.reasons[0].startswith("size: ")

@@ -7,14 +7,13 @@ over all of them, part by part, in memory or from disk, here or by workers.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import operator
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,10 +32,10 @@ from koffline.data.units import (
     without_copies,
     without_late_ends,
 )
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.jobs import JobStatus
-from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
 from koffline.policies import Policy
 
@@ -58,11 +57,12 @@ class LogPart:
 
 
 class Sums:
-    """Base of dataclasses of additive sums over rows: ``+`` adds field by field."""
+    """Base of dataclasses of additive sums over rows: ``+`` adds field by field; None stays None."""
 
     def __add__(self, other: Any) -> Any:
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+        names = [field.name for field in fields(self)]  # type: ignore[arg-type]
+        pairs = ((getattr(self, name), getattr(other, name)) for name in names)
+        return type(self)(*(None if own is None else own + more for own, more in pairs))
 
 
 S = TypeVar("S")
@@ -106,7 +106,12 @@ class WorkingLog:
         A sample of a larger log is left as it is: copies of its units may lie outside it.
         """
         found = without_copies(self.sample.transitions)
-        return found if self.is_whole else dataclasses.replace(found, transitions=self.sample.transitions)
+        return found if self.is_whole else replace(found, transitions=self.sample.transitions)
+
+    @property
+    def copies(self) -> tuple[str, ...]:
+        """Sentence on copies of units that count as weight."""
+        return tuple(self.merged.notes) if self.is_whole else ()
 
     @cached_property
     def held(self) -> LogPart:
@@ -124,17 +129,14 @@ class WorkingLog:
         """
         if self.is_whole:
             return summarise(self.held)
-        rows = self.part_rows(row_bytes)
+        plan = _Pass(self.log, summarise, self.part_rows(row_bytes), torch.get_num_threads(), self.stops)
         if isinstance(self.log, Transitions):
-            sums = (summarise(_fair(part, self.stops)) for part in _parts_in_memory(self.log, rows))
-            return _there_are_rows(functools.reduce(operator.add, sums))
-        plan = _Pass(self.log, summarise, rows, torch.get_num_threads(), self.stops)
+            return _sum_of_shards(plan, (0,))
         return self._fold_shards(self.log, plan)
 
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
         """Sum over shards; continue from the saved sums of the same pass, and save the sums now and then."""
-        names = [shard.name for shard in log.shards]
-        items = _items(log)
+        names, items = [shard.name for shard in log.shards], _items(log)
         saved = self._saved(log, plan, items)
         before, total = (0, None) if saved is None else read_sums(saved)
         mapped = self.stream.map(
@@ -150,16 +152,20 @@ class WorkingLog:
             if saved is not None and time.monotonic() - last >= SECONDS_BETWEEN_SAVES:
                 write_sums(saved, (done, total))
                 last = time.monotonic()
-        return _there_are_rows(total)
+        return total
 
     def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> Path | None:
         """File of this pass's sums, named by a digest of everything that determines them."""
         if self.stream.partial is None:
             return None
-        files = [(shard.name, *_size_and_time(shard.name)) for shard in log.shards]
-        if log.metadata.sha256 is None and any(len(file) == 1 for file in files):
-            return None
-        rows = (log.metadata.sha256, files, items, plan.rows)
+        names = [shard.name for shard in log.shards]
+        try:
+            files = [(name, found.st_size, found.st_mtime_ns) for name in names for found in [os.stat(name)]]
+        except OSError:  # storage elsewhere
+            if log.metadata.sha256 is None:
+                return None
+            files = []
+        rows = (log.metadata.sha256, names, files, items, plan.rows)
         digest = hashlib.sha256(pickled((rows, self.answers, plan.summarise))).hexdigest()
         return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
@@ -184,7 +190,7 @@ class WorkingLog:
 
 def in_problem(
     summarise: Callable[[EvaluationProblem, np.ndarray], S],
-    like: EvaluationProblem,
+    like: Measures,
     policy: Policy,
     gamma: float,
     action_draws: int,
@@ -211,39 +217,44 @@ def hold(
         rows = without_late_ends(found.transitions, found.units, stops)
         if len(rows) < len(found.transitions):
             noted = log.metadata.with_notes(rows.metadata.notes[-1])
-            if isinstance(log, Transitions):
-                log = log.with_metadata(noted)
-            else:
-                log = dataclasses.replace(log, metadata=noted)
-        found = dataclasses.replace(found, transitions=rows)
+            log = log.with_metadata(noted) if isinstance(log, Transitions) else replace(log, metadata=noted)
+        found = replace(found, transitions=rows)
     return WorkingLog(log, found, stream, progress, stops=stops)
 
 
 def _fair(part: LogPart, stops: np.ndarray | None) -> LogPart:
     if stops is None:
         return part
-    return dataclasses.replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
+    return replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
 
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
     """Input of every worker: the log (its paths) and the summary of its parts."""
 
-    log: LazyTransitions
+    log: Transitions | LazyTransitions
     summarise: Callable[[LogPart], Any]
     rows: int
     threads: int
     stops: np.ndarray | None
 
+    def parts(self, shards: tuple[int, ...]) -> Iterator[LogPart]:
+        """Parts of at most about so many rows; a log in memory is one shard."""
+        if isinstance(self.log, Transitions):
+            yield from _parts_in_memory(self.log, self.rows)
+            return
+        before = [shard.episodes if self.log.has_episodes else shard.rows for shard in self.log.shards]
+        for shard in shards:
+            for block in in_whole_units(self.log.shard_blocks(shard, self.rows)):
+                part = Transitions.of_checked(block.columns, self.log.action_space)
+                yield LogPart(part, sum(before[:shard]) + np.unique(block.units))
+
 
 @torch.no_grad()
 def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
-    total = None
     with threads(plan.threads):
-        for part in _parts_on_disk(plan.log, shards, plan.rows):
-            found = plan.summarise(_fair(part, plan.stops))
-            total = found if total is None else total + found
-    return total
+        sums = (plan.summarise(_fair(part, plan.stops)) for part in plan.parts(shards))
+        return functools.reduce(operator.add, sums)
 
 
 def _items(log: LazyTransitions) -> list[tuple[int, ...]]:
@@ -260,15 +271,6 @@ def _items(log: LazyTransitions) -> list[tuple[int, ...]]:
     return [tuple(item) for item in items]
 
 
-def _parts_on_disk(log: LazyTransitions, shards: tuple[int, ...], rows: int) -> Iterator[LogPart]:
-    before = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
-    for shard in shards:
-        first = sum(before[:shard])
-        for block in in_whole_units(log.shard_blocks(shard, rows)):
-            part = Transitions.of_checked(block.columns, log.action_space)
-            yield LogPart(part, first + np.unique(block.units))
-
-
 def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
     ends = (log.episode_ends if log.has_episodes else np.arange(len(log))) + 1
     stretch = (ends - 1) // rows  # in which a unit ends
@@ -276,18 +278,3 @@ def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])
         columns = {name: column[first : ends[units[-1]]] for name, column in log.columns.items()}
         yield LogPart(Transitions.of_checked(columns, log.action_space), units)
-
-
-def _size_and_time(name: str) -> tuple[int, int] | tuple[()]:
-    """Size and time of a file, which show an edit without reading it; empty for remote files."""
-    try:
-        found = os.stat(name)
-    except OSError:  # storage elsewhere
-        return ()
-    return found.st_size, found.st_mtime_ns
-
-
-def _there_are_rows(total: Any) -> Any:
-    if total is None:
-        raise DataError("the log has no rows that can be read")
-    return total

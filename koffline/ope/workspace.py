@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from koffline.config import EvaluationSettings
-from koffline.errors import KofflineError
+from koffline.data.transitions import Transitions
 from koffline.fitting import Progress
 from koffline.ope.behavior import behavior_values
-from koffline.ope.coverage import Coverage, measure_coverage
-from koffline.ope.doubly_robust import RowSums
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
@@ -22,13 +20,15 @@ from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Ensemble, draw_ensemble
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
-from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.residuals import PassOverRows, RowReader
+from koffline.ope.out_of_bag import PassOverRows, Reader, RowSums, reader_of
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
+from koffline.ope.results import describe_log
+from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
-from koffline.store.run_record import versions
 
 
+@dataclass(eq=False)
 class Workspace:
     """Quantities that estimators share, each computed at most once.
 
@@ -36,18 +36,17 @@ class Workspace:
     states. ``log``: with what of it is held in memory.
     """
 
-    def __init__(
-        self,
-        log: WorkingLog,
-        policy: Policy,
-        settings: EvaluationSettings,
-        initial_observations: np.ndarray | None = None,
-        progress: Progress | None = None,
-    ) -> None:
-        self.log, self.policy, self.settings = log, policy, settings
-        self.transitions = log.held.transitions
-        self.initial_observations, self._progress = initial_observations, progress
-        self._started = time.perf_counter()
+    log: WorkingLog
+    policy: Policy
+    settings: EvaluationSettings
+    initial_observations: np.ndarray | None = None
+    progress: Progress | None = None
+    started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def transitions(self) -> Transitions:
+        """The rows in memory."""
+        return self.log.held.transitions
 
     @cached_property
     def problem(self) -> EvaluationProblem:
@@ -58,7 +57,7 @@ class Workspace:
         problem = prepare_problem(self.transitions, *asked, starts, history=settings.history or 0)
         low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
         scale = problem.reward_scale
-        return dataclasses.replace(problem, value_bounds=(low / scale, high / scale))
+        return replace(problem, value_bounds=(low / scale, high / scale))
 
     def fold(self, summarise: Summarise[S]) -> S:
         """Sum ``summarise`` of problem and units over all parts of the log."""
@@ -68,7 +67,7 @@ class Workspace:
         asked = (self.policy, settings.gamma, settings.action_draws, settings.seed)
         replicas = settings.full_replicas + settings.resampled_replicas
         numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (problem.n_actions or 0)
-        of_part = partial(in_problem, summarise, problem.without_rows(), *asked)
+        of_part = partial(in_problem, summarise, Measures(**problem.measures), *asked)
         return self.log.fold(of_part, 12 * numbers + 24 * replicas)
 
     @cached_property
@@ -104,26 +103,21 @@ class Workspace:
     def fitted(self) -> FittedValues:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
         fold, units = None if self.log.is_whole else self.fold, self.facts.weights.effective_count
-        fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self._progress, fold, units)
-        full = self.ensemble.full
-        if not fitted.alive[:full].any() or np.count_nonzero(fitted.alive[full:]) < 2:
-            raise KofflineError(
-                f"{fitted.describe_diverged()}; "
-                "lower learning_rate or look for outliers with 'koffline data validate'"
-            )
+        fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self.progress, fold, units)
+        fitted.summarise(fitted.replica_values[fitted.head])  # raises
         return fitted
 
     @cached_property
     def held_pass(self) -> PassOverRows:
         """Pass of the networks of the chosen head over the rows in memory."""
-        return RowReader.of(self.fitted, self.fitted.head)(self.problem, self.log.held.units)
+        return reader_of(self.fitted, self.fitted.head)(self.problem, self.log.held.units)
 
     @cached_property
     def held_values(self) -> RowValues:
         """Kernel-loss values of the rows in memory by networks that did not see their episode."""
         if self.fitted.head == "kloss":
             return self.held_pass.values
-        return RowReader.of(self.fitted, "kloss")(self.problem, self.log.held.units).values
+        return reader_of(self.fitted, "kloss")(self.problem, self.log.held.units).values
 
     @cached_property
     def memory_shift(self) -> Shift | None:
@@ -144,7 +138,7 @@ class Workspace:
     @cached_property
     def row_values(self) -> RowValues:
         """Kernel-loss values of every row by networks that did not see its episode."""
-        return self.held_values if self.log.is_whole else self.fold(RowReader.of(self.fitted, "kloss")).values
+        return self.held_values if self.log.is_whole else self.fold(reader_of(self.fitted, "kloss")).values
 
     @cached_property
     def held_sums(self) -> RowSums:
@@ -156,8 +150,11 @@ class Workspace:
         """Doubly robust sums of every row."""
         if self.log.is_whole:
             return self.held_sums
-        found = self.fold(partial(_weigh, RowReader.of(self.fitted, "kloss")))
-        return found.with_starts_of(self.held_sums) if self.problem.fixed_starts else found
+        found = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
+        if self.problem.fixed_starts:  # they belong to no part
+            given = self.held_sums
+            found = replace(found, start_value=given.start_value, start_weight=given.start_weight)
+        return found
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -181,20 +178,12 @@ class Workspace:
     def fixed_system(self) -> FeatureSystem:
         """Feature system of random features, which do not depend on rewards, as a certificate requires."""
         settings = self.settings
-        return self._system(
-            default_features(self.problem, settings.features, settings.feature_width, seed=settings.seed)
-        )
+        asked = settings.features, settings.feature_width, settings.seed
+        return self._system(default_features(self.problem, *asked))
 
     def _system(self, features: FeatureMap) -> FeatureSystem:
-        settings = self.settings
-        return make_feature_system(
-            self.problem,
-            features,
-            gamma=settings.gamma,
-            bandwidth=settings.bandwidth,
-            instruments=settings.instruments,
-            seed=settings.seed,
-        )
+        asked = self.settings.model_dump(include={"gamma", "bandwidth", "instruments", "seed"})
+        return make_feature_system(self.problem, features, **asked)
 
     @cached_property
     def episodes(self) -> EpisodeProblem:
@@ -205,15 +194,8 @@ class Workspace:
         settings, rows, target = self.settings, self.transitions, None
         if self.sees_all_episodes:
             rows, target = episodes_of_log(self.log, self.policy)
-        return prepare_episodes(
-            rows,
-            self.policy,
-            settings.gamma,
-            behavior=settings.behavior,
-            clip=settings.weight_clip,
-            seed=settings.seed,
-            target=target,
-        )
+        asked: dict[str, Any] = {"behavior": settings.behavior, "clip": settings.weight_clip}
+        return prepare_episodes(rows, self.policy, settings.gamma, seed=settings.seed, target=target, **asked)
 
     @property
     def sees_all_episodes(self) -> bool:
@@ -229,24 +211,18 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Description of the run for every result record."""
-        log, read = self.log.log, self.log.sample.transitions
-        rows, episodes = (
-            (len(read), read.n_episodes) if self.log.is_whole else (self.facts.rows, self.facts.episodes)
+        read, about = (
+            self.log.sample.transitions,
+            describe_log(self.log.log, self.settings.seed, self.started),
         )
-        return {
-            "gamma": self.settings.gamma,
-            "n_transitions": rows,
-            "n_episodes": episodes,
-            "policy": self.policy.name,
-            "source": log.metadata.source,
-            "notes": log.metadata.notes,
-            "seed": self.settings.seed,
-            "seconds": round(time.perf_counter() - self._started, 3),
-            "data_sha256": log.sha256,
-            "versions": versions(),
-        }
+        rows, episodes = len(read), read.n_episodes
+        if not self.log.is_whole:
+            rows, episodes = self.facts.rows, self.facts.episodes
+        about |= {"n_transitions": rows, "n_episodes": episodes}
+        settings = self.settings.model_dump(exclude={"gamma", "estimator", "seed"})
+        return {"gamma": self.settings.gamma, "policy": self.policy.name, "settings": settings, **about}
 
 
-def _weigh(reader: RowReader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
+def _weigh(reader: Reader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
     """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem, units).values)

@@ -30,7 +30,6 @@ _WORDS = {  # words for diagnostics; others are shown by their key
     "beyond_cuts": "share of the discounted future that comes after the end of recording",
     "mean_probability_of_logged_actions": "probability that the policy gives to logged actions, mean",
     "actions": "how often the policy takes each action on the log's rows, and the log itself",
-    "effective_sample_size": "rows that the log counts as, weighted as the policy acts",
     "held_out_kernel_loss": "kernel loss of episodes that a network has not seen",
     "held_out_kernel_ratio": "the same, divided by that of a perfect value function (1 is perfect)",
     "effective_bandwidth": "bandwidth of the kernel (standardised states and actions)",

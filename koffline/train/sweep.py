@@ -25,7 +25,7 @@ from rich.markdown import Markdown
 
 from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobFailure, run_jobs
-from koffline.report.page import make_console
+from koffline.report import make_console
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store.files import finite_json, write_text
 from koffline.store.run_record import start_run

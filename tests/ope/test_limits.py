@@ -16,13 +16,8 @@ from koffline.ope.verdict import NOT_ANSWERABLE
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
 from tests.ope.problems import discrete_log
 
-QUICK = {
-    "steps": 20,
-    "full_replicas": 2,
-    "hidden_units": (8, 8),
-    "instruments": 40,
-    "feature_source": "random",
-}
+QUICK = {"steps": 20, "full_replicas": 2, "hidden_units": (8, 8), "instruments": 40}
+QUICK |= {"feature_source": "random"}
 NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
 
 

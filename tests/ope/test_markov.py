@@ -12,7 +12,7 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.fitted import fit_value_function
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.markov import Shift, drift_shift, memory_shift
-from koffline.ope.problem import EvaluationProblem, memories, prepare_problem
+from koffline.ope.problem import EvaluationProblem, Measures, memories, prepare_problem
 from koffline.ope.working_log import LogPart, in_problem
 from koffline.policies import DiscretePolicy
 
@@ -166,7 +166,7 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     def read(problem: EvaluationProblem, units: np.ndarray) -> EvaluationProblem:
         return problem
 
-    found = in_problem(read, whole.without_rows(), POLICY, GAMMA, 1, 0, part)
+    found = in_problem(read, Measures(**whole.measures), POLICY, GAMMA, 1, 0, part)
     for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[rows])
     assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)

@@ -1,19 +1,25 @@
-"""Ranking policies of small logs: order, pairing, names, truths, and every kind of bad input."""
+"""Ranking policies: order, pairing, names, truths, bad input; differences and metrics by hand."""
 
 import json
+import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import koffline
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import ranking
+from koffline.ope.comparisons import compare_intervals, compare_replicas, holm, score_selection
 from koffline.ope.ranking import select_policies
+from koffline.ope.results import Interval
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
-from tests.ope.problems import QUICK, SOFT, discrete_log
+from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 
 TRUTHS = (-0.4, 0.2, 0.7)
+RANKED = np.array([10.0, 7.0, 4.0, 2.0])
+ESTIMATES = np.array([5.0, 8.0, 6.0, 1.0])  # ranks the policies 1, 2, 0, 3
 
 
 @pytest.fixture(scope="module")
@@ -68,14 +74,19 @@ def test_estimators_without_replicas_are_compared_by_intervals() -> None:
     assert "by the intervals" in found.assumptions
 
 
+def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given() -> None:
+    found, again = (select_policies(continuous_log(), [NOISY, "uniform"], 0.9, **QUICK) for _ in range(2))
+    assert found.to_json(timing=False) == again.to_json(timing=False)
+    assert len(found.comparisons) == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "kind", "message"),
     [
         ({"policies": "uniform"}, ConfigError, "give a list of two or more"),
         ({"policies": ["uniform", "missing.d3"]}, PolicyError, "no such file"),
-        ({"truths": [1.0, float("nan")]}, ConfigError, "finite"),
-        ({"truths": {"uniform": 1.0}}, ConfigError, "one number for each of uniform, epsilon"),
-        ({"transitions": discrete_log(weights=np.eye(60)[0])}, DataError, "^weights leave fewer than 2 rows"),
+        ({"truths": [1.0]}, ValueError, "argument 2 is shorter"),
+        ({"transitions": discrete_log(weights=np.eye(60)[0])}, DataError, "give at least two rows"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(changes, kind, message) -> None:
@@ -83,3 +94,72 @@ def test_bad_input_is_refused_in_one_line(changes, kind, message) -> None:
     with pytest.raises(kind, match=message) as caught:
         select_policies(**{**base, **QUICK, **changes})
     assert "\n" not in str(caught.value)
+
+
+def test_one_pair_by_hand() -> None:
+    # Full replicas: mean difference (2 + 4) / 2 = 3. Resampled differences 1, 3, 5: deviation 2.
+    values = np.array([[3.0, 5.0, 2.0, 2.0, 9.0], [1.0, 1.0, 1.0, -1.0, 4.0]])
+    (found,) = compare_replicas(("a", "b"), values, 2, level=0.9)
+    error = 2.0 * math.sqrt(1.0 + 1.0 / 2.0)
+    assert (found.better, found.worse, found.difference) == ("a", "b", 3.0)
+    assert found.p_value == pytest.approx(2.0 * stats.t.sf(3.0 / error, df=2))
+    assert found.high - 3.0 == pytest.approx(stats.t.ppf(0.95, df=2) * error)
+    assert found.low == pytest.approx(6.0 - found.high)
+    assert found.adjusted_p_value == found.p_value
+    assert not found.significant
+
+
+def test_what_all_replicas_share_cancels_and_equal_policies_do_not_differ() -> None:
+    generator = np.random.default_rng(1)
+    shared = 100.0 * generator.normal(size=8)
+    values = np.array([[1.0], [0.0]]) + shared + 0.01 * generator.normal(size=(2, 8))
+    (found,) = compare_replicas(("a", "b"), values, 2)
+    assert found.significant
+    assert found.difference == pytest.approx(1.0, abs=0.05)
+    same = np.tile(np.arange(6.0), (2, 1))
+    (found,) = compare_replicas(("a", "b"), same, 2)
+    assert (found.difference, found.p_value, found.significant) == (0.0, 1.0, False)
+    (sure,) = compare_replicas(("a", "b"), same + np.array([[1.0], [0.0]]), 2)
+    assert (sure.p_value, sure.significant) == (0.0, True)
+
+
+def test_intervals_alone_by_hand() -> None:
+    # Standard errors 1 and 2: a difference of 6 is twice their sum.
+    z = stats.norm.ppf(0.975)
+    intervals = [Interval(5.0 - z, 5.0 + z, 0.95, "x"), Interval(-1.0 - 2 * z, -1.0 + 2 * z, 0.95, "x")]
+    (found,) = compare_intervals("ab", [5.0, -1.0], intervals)
+    assert found.p_value == pytest.approx(2.0 * stats.norm.sf(2.0))
+    assert found.high - found.low == pytest.approx(6.0 * z)
+    assert found.significant
+    (same,) = compare_intervals("ab", [1.0, 1.0], [Interval(1.0, 1.0, 0.95, "x")] * 2)
+    assert same.p_value == 1.0
+
+
+def test_holm_by_hand() -> None:
+    # Sorted 0.01, 0.02, 0.03, 0.6 times 4, 3, 2, 1 = 0.04, 0.06, 0.06, 0.6; steps never go down.
+    assert holm(np.array([0.6, 0.01, 0.03, 0.02])) == pytest.approx([0.6, 0.04, 0.06, 0.06])
+    assert holm(np.array([0.9, 0.8])) == pytest.approx([1.0, 1.0])
+
+
+def test_metrics_by_hand() -> None:
+    """Ranks of the estimates 2, 4, 3, 1; of the truths 4, 3, 2, 1: squared differences 4 + 1 + 1 + 0 = 6."""
+    intervals = [Interval(*ends, 0.95, "x") for ends in ((4.0, 10.0), (6.0, 9.0), (5.0, 7.0), (0.0, 2.0))]
+    found = score_selection(ESTIMATES, RANKED, intervals)
+    assert found.regret_at_k == (3.0, 3.0, 0.0, 0.0)
+    assert found.relative_regret_at_1 == 3.0 / 8.0
+    assert found.spearman == pytest.approx(1.0 - 6.0 * 6.0 / (4 * 15))
+    assert found.mean_absolute_error == (5 + 1 + 2 + 1) / 4
+    assert found.mean_relative_error == pytest.approx((0.5 + 1 / 7 + 0.5 + 0.5) / 4)
+    assert found.coverage == 0.75
+    tied = [score_selection(np.ones(2), np.array(truths)) for truths in ([0.0, 5.0], [5.0, 0.0])]
+    assert [one.regret_at_k[0] for one in tied] == [5.0, 0.0]  # ties go to the earlier policy
+    flat = score_selection(np.ones(4), np.ones(4))
+    assert (flat.spearman, flat.relative_regret_at_1, flat.coverage) == (None, None, None)
+    assert score_selection(ESTIMATES, RANKED * [1.0, 1.0, 1.0, 0.0]).mean_relative_error is None
+
+
+def test_a_diverged_replica_counts_for_neither() -> None:
+    values = np.array([[3.0, 2.0, 4.0, np.nan, 6.0], [1.0, 1.0, 1.0, 1.0, np.nan]])
+    assert compare_replicas(("a", "b"), values, 1) == compare_replicas(("a", "b"), values[:, :3], 1)
+    with pytest.raises(DataError, match="1 networks in common"):
+        compare_replicas(("a", "b"), values[:, [0, 1, 3]], 1)

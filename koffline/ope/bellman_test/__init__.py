@@ -16,8 +16,7 @@ from koffline.kernels import random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
 from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, draw_signs, gram_form
 from koffline.ope.bellman_test.witness import Witness
-from koffline.ope.cross_fit import CrossFitted, read_value_function
-from koffline.ope.provenance import Provenance, measure_freshness
+from koffline.ope.cross_fit import CrossFitted, measure_freshness, read_value_function
 from koffline.ope.results import Record
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
@@ -118,7 +117,7 @@ def bellman_test(
     gamma: float | None = None,
     *,
     seed: int = 0,
-    trained_on: Transitions | Provenance | None = None,
+    trained_on: Transitions | None = None,
     allow_training_rows: bool = False,
     **options: Any,
 ) -> BellmanTest:

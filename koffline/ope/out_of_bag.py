@@ -1,0 +1,299 @@
+"""Passes of the networks over rows, each row by those that had not seen it; the doubly robust sums of them.
+
+With ω = d^π/μ, d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted) distribution of logged rows,
+E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f. Hence
+
+    J = E q(x0) + n⁻¹ Σ w ω (r + discount · E q(x') − q(x))
+
+has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio. The scale of ω is that
+of the sum of visits, 1/(1 − γ) per row where nothing ends: no factor 1 − γ stands anywhere. Terminal rows
+count with discount 0; rows cut by a time limit are rows like any other, since their next state is known.
+(Kallus & Uehara 2020, Double Reinforcement Learning)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from koffline.errors import DataError
+from koffline.kernels import FourierFeatures
+from koffline.ope.fitted import FittedValues
+from koffline.ope.importance.problem import RowValues
+from koffline.ope.last_layer import read_rows
+from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
+from koffline.ope.problem import EvaluationProblem
+from koffline.ope.results import Interval, PointEstimate
+from koffline.ope.verdict import doubts_of_weights
+from koffline.ope.working_log import Columns, Sums
+from koffline.replicas import StackedMLP
+
+SANDWICH = "sandwich"
+_SAMPLE_ROWS = 20_000
+_ASSUMPTIONS = (
+    "Student t over {units}, each independent of the others, or over resampled networks where these differ "
+    "by more: it covers the sampling of {units}{starts}, not what no network can express."
+)
+_NOT_COVERED = "the policy takes no logged action; use a log that covers the policy"
+_SEEN = (
+    "the value function has seen the rows that correct it: the correction and its standard error are too "
+    "small; resample more networks"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PassOverRows(Sums):
+    """Columns and sums of one pass of the networks over rows.
+
+    ``columns`` by row: ``now`` and ``later``, mean values by the networks that did not see its episode (by
+    all resampled ones where each did: 0.63^12 = 0.4 % with 12), ``weights`` ω by the same, ``unseen`` whether
+    there were any, ``residual`` of the mean network of the whole log, ``weight``; by start state: ``starts``.
+    ``projected (R', m)``: ψᵀδ of the rows a resampled network did not draw, ``squares (R',)`` Σ δ² of them,
+    ``counts (R',)`` their number, none of weight zero.
+    """
+
+    columns: Columns
+    projected: Tensor
+    squares: Tensor
+    counts: Tensor
+
+    @property
+    def values(self) -> RowValues:
+        """Out-of-bag values and weights of the rows."""
+        found = self.columns.joined()
+        unseen = float(found["unseen"].mean())
+        return RowValues(found["now"], found["later"], found["starts"], unseen, found["weights"])
+
+    def sample(self, reward_scale: float) -> Float[np.ndarray, " row"]:
+        """Residuals of the mean network over (at most 20,000) rows, in units of the reward."""
+        found = self.columns.joined()
+        residual = found["residual"][found["weight"] > 0.0] * reward_scale
+        return np.asarray(residual[:: max(1, len(residual) // _SAMPLE_ROWS)])
+
+    def diagnostics(self, reward_scale: float) -> dict[str, float]:
+        """Residuals and held-out losses in units of the reward; NaN if no replica left two rows out.
+
+        ``held_out_kernel_loss`` is the U-statistic on the episodes that a resampled replica did not draw,
+        averaged over those replicas: unbiased for the kernel loss of its network. ``held_out_kernel_ratio``
+        divides the V-statistic by its expectation under a perfect value function: 1 means nothing left to
+        explain.
+        """
+        found, enough = self.columns.joined(), self.counts >= 2
+        residual, share = found["residual"] * reward_scale, found["weight"] / found["weight"].sum()
+        norms, squares = self.projected.square().sum(dim=1)[enough], self.squares[enough]
+        counts = self.counts[enough]
+        loss = float(((norms - squares) / (counts * (counts - 1))).mean())  # k(x, x) = 1
+        return {
+            "held_out_kernel_loss": loss * reward_scale**2,
+            "held_out_kernel_ratio": float((norms / squares.clamp_min(1e-300)).mean()),
+            "residual_rms": float(np.sqrt(share @ residual**2)),
+            "residual_mean": float(share @ residual),
+        }
+
+
+Reader = Callable[[EvaluationProblem, np.ndarray], PassOverRows]
+
+
+def reader_of(fitted: FittedValues, head: str) -> Reader:
+    """`pass_over_rows` with the replicas of a head that did not diverge."""
+    whole, full = fitted.ensemble.resampling, fitted.ensemble.full
+    kept = np.flatnonzero(fitted.alive).tolist()
+    streams = tuple(whole.streams[number - full] for number in kept if number >= full)
+    first, network = len(kept) - len(streams), fitted.heads[head].select(kept)
+    asked = network, first, Resampling(whole.seed, 0, streams), fitted.instruments, fitted.duals[kept][first:]
+    return partial(pass_over_rows, *asked)
+
+
+def pass_over_rows(
+    network: StackedMLP,
+    full: int,
+    resampling: Resampling,
+    instruments: FourierFeatures,
+    duals: Float[Tensor, "resampled instrument"],
+    problem: EvaluationProblem,
+    units: np.ndarray,
+) -> PassOverRows:
+    """Read the rows of a part of a log with ``full`` networks of the whole log and R' of resampled units.
+
+    duals: coefficients of the row weights of the latter, ω = ψᵀα.
+    """
+    table = make_table(problem, str(network.flat.device))
+    own = torch.as_tensor(problem.row_weights)
+    left_out = torch.as_tensor(resampling.row_counts(problem, units) == 0)  # (R', N)
+    share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
+    parts: list[Tensor] = []
+    projected, squares = torch.zeros_like(duals), duals.new_zeros(len(duals))
+    compared = table.compared
+    for rows in row_blocks(network, len(table), table.draws):
+        now, later, residual = read_rows(network, table, rows)
+        unseen = residual[full:] * held_out[:, rows].to(now)
+        psi = instruments(compared[rows].double())  # (B, m)
+        projected, squares = projected + unseen @ psi, squares + unseen.square().sum(dim=1)
+        mean = share[:, rows].to(now)
+        omega = ((psi @ duals.mT) * mean.mT).sum(dim=1)
+        by_row = ((now[full:] * mean).sum(dim=0), (later[full:] * mean).sum(dim=0), omega)
+        parts.append(torch.stack([*by_row, residual[:full].mean(dim=0)]).cpu())
+    now, later, omega, residual = torch.cat(parts, dim=1)
+    low, high = problem.value_bounds
+    starts = start_values(network, problem).cpu()[full:]  # (R', E), already in units of the return
+    of_start = share[:, problem.episode_starts.tolist()]
+    start_mean = starts.mean(dim=0) if problem.fixed_starts else (starts * of_start).sum(dim=0)
+    columns = {
+        "now": now.clamp(low, high) * problem.reward_scale,
+        "later": later.clamp(low, high) * problem.reward_scale,
+        "starts": start_mean,
+        "unseen": left_out.any(dim=0),
+        "weights": omega,
+        "residual": residual,
+        "weight": own,
+    }
+    arrays = {name: column.numpy() for name, column in columns.items()}
+    return PassOverRows(Columns((arrays,)), projected.cpu(), squares.cpu(), held_out.sum(dim=1))
+
+
+def _shares(left_out: Tensor) -> Tensor:
+    """Weights (R', N) that average over the replicas which left a row out, over all where none did."""
+    weights = torch.where(left_out.sum(dim=0, keepdim=True) > 0, left_out, 1.0)
+    return weights / weights.sum(dim=0, keepdim=True)
+
+
+@dataclass(frozen=True, eq=False)
+class RowSums(Sums):
+    """Sums over rows with values q and weights ω, where u = w ω.
+
+    ``units``: by unit Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; where start states are the log's
+    own, their weight and value as ``start_weight`` and ``start``. Others: of start states Σ w q(x0) and Σ w;
+    rows; those whose values come from networks that had not seen their episode; Σ|u|, and that where u is
+    negative; Σ u (1 − discount).
+    """
+
+    units: Columns
+    start_value: float
+    start_weight: float
+    rows: int
+    unseen: float
+    size: float
+    negative: float
+    mass: float
+
+    @classmethod
+    def of(cls, problem: EvaluationProblem, values: RowValues) -> RowSums:
+        """Sums over a problem's rows; values are in units of the return and include ω."""
+        assert values.weights is not None
+        own, starts, discounts = problem.row_weights, problem.start_weights, problem.discounts
+        used = own * values.weights
+        term = used * (problem.rewards * problem.reward_scale + discounts * values.later - values.now)
+        by_row = {"weight": own, "term": term, "used": used}
+        units = {name: np.add.reduceat(rows, problem.episode_starts) for name, rows in by_row.items()}
+        if not problem.fixed_starts:
+            units |= {"start_weight": starts, "start": values.starts}
+        return cls(
+            Columns((units,)),
+            start_value=float(starts @ values.starts),
+            start_weight=float(starts.sum()),
+            rows=len(own),
+            unseen=values.unseen * len(own),
+            size=float(np.abs(used).sum()),
+            negative=float(np.abs(used[used < 0.0]).sum()),
+            mass=float(used @ (1.0 - discounts)),
+        )
+
+    @cached_property
+    def by_unit(self) -> dict[str, np.ndarray]:
+        """The arrays of ``units``, (U,) each."""
+        return self.units.joined()
+
+    @cached_property
+    def weight(self) -> float:
+        """Total Σ w."""
+        return float(self.by_unit["weight"].sum())
+
+    @property
+    def count(self) -> int:
+        """Number of units with positive weight."""
+        return int((self.by_unit["weight"] > 0.0).sum())
+
+    @property
+    def value(self) -> float:
+        """Estimate J: E q(x0) plus the mean of the terms."""
+        return self.start_value / self.start_weight + float(self.by_unit["term"].sum()) / self.weight
+
+    def standard_error(self) -> float | None:
+        """Standard error of J over independent units; None for one unit.
+
+        Start states that were given are taken as they are; those of the log are sampled with their units.
+        """
+        units = self.by_unit
+        mean = float(units["term"].sum() / self.weight)
+        parts = (units["term"] - mean * units["weight"]) / self.weight
+        if "start" in units:
+            share = units["start_weight"] / units["start_weight"].sum()
+            parts = parts + share * (units["start"] - float(share @ units["start"]))
+        if self.count < 2:
+            return None
+        influence = parts[units["weight"] > 0.0] * self.count
+        return math.sqrt(float(influence.var(ddof=1)) / self.count)
+
+    def diagnostics(self) -> dict[str, float]:
+        """Properties of ω compared with those of the true ratio d^π/μ, d^π = Σ_t γ^t P(x_t = ·).
+
+        ``effective_units``: (Σu)²/Σu² of u = w ω summed over units. ``mass``: mean of w ω (1 − discount), 1
+        for the true ratio, terminal rows included. ``negative_share``: of Σ|w ω|; a true ratio is nowhere
+        negative. Raises DataError when ω is zero everywhere or not finite.
+        """
+        if not 0.0 < self.size < math.inf:
+            raise DataError(f"weights are all zero or not finite: {_NOT_COVERED}")
+        used = self.by_unit["used"]
+        return {
+            "effective_units": float(used.sum()) ** 2 / max(float(np.square(used).sum()), 1e-300),
+            "mass": self.mass / self.weight,
+            "negative_share": self.negative / self.size,
+        }
+
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences for what should worry a reader of the diagnostics."""
+        return tuple(reason.partition(": ")[2] for reason in doubts_of_weights(self.diagnostics()))
+
+
+def drl(sums: RowSums, spread: float = 0.0, level: float = 0.95) -> PointEstimate:
+    """The doubly robust estimate: J, its standard error, value ± t · standard error.
+
+    spread: standard deviation of J over resampled networks. The standard error over units takes values and
+    weights as known; where networks differ by more, the error is theirs.
+    """
+    from scipy import stats
+
+    error, interval, unseen = sums.standard_error(), None, sums.unseen / sums.rows
+    warnings = [_SEEN] if unseen < 0.5 else []
+    if error is None:
+        warnings.append("a single episode has no spread: no standard error and no interval")
+    else:
+        error = max(error, spread)
+        half = float(stats.t.ppf(0.5 + level / 2.0, df=sums.count - 1)) * error
+        text = _ASSUMPTIONS.format(
+            units="episodes" if len(sums.by_unit["weight"]) < sums.rows else "rows",
+            starts=" and their start states" if "start" in sums.by_unit else "",
+        )
+        interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)
+    described, direct = sums.diagnostics(), sums.start_value / sums.start_weight
+    return PointEstimate(
+        name="drl",
+        value=sums.value,
+        standard_error=error,
+        interval=interval,
+        effective_sample_size=described["effective_units"],
+        warnings=(*warnings, *sums.warnings()),
+        diagnostics={
+            "direct_value": direct,
+            "correction": sums.value - direct,
+            "unseen": unseen,
+            **described,
+        },
+    )
