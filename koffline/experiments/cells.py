@@ -20,6 +20,7 @@ from torch import Tensor
 
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
+from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import (
     GAMMA,
     MEASURES,
@@ -150,7 +151,7 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `koffline reproduce`. request: parts of figure-mujoco, None for all."""
+    """One call of `koffline reproduce`. environments, parts: those of figure-mujoco that are run."""
 
     name: str
     folder: Path
@@ -159,7 +160,8 @@ class Run:
     ray: str | None = None
     command: str = ""
     force: bool = False
-    request: Any = None
+    environments: tuple[str, ...] = ENVIRONMENTS
+    parts: tuple[str, ...] = PARTS
 
     @property
     def cells_folder(self) -> Path:

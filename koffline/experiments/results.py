@@ -141,22 +141,6 @@ class ReturnRow:
 
 
 @dataclass(frozen=True)
-class SearchRow:
-    """A setting of a critic in a search, judged by the area under its curve (mean over seeds)."""
-
-    environment: str
-    search: str
-    critic: str
-    setting: str
-    seeds: int
-    steps: int
-    area: Number
-    final: Number
-    sampled: Number
-    rank: int  # rank within its critic, 0 is best
-
-
-@dataclass(frozen=True)
 class Results:
     """Everything `NAME.json` holds."""
 
@@ -168,7 +152,6 @@ class Results:
     correlations: tuple[Correlation, ...] = ()
     claims: tuple[Claim, ...] = ()
     returns: tuple[ReturnRow, ...] = ()
-    searches: tuple[SearchRow, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = math.nan  # in NAME.run.json
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, save_mujoco
+from koffline.experiments.mujoco import MujocoCell, MujocoResult
+from koffline.experiments.results import write_arrays
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
@@ -38,7 +39,7 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
 
 def write_cells(cells: list[MujocoCell], folder: Path, level: Level) -> None:
     for cell in cells:
-        save_mujoco(cell.path(folder), cell.name, make_result(cell, level))
+        write_arrays(cell.path(folder), {"name": cell.name, **vars(make_result(cell, level))})
 
 
 def by_critic(**levels: float) -> Level:
