@@ -19,12 +19,6 @@ _WIDEST = 1e6  # larger bounds count as unbounded
 _SMALLEST_KL = 1e-8  # the model's config needs a positive kl_coef, even if training ended with zero
 
 
-def is_finite(agent: AgentArrays) -> bool:
-    """Whether all weights of policy and value are finite."""
-    arrays = [part for layers in (agent.policy, agent.value) for layer in layers for part in layer]
-    return all(np.isfinite(array).all() for array in (*arrays, agent.log_std) if array is not None)
-
-
 def write_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> None:
     """Write the model as a .d3 file, whole or not at all, over an older one. Raises DataError."""
     trust_pcl_model(agent, config).save(str(path))

@@ -103,6 +103,11 @@ class LockStep:
         return self.learner.diverged
 
     @property
+    def is_finite(self) -> np.ndarray:
+        """Mask (K,) of runs whose networks hold finite weights alone."""
+        return self.learner.online.flat.isfinite().all(dim=1).numpy()
+
+    @property
     def kl_coef(self) -> np.ndarray:
         """Coefficients τ (K,) of the trust region."""
         return self.trust_region.kl_coef

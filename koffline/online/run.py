@@ -14,11 +14,11 @@ from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import MODEL, REPLAY, GroupTask, is_result, read_result, seed_folder, train_group
+from koffline.online.group import GroupTask, is_result, read_result, train_group
 from koffline.online.summary import OnlineSummary, summarise, write_summary
 from koffline.progress import progress_bar
 from koffline.store.run_record import describe_call, now, versions
-from koffline.store.targets import CONFIG, RECORD, open_run, read_record, warn_of_versions, write_record
+from koffline.store.targets import CONFIG, open_run, read_record, warn_of_versions, write_record
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
@@ -26,12 +26,10 @@ _KIND = "online"
 
 @dataclass(frozen=True)
 class OnlineResult:
-    """Result of a run. models (.d3), replays (HDF5): one path per seed, None for a missing file."""
+    """Result of a run: its folder, with a folder of files for each seed, and the summary over the seeds."""
 
     out: Path
     summary: OnlineSummary
-    models: tuple[Path | None, ...]
-    replays: tuple[Path | None, ...]
 
 
 def train(
@@ -55,15 +53,13 @@ def train(
     """
     if config is None and resume is None:
         raise ConfigError("no config; give one, or the folder of a run to go on with")
-    if resume is not None and not Path(resume).is_dir():
-        raise ConfigError(f"{resume} is no folder of a run; check the path, or begin without --resume")
     if resume is not None and out is not None and Path(out) != Path(resume):
         raise ConfigError(f"resume names {resume} and out {out}; a run goes on in its own folder: give one")
     config = Path(str(resume)) / CONFIG if config is None else config
     config = config if isinstance(config, OnlineConfig) else load_config(config)
-    folder = Path(default_folder(config) if (named := resume or out) is None else named)
+    folder = Path(resume or out or default_folder(config))
     stored = None if resume is None else read_record(folder, _KIND)
-    groups = _share_out(seed, seed_count, workers) if stored is None else _stored_groups(stored, folder)
+    groups = stored["groups"] if stored else _share_out(seed, seed_count, workers)
     seeds = [each for group in groups for each in group]
     if seed not in (None, seeds[0]) or seed_count not in (None, len(seeds)):
         raise ConfigError(
@@ -71,10 +67,11 @@ def train(
             "leave them out, or begin another run"
         )
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
+    settings = config.resolved()
     record = {
         "format": 1,
         "kind": _KIND,
-        "config": config.resolved(),
+        "config": settings,
         "groups": groups,
         "versions": versions(),
         "call": describe_call("online"),
@@ -83,25 +80,16 @@ def train(
     }
     with open_run(folder, record, _identity_of, resume is not None):
         warn_of_versions(folder, record, _KIND)
-        record = read_record(folder, _KIND) or record
-        digest = hashlib.sha256(json.dumps(record["config"], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         tasks = [GroupTask(config, tuple(group), folder, digest) for group in groups]
         _train_groups(tasks, workers, show_progress)
         summary = summarise(tasks, [read_result(task.result) for task in tasks])
         write_summary(summary, folder)
-        if not record.get("finished"):
-            clock = {
-                "seconds": round(summary.seconds, 3),
-                "steps_per_second": round(summary.steps_per_second, 1),
-            }
-            write_record(folder, {**record, "finished": now(), **clock})
-    models, replays = (
-        tuple(
-            path if path.exists() else None for path in (seed_folder(folder, each) / name for each in seeds)
-        )
-        for name in (MODEL, REPLAY)
-    )
-    return OnlineResult(folder, summary, models, replays)
+        record |= stored or {}
+        if not record["finished"]:
+            seconds, speed = round(summary.seconds, 3), round(summary.steps_per_second, 1)
+            write_record(folder, {**record, "finished": now(), "seconds": seconds, "steps_per_second": speed})
+    return OnlineResult(folder, summary)
 
 
 def default_folder(config: OnlineConfig) -> Path:
@@ -121,33 +109,20 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
     return [list(range(low, high)) for low, high in pairwise(ends)]
 
 
-def _stored_groups(record: Mapping[str, Any], folder: Path) -> list[list[int]]:
-    try:
-        return [[int(each) for each in group] for group in record["groups"]]
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{folder / RECORD} names no seeds; it is damaged: choose another folder") from None
-
-
 def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return record["config"] | {"seeds": record.get("groups")}
 
 
 def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:
     """Train all unfinished stacks to their end."""
-    if workers == 1 or len(tasks) == 1:
-        for task in tasks:
-            if not is_result(task.result):
-                title = f"{task.config.env}, {task.config.critic}, {len(task.seeds)} seeds"
-                with progress_bar(title, task.config.steps, show_progress) as show:
-                    train_group(task.result, task, show)
-        return
     jobs = [Job(task.result.parent.name, train_group, (task,), task.result, is_result) for task in tasks]
-    with progress_bar(f"{tasks[0].config.env}: groups of seeds", len(jobs), show_progress) as show:
-        done = run_jobs(jobs, workers, progress=lambda status: show(status.done), keep_going=True)
-    failures = done.failures
-    if failures:
-        first = failures[0]
-        others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-        raise ConfigError(
-            f"{first.name}{others} failed ({first.reason}); mend the cause, then --resume {tasks[0].out}"
-        )
+    title = f"{tasks[0].config.env}, {tasks[0].config.critic}"
+    if workers > 1 and len(jobs) > 1:
+        with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:
+            run_jobs(jobs, workers, progress=lambda status: show(status.done))
+        return
+    for job, task in zip(jobs, tasks, strict=True):
+        if not job.done:
+            name = f"{title}, {len(task.seeds)} seeds"
+            with progress_bar(name, task.config.steps, show_progress) as show:
+                train_group(job.path, task, show)

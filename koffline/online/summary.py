@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,9 +15,6 @@ from koffline.errors import ConfigError
 from koffline.online.group import COLUMNS, EVALUATION, GroupResult, GroupTask
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store.files import atomic_file, finite_json, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 _COLOUR = "#0072B2"
 
@@ -96,23 +93,22 @@ def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> Onl
 def write_summary(summary: OnlineSummary, out: Path) -> None:
     """Write summary.json, with null for non-finite numbers, and learning_curve.png."""
     best, seeds = summary.best_name, summary.seeds
-    final, sampled, length = summary.last
-    curves = zip(summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True)
+    scores = dict(zip(("return", "sampled_return", "length"), summary.last, strict=True))
+    scores["average_return"] = summary.average
     content = {
         "env": summary.env,
         "critic": summary.critic,
         "seeds": seeds,
         "steps": summary.steps,
-        **final.as_json(best),
+        **scores["return"].as_json(best),
         "level": LEVEL,
-        "return": final.as_json(best, seeds),
-        "sampled_return": sampled.as_json(best, seeds),
-        "length": length.as_json(best, seeds),
-        "average_return": summary.average.as_json(best, seeds),
+        **{name: score.as_json(best, seeds) for name, score in scores.items()},
         "diverged": summary.diverged,
         "curve": [
             {"step": step, "return": mean.as_json(best), "sampled_return": drawn.as_json(best)}
-            for step, mean, drawn in curves
+            for step, mean, drawn in zip(
+                summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True
+            )
         ],
     }
     write_text(out / "summary.json", finite_json(content))
@@ -123,28 +119,18 @@ def _read_curves(
     folders: Mapping[int, Path], diverged: Mapping[int, int]
 ) -> tuple[tuple[int, ...], dict[str, Float[np.ndarray, "seed point"]]]:
     """Steps of the evaluations, and each column for all seeds; a diverged seed has −∞ from then on."""
-    names = ("step", *COLUMNS)
     tables = []
     for path in (folder / EVALUATION for folder in folders.values()):
         lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
-        cells = [[float(cell) for cell in line.split(",")] for line in lines]
-        if any(len(row) != len(names) for row in cells):
-            raise ConfigError(f"{path} has rows of another width; it was edited: train again elsewhere")
-        tables.append(np.reshape(cells, (-1, len(names))))
-    steps = max(tables, key=len)[:, 0]
-    end = max(diverged.values(), default=0)
-    if not len(steps) or (
-        set(folders) <= set(diverged) and end > steps[-1]
-    ):  # up to where the last seed diverged
-        steps = np.append(steps, float(end))
+        cells = np.array([line.split(",") for line in lines], dtype=np.float64)
+        tables.append(cells.reshape(-1, 1 + len(COLUMNS)))
+    steps, end = max(tables, key=len)[:, 0], max(diverged.values(), default=0)
+    if not len(steps) or (set(folders) <= set(diverged) and end > steps[-1]):
+        steps = np.append(steps, float(end))  # up to where the last seed diverged
     filled = np.full((len(COLUMNS), len(tables), len(steps)), -math.inf)
-    for place, ((seed, folder), table) in enumerate(zip(folders.items(), tables, strict=True)):
-        is_short = len(table) < len(steps) and seed not in diverged
-        if is_short or not np.array_equal(table[:, 0], steps[: len(table)]):
-            raise ConfigError(
-                f"{folder / EVALUATION} lacks evaluations that its fellows have; it was edited: train again "
-                "elsewhere"
-            )
+    for place, (seed, table) in enumerate(zip(folders, tables, strict=True)):
+        if len(table) < len(steps) and seed not in diverged:
+            raise ConfigError(f"{folders[seed] / EVALUATION} lacks evaluations; it was edited: train again")
         filled[:, place, : len(table)] = table[:, 1:].T
     return tuple(map(int, steps)), dict(zip(COLUMNS, filled, strict=True))
 
@@ -160,10 +146,19 @@ def _draw_curves(summary: OnlineSummary, path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    _draw(left, summary, "return", "mean action")
-    _draw(right, summary, "sampled_return", "sampled actions")
-    left.set_ylabel("return of an episode")
+    panels = figure.subplots(1, 2, sharey=True)
+    shown = {"mean action": summary.curves["return"], "sampled actions": summary.curves["sampled_return"]}
+    for axes, (title, scores) in zip(panels, shown.items(), strict=True):
+        lines = np.array([[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores])
+        low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
+        look: Any = {"color": _COLOUR, "marker": "o" if len(scores) == 1 else ""}
+        axes.plot(summary.points, np.transpose(seeds), **look, lw=0.7, alpha=0.35, ms=3)
+        axes.fill_between(summary.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
+        axes.plot(summary.points, middle, **look, lw=1.8, ms=4)
+        axes.grid(color="#e4e7eb")
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_xlabel("environment steps per seed")
+    panels[0].set_ylabel("return of an episode")
     title = f"{summary.env}, {summary.critic}: {len(summary.seeds)} seeds"
     if len(summary.seeds) > 1:
         title += f", interquartile mean and {LEVEL:.0%} interval"
@@ -172,16 +167,3 @@ def _draw_curves(summary: OnlineSummary, path: Path) -> None:
     figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left")
     with atomic_file(path, force=True) as temporary:
         figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})
-
-
-def _draw(axes: Axes, summary: OnlineSummary, curve: str, title: str) -> None:
-    scores = summary.curves[curve]
-    lines = np.array([[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores])
-    low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
-    marker = "o" if len(scores) == 1 else ""
-    axes.plot(summary.points, np.transpose(seeds), color=_COLOUR, lw=0.7, alpha=0.35, marker=marker, ms=3)
-    axes.fill_between(summary.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
-    axes.plot(summary.points, middle, color=_COLOUR, lw=1.8, marker=marker, ms=4)
-    axes.grid(color="#e4e7eb")
-    axes.set_title(title, loc="left", fontsize=9)
-    axes.set_xlabel("environment steps per seed")
