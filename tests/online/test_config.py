@@ -26,7 +26,6 @@ def test_configs_load(path):
         ("num_envs=3", "no multiple of num_envs 3"),
         ("batch_size=1", "the kernel loss compares pairs"),
         ("memory=1", "memory is 1: input should be less than 1"),
-        ("max_divergence=3", "weights of 20 episodes diverge by less than 3.00 nats"),
     ],
 )
 def test_what_is_wrong_is_one_line(assignment, message):

@@ -193,6 +193,6 @@ def test_paths_without_steps_change_no_gradient():
 
 def test_paths_of_a_run_stand_together():
     one = Paths(*(np.arange(5.0),) * 3, np.array([3, 1, 2, 4, 5]), *(np.zeros(5, bool),) * 5)
-    found = Collected(np.array([1, 0, 1, 1, 2]), one, np.zeros(0)).by_run(3)
+    found = Collected(np.array([1, 0, 1, 1, 2]), one, np.zeros(0), np.zeros(3, bool)).by_run(3)
     assert found.lengths.tolist() == [[1, 0, 0], [3, 2, 4], [5, 0, 0]]
     assert found.rewards[1].tolist() == [0.0, 2.0, 3.0]
