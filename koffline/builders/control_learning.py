@@ -12,8 +12,8 @@ import numpy as np
 
 from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, environment_seed
-from koffline.data.transitions import Discrete, Transitions
+from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
+from koffline.data.transitions import Discrete
 from koffline.envs.gymnasium_worlds import closed_copies, make_copies
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
@@ -197,16 +197,10 @@ def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarra
     """Undiscounted returns (episodes,) of a policy: a spec, a network or anything `as_policy` takes."""
     if isinstance(policy, Mlp):
         policy = network_policy(env, policy)
-    with RolloutPlayer(RolloutSettings(env, episodes, seed=seed), [policy]) as player:
-        return log_returns(player.join(list(player.play(range(player.batches)))))
+    return build_rollouts(RolloutSettings(env, episodes, seed=seed), [policy]).returns()
 
 
 def network_policy(env: str, policy: Mlp) -> Any:
     """A network as a policy of an environment."""
     copies = closed_copies(env)
     return mlp_policy(policy, "learned", copies.action_space, copies.observation_shape)
-
-
-def log_returns(log: Transitions) -> np.ndarray:
-    """Undiscounted return of every episode, (E,)."""
-    return np.add.reduceat(log.rewards, log.episode_starts)

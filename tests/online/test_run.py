@@ -88,7 +88,11 @@ def test_divergence_of_one_seed(tmp_path, caplog, monkeypatch):
     assert result.summary.diverged == {1: 200}
     assert "seed 1 diverged by step 200" in caplog.text
     assert [len(rows(tmp_path / "run" / f"seed_{k}" / "evaluation.csv")) for k in range(3)] == [4, 1, 4]
-    assert [(tmp_path / "run" / f"seed_{k}" / "replay.hdf5").exists() for k in range(3)] == [True, False, True]
+    assert [(tmp_path / "run" / f"seed_{k}" / "replay.hdf5").exists() for k in range(3)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):
