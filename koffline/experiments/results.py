@@ -183,14 +183,12 @@ def read_results(path: Path) -> Results:
     """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["version"] == VERSION:
-            return TypeAdapter(Results).validate_python(content)
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']}, this koffline reads {VERSION}")
+        return TypeAdapter(Results).validate_python(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is no results file ({reason}); delete it and run again") from None
-    raise ConfigError(
-        f"{path} is of version {content['version']}, this koffline reads {VERSION}; delete it and run again"
-    )
 
 
 @contextlib.contextmanager
@@ -222,13 +220,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 def write_curves(curves: Curves, path: Path) -> None:
     """Write every group's arrays, compressed."""
     with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
-        file.attrs["koffline_curves"] = VERSION
         for name, datasets in curves.items():
-            group = file.create_group(name)
-            group.attrs["world"], _, group.attrs["method"] = name.partition("/")
             for key, array in datasets.items():
                 options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
-                group.create_dataset(key, data=array, **options)
+                file.create_dataset(f"{name}/{key}", data=array, **options)
 
 
 def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:

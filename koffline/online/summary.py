@@ -27,11 +27,9 @@ class Score:
     spread: Spread
     best: float
 
-    def as_json(self, best: str, seeds: Sequence[int] = ()) -> dict[str, Any]:
-        """Plain values for JSON; numbers per seed only if ``seeds`` are given."""
-        content = {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
-        per_seed = {"per_seed": dict(zip(map(str, seeds), self.per_seed, strict=True))} if seeds else {}
-        return content | per_seed
+    def as_json(self, best: str) -> dict[str, Any]:
+        """Plain values for JSON. best: name of the mean without the worst seed."""
+        return {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,7 @@ class OnlineSummary:
 
     steps: environment steps per seed. points: the steps of the evaluations; curves: a score at each of them,
     by the columns of evaluation.csv: the mean action's return and length, the return of the policy's own
-    draws. average: of the mean action's return, the area under the curve. diverged: seed to step.
-    steps_per_second: of all seeds together.
+    draws. diverged: seed to step. steps_per_second: of all seeds together.
     """
 
     env: str
@@ -50,7 +47,6 @@ class OnlineSummary:
     steps: int
     points: tuple[int, ...]
     curves: Mapping[str, tuple[Score, ...]]
-    average: Score
     diverged: Mapping[int, int]
     seconds: float
     steps_per_second: float
@@ -83,7 +79,6 @@ def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> Onl
         steps=max(result.steps for result in results),
         points=points,
         curves={name: tuple(map(_score, part.T)) for name, part in numbers.items()},
-        average=_score(numbers["return"].mean(axis=1)),
         diverged=diverged,
         seconds=seconds,
         steps_per_second=taken / max(seconds, 1e-9),
@@ -92,24 +87,20 @@ def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> Onl
 
 def write_summary(summary: OnlineSummary, out: Path) -> None:
     """Write summary.json, with null for non-finite numbers, and learning_curve.png."""
-    best, seeds = summary.best_name, summary.seeds
+    best = summary.best_name
     scores = dict(zip(("return", "sampled_return", "length"), summary.last, strict=True))
-    scores["average_return"] = summary.average
     content = {
         "env": summary.env,
         "critic": summary.critic,
-        "seeds": seeds,
+        "seeds": summary.seeds,
         "steps": summary.steps,
         **scores["return"].as_json(best),
         "level": LEVEL,
-        **{name: score.as_json(best, seeds) for name, score in scores.items()},
+        **{
+            name: {**score.as_json(best), "per_seed": dict(zip(summary.seeds, score.per_seed, strict=True))}
+            for name, score in scores.items()
+        },
         "diverged": summary.diverged,
-        "curve": [
-            {"step": step, "return": mean.as_json(best), "sampled_return": drawn.as_json(best)}
-            for step, mean, drawn in zip(
-                summary.points, summary.curves["return"], summary.curves["sampled_return"], strict=True
-            )
-        ],
     }
     write_text(out / "summary.json", finite_json(content))
     _draw_curves(summary, out / "learning_curve.png")

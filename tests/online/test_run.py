@@ -53,7 +53,6 @@ def check_summary(summary, out):
     last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
     assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
-    assert [point["step"] for point in summary["curve"]] == [100, 200, 300, 400]
     assert not {"seconds", "steps_per_second"} & set(summary)  # the same run, the same bytes
 
 
@@ -131,7 +130,6 @@ def test_six_seeds_by_hand(tmp_path):
     assert final.spread.iqm == 35.0  # (20 + 30 + 40 + 50) / 4
     assert final.best == 40.0  # without 10
     assert (sampled.spread.iqm, length.spread.iqm) == (17.5, 7.0)
-    assert summary.average.spread.iqm == pytest.approx(35.0 * 2 / 3)
     assert final.spread == spread_of(np.asarray(FINAL))
     assert summary.points == (100, 200, 300)
     assert summary.curves["return"][0].best == pytest.approx(40.0 / 3)
