@@ -27,8 +27,8 @@ from koffline.builders.control_learning import (
     network_policy,
     policy_returns,
 )
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole
-from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole, world_metadata
+from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs.gymnasium_worlds import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
@@ -177,9 +177,7 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     if n is not None and n < total:
         columns = _drawn_episodes(columns, n, np.random.default_rng(settings.seed))
     copies = closed_copies(settings.env)
-    limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
-    extra = {"task": copies.name, **limit, "learner_steps": settings.steps}
-    metadata = Metadata(gamma=settings.gamma, extra=extra, notes=copies.notes)
+    metadata = world_metadata(copies, settings.gamma, learner_steps=settings.steps)
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
 
 

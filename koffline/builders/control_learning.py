@@ -134,7 +134,7 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
     with contextlib.closing(copies), threads(1), own_randomness(settings.seed):
         generator = np.random.default_rng(settings.seed)
         learner = OnlineLearner(copies.action_space, copies.observation_shape, settings)
-        learned = Learned(_empty_rows(copies, settings.steps))
+        learned = Learned({})
         rows, step, episode = learned.rows, 0, 0
         while step < settings.steps:
             seed = environment_seed(settings.seed, episode)
@@ -143,11 +143,13 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                 actions = _actions(settings, copies, learner, generator, step, observations)
                 here = copies.step([0], actions)
                 over = bool(here.terminated[0] | here.truncated[0])
-                ends = here.terminated, here.truncated
-                row = observations, actions, here.rewards, here.observations, *ends
-                for name, values in zip(_ROW_KEYS, row, strict=True):
+                ends, place = (here.terminated, here.truncated), (np.array([episode]), np.array([length]))
+                row = observations, actions, here.rewards, here.observations, *ends, *place
+                for name, values in zip((*_ROW_KEYS, "episode_ids", "steps"), row, strict=True):
+                    if name not in rows:
+                        kind = np.float32 if "observations" in name else values.dtype
+                        rows[name] = np.zeros((settings.steps, *values.shape[1:]), kind)
                     rows[name][step] = values[0]
-                rows["episode_ids"][step], rows["steps"][step] = episode, length
                 observations, length, step = here.observations, length + 1, step + 1
                 if step > settings.random_steps and step % settings.update_every == 0:
                     drawn = generator.integers(step, size=settings.batch_size)
@@ -159,19 +161,6 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
             episode += 1
             progress(step)
         return learned
-
-
-def _empty_rows(copies: Copies, steps: int) -> Columns:
-    space, shape = copies.action_space, copies.observation_shape
-    width, kind = ((), np.int64) if isinstance(space, Discrete) else ((space.k,), copies.action_dtype)
-    return {
-        "observations": np.zeros((steps, *shape), np.float32),
-        "actions": np.zeros((steps, *width), kind),
-        "rewards": np.zeros(steps),
-        "next_observations": np.zeros((steps, *shape), np.float32),
-        **{name: np.zeros(steps, bool) for name in ("terminated", "truncated")},
-        **{name: np.zeros(steps, np.int64) for name in ("episode_ids", "steps")},
-    }
 
 
 def _actions(

@@ -186,11 +186,14 @@ class RolloutPlayer:
 
     def metadata(self, clipped: int) -> Metadata:
         """Metadata of the whole build. clipped: number of clipped actions."""
-        notes = self._copies.notes
-        if clipped:
-            notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
-        limit = {} if self._copies.time_limit is None else {"time_limit": self._copies.time_limit}
-        return Metadata(gamma=self._settings.gamma, extra={"task": self._copies.name, **limit}, notes=notes)
+        note = f"{clipped} actions were outside the action space; they are stored as clipped"
+        return world_metadata(self._copies, self._settings.gamma, (note,) * bool(clipped))
+
+
+def world_metadata(copies: Any, gamma: float | None, notes: tuple[str, ...] = (), **extra: Any) -> Metadata:
+    """Metadata of a log that was played in copies of an environment."""
+    limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
+    return Metadata(gamma=gamma, extra={"task": copies.name, **limit, **extra}, notes=(*copies.notes, *notes))
 
 
 class _Actor:

@@ -12,8 +12,7 @@ from koffline.data.sources import open_transitions
 from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import GroupResult, GroupTask
 from koffline.online.lockstep import LockStep
-from koffline.online.run import train
-from koffline.online.summary import summarise, write_summary
+from koffline.online.run import summarise, train, write_summary
 from koffline.spread import spread_of
 from tests.online.small_online import rows, small
 
