@@ -90,8 +90,10 @@ def _log(
     gamma: float | None = None,
 ) -> Transitions:
     """Log of independent rows: observations, actions, rewards, next observations, ends."""
+    names = ("observations", "actions", "rewards", "next_observations", "terminated")
+    named: dict[str, Any] = dict(zip(names, columns, strict=True))
     return Transitions(
-        *columns,
+        **named,
         truncated=np.zeros(len(log_probabilities), dtype=bool),
         action_space=space,
         behavior_log_probabilities=log_probabilities,

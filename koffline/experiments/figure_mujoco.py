@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,28 +76,27 @@ Learned = Mapping[Group, MujocoResult]  # in the paper's order
 
 def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
     """Run the searches, then the parts that use their choices; return everything that is finished."""
-    folder, quick = run.cells_folder, run.scale.quick
     chosen: mujoco.Choices = {}
     for whole in (mujoco.SEARCHED, tuple(mujoco.SEARCHES)):
         asked = itertools.product((part for part in whole if part in run.parts), run.environments)
-        cells = [cell for where in asked for cell in mujoco.part_cells(*where, chosen, quick)]
-        run.work_off([cell.job(folder) for cell in cells])
-        chosen = best_settings(finished_cells(folder, mujoco.SEARCHED, {}, quick)[0])
-    return finished_parts(folder, quick)
+        cells = [cell for where in asked for cell in mujoco.part_cells(*where, chosen, run.scale.quick)]
+        run.work_off(cells, mujoco.write_mujoco)
+        chosen = best_settings(finished_cells(run, mujoco.SEARCHED, {})[0])
+    return finished_parts(run)
 
 
-def finished_parts(folder: Path, quick: bool = False) -> tuple[dict[str, Any], Curves]:
+def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows, claims and curves of everything that is finished, and the names of what is not."""
-    searched, missing = finished_cells(folder, mujoco.SEARCHED, {}, quick)
-    finished, also_missing = finished_cells(folder, mujoco.SEARCHES, best_settings(searched), quick)
+    searched, missing = finished_cells(run, mujoco.SEARCHED, {})
+    finished, also_missing = finished_cells(run, mujoco.SEARCHES, best_settings(searched))
     found: dict[Group, list[tuple[OnlineRun, MujocoResult, int]]] = {}
     for cell, result in finished:
-        for row, run in enumerate(cell.runs):
-            group = Group(cell.part, cell.environment, cell.noise, run.config.critic)
-            found.setdefault(group, []).append((run, result, row))
+        for row, one in enumerate(cell.runs):
+            group = Group(cell.part, cell.environment, cell.noise, one.config.critic)
+            found.setdefault(group, []).append((one, result, row))
     order = [*mujoco.BUDGETS, *mujoco.CRITICS]
     groups = sorted(found, key=lambda g: (g.part, order.index(g.environment), g.noise, order.index(g.critic)))
-    learned = {group: _joined([run[1:] for run in found[group]]) for group in groups}
+    learned = {group: _joined([one[1:] for one in found[group]]) for group in groups}
     played = [(len(cell.runs), int(result.steps[-1])) for cell, result in (*finished, *searched)]
     extra = {
         "environment_steps": sum(runs * steps for runs, steps in played),
@@ -138,12 +136,13 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     for name, values in spreads.items():
         found = spread_of(values)
         numbers |= Interval(found.iqm, found.low, found.high).named(name)
+    rounded: dict[str, Any] = {name: _six_digits(number) for name, number in numbers.items()}
     return ReturnRow(
         **group._asdict(),
         setting=setting_words(config),
         seeds=len(learned.returns),
         steps=int(learned.steps[-1]),
-        **{key: _six_digits(number) for key, number in numbers.items()},
+        **rounded,
         reached_seeds=int(np.isfinite(greedy.reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )

@@ -11,7 +11,6 @@ which a killed run goes on.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import math
 import shutil
@@ -26,10 +25,10 @@ from jaxtyping import Float, Int
 
 from koffline.checkpoints import Saved, newest, save
 from koffline.envs.gymnasium_worlds import NOISY_MUJOCO
-from koffline.experiments.results import grouped, is_archive, reading_result, write_arrays
+from koffline.experiments.cells import Run
+from koffline.experiments.results import digest_of, grouped, is_archive, reading_result, write_arrays
 from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
-from koffline.jobs import Job
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
 from koffline.untrusted.arrays import read_arrays
@@ -103,18 +102,8 @@ class MujocoCell:
     def name(self) -> str:
         """Short unique name: part, environment and a digest of all settings."""
         stated = [(learned_by(run.config), run.seed) for run in self.runs]
-        digest = hashlib.sha256(repr((FORMAT, self.part, self.noise, stated)).encode()).hexdigest()[:12]
+        digest = digest_of(FORMAT, self.part, self.noise, stated)
         return f"mujoco-{self.part}-{self.environment}-{digest}"
-
-    def path(self, folder: Path) -> Path:
-        """Path of the cell's result."""
-        return folder / f"{self.name}.npz"
-
-    def job(self, folder: Path) -> Job:
-        """Job that trains the cell, named for people."""
-        window = self.runs[0].config.window_length
-        label = f"{self.part} of {self.environment}, d = {window}, {len(self.runs)} runs"
-        return Job(label, write_mujoco, (self,), self.path(folder), is_archive)
 
 
 Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, critic) -> its best config
@@ -196,12 +185,14 @@ def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False
         where |= {"steps": min(steps, NOISE_STEPS) if noise else steps, "evaluation_interval": interval}
         configs: list[OnlineConfig] = []
         for critic in PAPER_CRITICS if is_paper else CRITICS:
+            learner = dict(PAPER_BASE) if is_paper else {}
+            if is_paper and critic == "kloss":
+                learner["bandwidth_scale"] = _LARGEST_BANDWIDTH
             usual = OnlineConfig(
                 critic=critic,
                 reward_scale=budget.reward_scale,
                 evaluation_episodes=2,
-                **(PAPER_BASE if is_paper else {}),
-                **({"bandwidth_scale": _LARGEST_BANDWIDTH} if is_paper and critic == "kloss" else {}),
+                **learner,
                 **where,
             )
             if is_search:
@@ -221,16 +212,14 @@ def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False
     return found
 
 
-def finished_cells(
-    folder: Path, parts: Iterable[str], chosen: Choices, quick: bool = False
-) -> tuple[Finished, list[str]]:
+def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Finished, list[str]]:
     """Results of the parts whose cells are all finished, and the names of the unfinished parts."""
     finished: list[tuple[MujocoCell, MujocoResult]] = []
     missing = []
     for part, environment in itertools.product(parts, BUDGETS):
-        cells = part_cells(part, environment, chosen, quick)
-        if all(is_archive(cell.path(folder)) for cell in cells):
-            finished += [(cell, read_mujoco(cell.path(folder))) for cell in cells]
+        cells = part_cells(part, environment, chosen, run.scale.quick)
+        if all(is_archive(run.path(cell)) for cell in cells):
+            finished += [(cell, read_mujoco(run.path(cell))) for cell in cells]
         else:
             missing.append(f"{part} of {environment}")
     return finished, missing

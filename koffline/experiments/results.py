@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -200,6 +201,11 @@ def reading_result(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
         ) from None
+
+
+def digest_of(*settings: Any) -> str:
+    """Digest of records of settings, by which the file of a result is named."""
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
 def is_archive(path: Path) -> bool:

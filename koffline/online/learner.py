@@ -161,7 +161,7 @@ class Learner:
                 self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows]
             )
             weight, through = self._diag_weight[rows], self._through_end[rows]
-            parts.append((rows, critics.kernel_gradients(*own, gram, weight, through)))
+            parts.append((rows, critics.kernel_gradients(own[0], own[1], own[2], gram, weight, through)))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             now = [AgentStack(stack.shape, stack.flat[rows]) for stack in (self.online, self.target)]
             inputs = self._kernel_inputs(batch, rows)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from koffline.experiments import mujoco
+from koffline.experiments.cells import Run
 from koffline.experiments.figure_mujoco import finished_parts, setting_words
 from koffline.experiments.mujoco import (
     BUDGETS,
@@ -23,9 +24,15 @@ from koffline.experiments.mujoco import (
     search_settings,
     write_mujoco,
 )
-from koffline.jobs import run_jobs
 from koffline.online.config import OnlineConfig, OnlineRun
-from tests.experiments.fake_mujoco import FakeLockStep, by_critic, fake_return, make_result, write_cells
+from tests.experiments.fake_mujoco import (
+    FakeLockStep,
+    by_critic,
+    fake_return,
+    folder_run,
+    make_result,
+    write_cells,
+)
 
 PENDULUM = "InvertedPendulum"
 NOISE = NOISE_LEVELS[PENDULUM]
@@ -80,7 +87,7 @@ def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000, **chang
 
 def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], tmp_path: Path) -> None:
     cell = make_cell(steps=4_500)  # the last stretch is a short one
-    path = cell.path(tmp_path)
+    path = tmp_path / "cell.npz"
     write_mujoco(path, cell)
     result = read_mujoco(path)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
@@ -96,7 +103,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     fake_stack: type[FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = make_cell(steps=500, interval=100)
-    whole, path = (cell.path(tmp_path / name) for name in ("whole", "cut"))
+    whole, path = (tmp_path / name / "cell.npz" for name in ("whole", "cut"))
     for folder in (whole.parent, path.parent):
         folder.mkdir()
     write_mujoco(whole, cell)
@@ -121,11 +128,12 @@ def test_a_cell_is_known_by_what_it_learns(fake_stack: type[FakeLockStep], tmp_p
     assert make_cell().name == make_cell(keep_checkpoints=7).name
     assert make_cell().name != make_cell(target_decay=0.5).name
     cell = make_cell(steps=1_000)
+    run = folder_run(tmp_path)
     for _ in range(2):
-        run_jobs([cell.job(tmp_path)])
+        run.work_off([cell], write_mujoco)
     assert fake_stack.made == 1
-    cell.path(tmp_path).write_bytes(b"PK\x03\x04 half")
-    run_jobs([cell.job(tmp_path)])
+    run.path(cell).write_bytes(b"PK\x03\x04 half")
+    run.work_off([cell], write_mujoco)
     assert fake_stack.made == 2
 
 
@@ -141,16 +149,16 @@ def searched(run: OnlineRun) -> float:
 
 
 @pytest.fixture(scope="module")
-def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The final part of InvertedPendulum and its noise are finished, the final part of Ant is not."""
-    folder = tmp_path_factory.mktemp("cells")
+    run = folder_run(tmp_path_factory.mktemp("mujoco"))
     for part in ("final", "noise"):
-        write_cells(part_cells(part, PENDULUM, {}), folder, scattered)
-    write_cells(part_cells("final", "Ant", {})[1:], folder, scattered)
-    return folder
+        write_cells(part_cells(part, PENDULUM, {}), run, scattered)
+    write_cells(part_cells("final", "Ant", {})[1:], run, scattered)
+    return run
 
 
-def test_rows_say_what_the_curves_do(pendulum: Path) -> None:
+def test_rows_say_what_the_curves_do(pendulum: Run) -> None:
     parts, curves = finished_parts(pendulum)
     rows = {row.critic: row for row in parts["returns"] if row.part == "final"}
     assert list(rows) == list(CRITICS)
@@ -172,7 +180,7 @@ def test_rows_say_what_the_curves_do(pendulum: Path) -> None:
     assert not {"final of InvertedPendulum", "noise of InvertedPendulum"} & set(missing)
 
 
-def test_claims_have_the_verdicts_of_their_intervals(pendulum: Path) -> None:
+def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
     claims = finished_parts(pendulum)[0]["claims"]
     found = {claim.sentence: claim for claim in claims if claim.world in (PENDULUM, "MuJoCo")}
     better = found["K-loss learns a better policy than TD(0)"]
@@ -191,24 +199,26 @@ def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     levels = by_critic(memory=90.0, kloss_slow=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
-    write_cells(part_cells("final", "Swimmer", {}), tmp_path, levels)
-    claims = finished_parts(tmp_path)[0]["claims"]
+    run = folder_run(tmp_path)
+    write_cells(part_cells("final", "Swimmer", {}), run, levels)
+    claims = finished_parts(run)[0]["claims"]
     assert next(c for c in claims if "consistently" in c.sentence).verdict == "does not hold"
     monkeypatch.setattr(mujoco, "SEEDS", 2)
-    write_cells(part_cells("final", "Swimmer", {}), tmp_path, levels)
-    assert {claim.verdict for claim in finished_parts(tmp_path)[0]["claims"]} == {"undecided"}
+    write_cells(part_cells("final", "Swimmer", {}), run, levels)
+    assert {claim.verdict for claim in finished_parts(run)[0]["claims"]} == {"undecided"}
 
 
 def test_the_search_chooses_by_area_and_finals_follow(tmp_path: Path) -> None:
+    run = folder_run(tmp_path)
     cells = part_cells("search", PENDULUM, {})
     choices = best_settings([(cell, make_result(cell, searched)) for cell in cells])
     for critic in CRITICS:
         chosen = choices[PENDULUM, "search", critic]
         assert (chosen.window_length, chosen.learning_rate) == (1 if critic == "rg" else 10, 3e-3)
-    write_cells(part_cells("final", PENDULUM, choices), tmp_path, scattered)
-    write_cells(cells[1:], tmp_path, searched)
-    assert finished_parts(tmp_path)[0]["returns"] == ()  # not whole: it chooses nothing
-    write_cells(cells, tmp_path, searched)
-    settings = {row.critic: row.setting for row in finished_parts(tmp_path)[0]["returns"]}
+    write_cells(part_cells("final", PENDULUM, choices), run, scattered)
+    write_cells(cells[1:], run, searched)
+    assert finished_parts(run)[0]["returns"] == ()  # not whole: it chooses nothing
+    write_cells(cells, run, searched)
+    settings = {row.critic: row.setting for row in finished_parts(run)[0]["returns"]}
     assert settings["rg"].startswith("d 1, ")
     assert settings["kloss"].startswith("d 10, ")

@@ -80,7 +80,7 @@ def test_cells_are_shared_found_again_and_missed_in_one_line(
     assert run("ablation").exit_code == 0
     cell = next((tmp_path / "cells").glob("puddle_world-rg-*.npz"))
     cell.write_bytes(cell.read_bytes()[: cell.stat().st_size // 2])
-    assert_refused(run("figure-puddle"), "rg on puddle_world")
+    assert_refused(run("figure-puddle"), "puddle_world-rg")
 
 
 def test_files_of_others_and_of_another_scale_are_left_alone(run: Call, tmp_path: Path) -> None:
