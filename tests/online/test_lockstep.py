@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from koffline.online.artifacts import replay_transitions
-from koffline.online.collector import Collected, Finished, TrustRegion
+from koffline.online.collector import Finished, TrustRegion
 from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
-from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
     ENVIRONMENTS,
@@ -189,10 +188,3 @@ def test_paths_without_steps_change_no_gradient():
         with playing([run], dtype=torch.float64) as stack:
             (alone,) = everything(iterate(stack, 25))
         check_same(numbers, alone, rtol=1e-9, atol=1e-9)
-
-
-def test_paths_of_a_run_stand_together():
-    one = Paths(*(np.arange(5.0),) * 3, np.array([3, 1, 2, 4, 5]), *(np.zeros(5, bool),) * 5)
-    found = Collected(np.array([1, 0, 1, 1, 2]), one, np.zeros(0), np.zeros(3, bool)).by_run(3)
-    assert found.lengths.tolist() == [[1, 0, 0], [3, 2, 4], [5, 0, 0]]
-    assert found.rewards[1].tolist() == [0.0, 2.0, 3.0]
