@@ -27,8 +27,8 @@ from koffline.builders.control_learning import (
     network_policy,
     policy_returns,
 )
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole
-from koffline.data.transitions import ActionSpace, Discrete, Metadata, Transitions
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole, world_metadata
+from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
@@ -62,10 +62,6 @@ class ControlSettings:
         if self.kind not in POLICY_LEVELS:
             raise ConfigError(f"there is no kind '{self.kind}'; give one of {', '.join(KINDS)}")
         check_whole(self, n=1, train_steps=1, seed=0)
-        if self.noise is not None and not self.levels:
-            raise ConfigError(f"noise is {self.noise}, but a {self.kind} log has no policy to add it to")
-        if self.train_steps is not None and self.kind == "random":
-            raise ConfigError(f"train_steps is {self.train_steps}, but random actions need no learner")
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -81,7 +77,8 @@ def build_control(
     policies: instead of the bundled ones, as many as the kind has; what `koffline.load_policy` takes.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    env, levels, anew = settings.env, settings.levels, settings.train_steps is not None
+    env, levels = settings.env, settings.levels
+    anew = bool(levels) and settings.train_steps is not None
     if closed_copies(env).time_limit is None:
         raise ConfigError(
             f"{env} has no time limit, so that a learned policy may play on forever; register it with "
@@ -106,7 +103,7 @@ def build_control(
     else:
         policies = policies or [str(bundled_policy(env, level)) for level in levels]
         names = [_short(policy) for policy in policies]
-    playing, noises = actors(env, policies, levels, settings.noise)
+    playing, noises = _actors(env, policies, levels, settings.noise)
     log = _play(settings, playing, show_progress)
     who = {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
     return _described(log, settings.kind, who)
@@ -133,14 +130,13 @@ def random_return(env: str) -> float:
     return float(policy_returns(env, "uniform", _RANDOM_EPISODES, _RANDOM_SEED).mean())
 
 
-def actors(
+def _actors(
     env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None
 ) -> tuple[list[Policy], list[float]]:
     """Policies of the levels (networks, files or specs) with noise added, and the noise of each."""
-    copies = closed_copies(env)
+    copies, recipe = closed_copies(env), RECIPES.get(env)
     space, shape = copies.action_space, copies.observation_shape
     usual = dict(EPSILON if isinstance(space, Discrete) else NOISE)
-    recipe = RECIPES.get(env)
     if recipe is not None and recipe.medium_noise is not None:
         usual["medium"] = recipe.medium_noise
     noises = [usual[level] if noise is None else noise for level in levels]
@@ -152,11 +148,8 @@ def actors(
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
     """A policy with noise as the module describes it; actions are clipped to the box.
 
-    Raises ConfigError for a noise that is negative, or for discrete actions above one.
+    Raises PolicyError for a share of uniform actions outside [0, 1].
     """
-    limit = 1.0 if isinstance(policy, DiscretePolicy) else np.finfo(np.float64).max
-    if not 0.0 <= noise <= limit:
-        raise ConfigError(f"noise is {noise}; give a finite number from 0, up to 1 for discrete actions")
     if noise == 0.0:
         return policy
     if isinstance(policy, DiscretePolicy):
@@ -184,9 +177,7 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     if n is not None and n < total:
         columns = _drawn_episodes(columns, n, np.random.default_rng(settings.seed))
     copies = closed_copies(settings.env)
-    limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
-    extra = {"task": copies.name, **limit, "learner_steps": settings.steps}
-    metadata = Metadata(gamma=settings.gamma, extra=extra, notes=copies.notes)
+    metadata = world_metadata(copies, settings.gamma, learner_steps=settings.steps)
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
 
 

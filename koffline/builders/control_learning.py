@@ -12,8 +12,8 @@ import numpy as np
 
 from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, environment_seed
-from koffline.data.transitions import Discrete, Transitions
+from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
+from koffline.data.transitions import Discrete
 from koffline.envs import closed_copies, make_copies
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
@@ -134,7 +134,7 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
     with contextlib.closing(copies), threads(1), own_randomness(settings.seed):
         generator = np.random.default_rng(settings.seed)
         learner = OnlineLearner(copies.action_space, copies.observation_shape, settings)
-        learned = Learned(_empty_rows(copies, settings.steps))
+        learned = Learned({})
         rows, step, episode = learned.rows, 0, 0
         while step < settings.steps:
             seed = environment_seed(settings.seed, episode)
@@ -143,11 +143,13 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                 actions = _actions(settings, copies, learner, generator, step, observations)
                 here = copies.step([0], actions)
                 over = bool(here.terminated[0] | here.truncated[0])
-                ends = here.terminated, here.truncated
-                row = observations, actions, here.rewards, here.observations, *ends
-                for name, values in zip(_ROW_KEYS, row, strict=True):
+                ends, place = (here.terminated, here.truncated), (np.array([episode]), np.array([length]))
+                row = observations, actions, here.rewards, here.observations, *ends, *place
+                for name, values in zip((*_ROW_KEYS, "episode_ids", "steps"), row, strict=True):
+                    if name not in rows:
+                        kind = np.float32 if "observations" in name else values.dtype
+                        rows[name] = np.zeros((settings.steps, *values.shape[1:]), kind)
                     rows[name][step] = values[0]
-                rows["episode_ids"][step], rows["steps"][step] = episode, length
                 observations, length, step = here.observations, length + 1, step + 1
                 if step > settings.random_steps and step % settings.update_every == 0:
                     drawn = generator.integers(step, size=settings.batch_size)
@@ -159,19 +161,6 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
             episode += 1
             progress(step)
         return learned
-
-
-def _empty_rows(copies: Copies, steps: int) -> Columns:
-    space, shape = copies.action_space, copies.observation_shape
-    width, kind = ((), np.int64) if isinstance(space, Discrete) else ((space.k,), copies.action_dtype)
-    return {
-        "observations": np.zeros((steps, *shape), np.float32),
-        "actions": np.zeros((steps, *width), kind),
-        "rewards": np.zeros(steps),
-        "next_observations": np.zeros((steps, *shape), np.float32),
-        **{name: np.zeros(steps, bool) for name in ("terminated", "truncated")},
-        **{name: np.zeros(steps, np.int64) for name in ("episode_ids", "steps")},
-    }
 
 
 def _actions(
@@ -197,16 +186,10 @@ def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarra
     """Undiscounted returns (episodes,) of a policy: a spec, a network or anything `as_policy` takes."""
     if isinstance(policy, Mlp):
         policy = network_policy(env, policy)
-    with RolloutPlayer(RolloutSettings(env, episodes, seed=seed), [policy]) as player:
-        return log_returns(player.join(list(player.play(range(player.batches)))))
+    return build_rollouts(RolloutSettings(env, episodes, seed=seed), [policy]).returns()
 
 
 def network_policy(env: str, policy: Mlp) -> Any:
     """A network as a policy of an environment."""
     copies = closed_copies(env)
     return mlp_policy(policy, "learned", copies.action_space, copies.observation_shape)
-
-
-def log_returns(log: Transitions) -> np.ndarray:
-    """Undiscounted return of every episode, (E,)."""
-    return np.add.reduceat(log.rewards, log.episode_starts)

@@ -8,7 +8,6 @@ network's outputs may differ in their last bits with it.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -80,9 +79,9 @@ def build_rollouts(
     """
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = []
-        for columns in player.play(range(player.batches)):
+        for number, columns in enumerate(player.play(range(player.batches))):
             parts.append(columns)
-            progress(player.episodes_until(len(parts) - 1))
+            progress(player.episodes_until(number))
         return player.join(parts)
 
 
@@ -112,11 +111,7 @@ class RolloutPlayer:
         self._copies = make_copies(settings.env, settings.time_limit)
         self._batch_size = settings.num_envs or self._copies.usual_number
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
-        try:
-            self.policies: list[Policy] = [as_policy(policy, self.action_space, shape) for policy in policies]
-        except BaseException:
-            self._copies.close()
-            raise
+        self.policies: list[Policy] = [as_policy(policy, self.action_space, shape) for policy in policies]
         self.batches = math.ceil(settings.episodes / self._batch_size)
 
     def __enter__(self) -> RolloutPlayer:
@@ -124,6 +119,10 @@ class RolloutPlayer:
 
     def __exit__(self, *error: object) -> None:
         self._copies.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker makes copies and policies of its own; it reads policy files from the shared disk."""
+        return RolloutPlayer, (self._settings, tuple(self._given))
 
     def episodes_until(self, number: int) -> int:
         """Number of episodes in the batches up to and including a batch."""
@@ -137,8 +136,8 @@ class RolloutPlayer:
         where = self._where
         if where is None or (where.ray is None and where.workers == 1):
             return map(self.play_batch, numbers)
-        work = RolloutWork(self._settings, tuple(self._given))
-        return where.map(play_batch, numbers, work, name=lambda number: f"batch {number} of episodes")
+        name = "batch {} of episodes".format
+        return where.map(RolloutPlayer.play_batch, numbers, self, name)
 
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
@@ -187,11 +186,14 @@ class RolloutPlayer:
 
     def metadata(self, clipped: int) -> Metadata:
         """Metadata of the whole build. clipped: number of clipped actions."""
-        notes = self._copies.notes
-        if clipped:
-            notes = (*notes, f"{clipped} actions were outside the action space; they are stored as clipped")
-        limit = {} if self._copies.time_limit is None else {"time_limit": self._copies.time_limit}
-        return Metadata(gamma=self._settings.gamma, extra={"task": self._copies.name, **limit}, notes=notes)
+        note = f"{clipped} actions were outside the action space; they are stored as clipped"
+        return world_metadata(self._copies, self._settings.gamma, (note,) * bool(clipped))
+
+
+def world_metadata(copies: Any, gamma: float | None, notes: tuple[str, ...] = (), **extra: Any) -> Metadata:
+    """Metadata of a log that was played in copies of an environment."""
+    limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
+    return Metadata(gamma=gamma, extra={"task": copies.name, **limit, **extra}, notes=(*copies.notes, *notes))
 
 
 class _Actor:
@@ -243,22 +245,3 @@ class _Actor:
 
 def _joined(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-@dataclass(frozen=True, eq=False)
-class RolloutWork:
-    """Input of a worker that plays batches; it reads policy files from the shared disk."""
-
-    settings: RolloutSettings
-    policies: tuple[Any, ...]
-
-
-def play_batch(work: RolloutWork, number: int) -> Columns:
-    """Play one batch at a worker."""
-    return _player(work).play_batch(number)
-
-
-@functools.lru_cache(maxsize=1)
-def _player(work: RolloutWork) -> RolloutPlayer:
-    """Player of a worker, cached for its next batches."""
-    return RolloutPlayer(work.settings, work.policies)

@@ -61,19 +61,10 @@ def build_uniform(
             f"{type(world).__name__} {world.low} to {world.high}; give a policy of this world"
         )
     drawn = draw_uniform_tuples(world, fitting, n, generator)
-    observations = world.observe(drawn.states)
+    observations, outcome = world.observe(drawn.states), drawn.outcome
     taken = fitting.probabilities(observations)[np.arange(n), drawn.actions]
-    return Transitions(
-        observations=observations,
-        actions=drawn.actions,
-        rewards=drawn.outcome.reward,
-        next_observations=world.observe(drawn.outcome.state),
-        terminated=drawn.outcome.terminated,
-        truncated=np.zeros(n, dtype=bool),
-        action_space=space,
-        behavior_log_probabilities=np.log(taken),
-        metadata=Metadata(gamma=gamma, extra={"task": type(world).__name__, "states": "uniform"}),
-    )
+    columns = (observations, drawn.actions, outcome.reward, world.observe(outcome.state), outcome.terminated)
+    return _log(type(world).__name__, columns, space, np.log(taken), gamma)
 
 
 def build_chain(n: int, generator: np.random.Generator) -> Transitions:
@@ -84,17 +75,28 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
     if n < 1:
         raise ConfigError(f"n is {n}; give a positive number of tuples")
     features = np.asarray(TSITSIKLIS_FEATURES, dtype=np.float32)
-    sample = tsitsiklis_van_roy().sample_transitions(n, np.ones((5, 1)), generator)
+    drawn = tsitsiklis_van_roy().sample_transitions(n, np.ones((5, 1)), generator)
+    seen, following = features[drawn.states], features[drawn.next_states]
+    columns = (seen, drawn.actions, drawn.rewards, following, drawn.terminated)
+    return _log("Tsitsiklis-Van Roy chain", columns, Discrete(1), np.zeros(n))
+
+
+def _log(
+    task: str,
+    columns: tuple[np.ndarray, ...],
+    space: Discrete,
+    log_probabilities: np.ndarray,
+    gamma: float | None = None,
+) -> Transitions:
+    """Log of independent rows: observations, actions, rewards, next observations, ends."""
+    names = ("observations", "actions", "rewards", "next_observations", "terminated")
+    named: dict[str, Any] = dict(zip(names, columns, strict=True))
     return Transitions(
-        observations=features[sample.states],
-        actions=sample.actions,
-        rewards=sample.rewards,
-        next_observations=features[sample.next_states],
-        terminated=sample.terminated,
-        truncated=np.zeros(n, dtype=bool),
-        action_space=Discrete(1),
-        behavior_log_probabilities=np.zeros(n),
-        metadata=Metadata(extra={"task": "Tsitsiklis-Van Roy chain", "states": "uniform"}),
+        **named,
+        truncated=np.zeros(len(log_probabilities), dtype=bool),
+        action_space=space,
+        behavior_log_probabilities=log_probabilities,
+        metadata=Metadata(gamma=gamma, extra={"task": task, "states": "uniform"}),
     )
 
 

@@ -17,8 +17,7 @@ from koffline.store.files import check_target
 from koffline.store.run_record import shown_command
 
 if TYPE_CHECKING:
-    from koffline.online.run import OnlineResult
-    from koffline.online.summary import Score
+    from koffline.online.run import OnlineResult, Score
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")

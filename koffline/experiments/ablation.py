@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -24,8 +24,9 @@ from koffline import objectives
 from koffline.dual_objectives import DualObjective, GradientTD2
 from koffline.envs.boxes import make_world
 from koffline.experiments import style
-from koffline.experiments.cells import Cell, Run, Scale
+from koffline.experiments.cells import Cell, Run, Scale, TrainingSettings
 from koffline.experiments.evaluation import rows_of
+from koffline.experiments.problem import ProblemSettings
 from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
@@ -51,8 +52,7 @@ _TITLES = {
 _NARROWEST, _WIDEST = 0.02, 10.0  # axis limits, as shares of the variance; worse errors are drawn at the edge
 
 
-@dataclass(frozen=True)
-class Variant:
+class Variant(NamedTuple):
     """One cell of the ablation, with its group and name."""
 
     group: str
@@ -62,7 +62,7 @@ class Variant:
 
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
-    variants = list(memory_variants(run.scale)) if run.name == "memory" else ablation_variants(run.scale)
+    variants = memory_variants(run.scale) if run.name == "memory" else ablation_variants(run.scale)
     finished = run.train([variant.cell for variant in variants])
     rows = (
         row
@@ -74,15 +74,19 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
 
 def ablation_variants(scale: Scale) -> list[Variant]:
     """All cells, group by group; variants that equal the base share its cell."""
-    return [
-        Variant(group, name, cell) for world in WORLDS for group, name, cell in _variants_of(world, scale)
-    ]
+    return [Variant(*variant) for world in WORLDS for variant in _variants_of(world, scale)]
+
+
+def _shortened(world: str, scale: Scale, seeds: int) -> tuple[ProblemSettings, TrainingSettings]:
+    """A coarser truth, two learning rates and half the epochs of the figures."""
+    whole = scale.training(world)
+    problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
+    epochs = max(1, whole.epochs // 2)
+    return problem, replace(whole, learning_rates=_RATES, seeds=seeds, epochs=epochs)
 
 
 def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
-    problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
-    whole, made = scale.training(world), make_world(world)
-    training = replace(whole, learning_rates=_RATES, seeds=_SEEDS, epochs=max(1, whole.epochs // 2))
+    (problem, training), made = _shortened(world, scale, _SEEDS), make_world(world)
     base, residual_gradient = objectives.KernelLoss(Gaussian(BASE_BANDWIDTH)), objectives.ResidualGradient()
 
     def cell(objective: objectives.Objective | DualObjective, method: str = "kloss", **changes: Any) -> Cell:
@@ -102,7 +106,9 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
         "0.25": 0.25,
         "residual gradient": 1.0,
     }
-    seeds = training.seeds if scale.quick else whole.seeds  # the claims' verdicts need as many as the figures
+    seeds = (
+        _SEEDS if scale.quick else scale.training(world).seeds
+    )  # the claims' verdicts need as many as the figures
     for name, weight in weights.items():
         yield "statistic", name, cell(objectives.KernelLoss(Gaussian(0.5), weight), seeds=seeds)
     for size in (50, 150, 500):
@@ -132,7 +138,7 @@ def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
             yield "reward", f"{reward} fvi", Cell(paid, "fvi", objectives.FittedIteration(), training)
 
 
-def memory_variants(scale: Scale) -> Iterator[Variant]:
+def memory_variants(scale: Scale) -> list[Variant]:
     """All cells of the experiment `memory`: a group for each noise."""
     kernel = Laplacian(BASE_BANDWIDTH)
     compared: dict[str, tuple[str, objectives.Objective | DualObjective]] = {
@@ -143,16 +149,15 @@ def memory_variants(scale: Scale) -> Iterator[Variant]:
         "fvi": ("fvi", objectives.FittedIteration()),
         "rg": ("rg", objectives.ResidualGradient()),
     }
+    found = []
     for world, factor in itertools.product(WORLDS, (1.0, 4.0)):
-        whole, problem = (
-            scale.training(world),
-            replace(scale.problem(world), truth_repeats=20 if scale.quick else 50),
-        )
-        seeds = whole.seeds if scale.quick else _MEMORY_SEEDS
-        training = replace(whole, learning_rates=_RATES, seeds=seeds, epochs=max(1, whole.epochs // 2))
+        seeds = scale.training(world).seeds if scale.quick else _MEMORY_SEEDS
+        problem, training = _shortened(world, scale, seeds)
         noisy = problem if factor == 1.0 else replace(problem, noise=factor * make_world(world).noise)
         for name, (method, objective) in compared.items():
-            yield Variant(f"noise {factor:g}x", f"{name} {method}", Cell(noisy, method, objective, training))
+            cell = Cell(noisy, method, objective, training)
+            found.append(Variant(f"noise {factor:g}x", f"{name} {method}", cell))
+    return found
 
 
 def draw_ablation(results: Results, curves: Curves) -> Figure:

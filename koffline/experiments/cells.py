@@ -6,8 +6,7 @@ a cell whose file is there is not computed again.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from torch import Tensor
 
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
+from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import (
+    FORMAT,
     GAMMA,
     MEASURES,
     Metrics,
@@ -28,14 +29,13 @@ from koffline.experiments.problem import (
     build_problem,
     held_out_kernel_loss,
 )
-from koffline.experiments.results import is_archive, reading_result, write_arrays
+from koffline.experiments.results import digest_of, is_archive, reading_result, write_arrays
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import Pullback, StackedMLP
 from koffline.untrusted.arrays import read_arrays
 
-FORMAT = 2  # version of the files; part of the digest
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
 EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "gymnasium_pole": 2000, "mountain_car": 3000}
 # (Feng et al. 2019, sec:exp_eval)
@@ -87,14 +87,9 @@ class Cell:
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     @property
-    def label(self) -> str:
-        """Name of the cell for people."""
-        return f"{self.method} on {self.problem.world}"
-
-    @property
     def name(self) -> str:
         """Short unique name: world, method and a digest of all settings."""
-        return f"{self.problem.world}-{self.method}-{_digest(self)}"
+        return f"{self.problem.world}-{self.method}-{digest_of(FORMAT, self)}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,7 +144,7 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `koffline reproduce`. request: parts of figure-mujoco, None for all."""
+    """One call of `koffline reproduce`. environments, parts: those of figure-mujoco that are run."""
 
     name: str
     folder: Path
@@ -158,39 +153,32 @@ class Run:
     ray: str | None = None
     command: str = ""
     force: bool = False
-    request: Any = None
+    environments: tuple[str, ...] = ENVIRONMENTS
+    parts: tuple[str, ...] = PARTS
 
     @property
     def cells_folder(self) -> Path:
         """Folder of finished cells, for a resumed run and for other experiments."""
         return self.folder / "cells"
 
-    def work_off(self, jobs: Sequence[Job]) -> None:
-        """Run the jobs whose files are missing."""
+    def path(self, part: Any) -> Path:
+        """Path of the result of a cell or of a problem."""
+        return self.cells_folder / f"{part.name}.npz"
+
+    def work_off(self, parts: Iterable[Any], write: Callable[[Path, Any], None]) -> None:
+        """Write the cells or problems whose files are missing."""
+        named = {part.name: part for part in parts}
+        jobs = [
+            Job(name.rpartition("-")[0], write, (part,), self.path(part), is_archive)
+            for name, part in named.items()
+        ]
         run_jobs(jobs, workers=self.workers, ray=self.ray)
 
     def train(self, cells: Sequence[Cell]) -> Finished:
         """Build the missing problems, train the missing cells, and read the results of all cells."""
-        folder = self.cells_folder
-        problems: Any = (write_problem, problem_path, [cell.problem for cell in cells])
-        for write, path_of, parts in (problems, (write_cell, cell_path, cells)):
-            jobs = {part: path_of(part, folder) for part in parts}
-            self.work_off([Job(part.label, write, (part,), path, is_archive) for part, path in jobs.items()])
-        return [(cell, read_cell(cell_path(cell, folder))) for cell in cells]
-
-
-def _digest(settings: Cell | ProblemSettings) -> str:
-    return hashlib.sha256(repr((FORMAT, settings)).encode()).hexdigest()[:12]
-
-
-def problem_path(settings: ProblemSettings, folder: Path) -> Path:
-    """Path of a problem's arrays."""
-    return folder / f"problem-{settings.world}-{_digest(settings)}.npz"
-
-
-def cell_path(cell: Cell, folder: Path) -> Path:
-    """Path of a cell's result."""
-    return folder / f"{cell.name}.npz"
+        self.work_off([cell.problem for cell in cells], write_problem)
+        self.work_off(cells, write_cell)
+        return [(cell, read_cell(self.path(cell))) for cell in cells]
 
 
 def write_problem(path: Path, settings: ProblemSettings) -> None:
@@ -200,7 +188,7 @@ def write_problem(path: Path, settings: ProblemSettings) -> None:
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
     """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
-    store = problem_path(cell.problem, path.parent)
+    store = path.with_name(f"{cell.problem.name}.npz")
     if not is_archive(store):
         write_problem(store, cell.problem)
     result = vars(_train(cell, Problem.load(store, cell.problem), progress))

@@ -1,25 +1,22 @@
-"""figure-mujoco: run what is missing of it, and show Trust-PCL with five critics in six environments.
+"""figure-mujoco: run what is missing of it, and show Trust-PCL with six critics in six environments.
 
 First page: the mean action's returns against environment steps; second: the sampled policy's; third: the
-paper's own grid and learner. Claims are judged by 95 % intervals. (Feng et al. 2019, fig:mujoco_bench,
-fig:more_bench)
+paper's own grid and learner. Claims are judged by 95 % intervals. (Feng et al. 2019, fig:mujoco_bench)
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from koffline.experiments import mujoco_plan as plan
-from koffline.experiments import style
+from koffline.experiments import mujoco, style
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_table
-from koffline.experiments.mujoco_cells import Group, Learned, Place, joined, row_of
+from koffline.experiments.mujoco import MujocoResult, best_settings, finished_cells
 from koffline.experiments.results import (
     FAILS,
     HOLDS,
@@ -31,9 +28,12 @@ from koffline.experiments.results import (
     grouped,
     section,
 )
-from koffline.experiments.statistics import band, difference
+from koffline.experiments.statistics import Interval, difference
+from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.spread import spread_of
 
-_COLUMNS = 4  # of panels
+_SHORT = {"window_length": "d", "learning_rate": "lr", "kl_coef": "τ"}
+_NOT_SETTINGS = ("env", "env_options", "critic", "steps", "reward_scale")
 _TITLES = {"InvertedDoublePendulum": "Inv. Double Pendulum", "InvertedPendulum": "Inverted Pendulum"}
 _WHERE = "Section 5.3, fig:mujoco_bench"
 _DOUBLE_SAMPLING = "Sections 2 and 3 (double sampling), inside Trust-PCL"
@@ -57,107 +57,154 @@ _HEADER = (
 )
 
 
-Runs = Mapping[Group, Learned]
+class Group(NamedTuple):
+    """Key of one curve of the figure."""
+
+    part: str
+    environment: str
+    noise: float
+    critic: str
+
+    @property
+    def panel(self) -> str:
+        """Panel of the curve: "Swimmer final", "Swimmer paper", "Swimmer noise 0.02"."""
+        return f"{self.environment} {self.part}" + (f" {self.noise:g}" if self.part == "noise" else "")
+
+
+Learned = Mapping[Group, MujocoResult]  # in the paper's order
 
 
 def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
     """Run the searches, then the parts that use their choices; return everything that is finished."""
-    request, folder = run.request or plan.MujocoRequest(quick=run.scale.quick), run.cells_folder
-    for searches in (True, False):
-        choices, _ = plan.choose_settings(plan.whole_parts(request, folder, plan.SEARCHED, {})[0])
-        parts = [part for part in request.parts if (part in plan.SEARCHED) == searches]
-        asked = [(part, name) for part in parts for name in request.environments]
-        cells = [cell for part, name in asked for cell in plan.part_cells(request, part, name, choices)]
-        run.work_off([cell.job(folder) for cell in {cell.name: cell for cell in cells}.values()])
-    return finished_parts(request, folder)
+    chosen: mujoco.Choices = {}
+    for whole in (mujoco.SEARCHED, tuple(mujoco.SEARCHES)):
+        asked = itertools.product((part for part in whole if part in run.parts), run.environments)
+        cells = [cell for where in asked for cell in mujoco.part_cells(*where, chosen, run.scale.quick)]
+        run.work_off(cells, mujoco.write_mujoco)
+        chosen = best_settings(finished_cells(run, mujoco.SEARCHED, {})[0])
+    return finished_parts(run)
 
 
-def finished_parts(request: plan.MujocoRequest, folder: Any) -> tuple[dict[str, Any], Curves]:
+def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows, claims and curves of everything that is finished, and the names of what is not."""
-    searched, missing = plan.whole_parts(request, folder, plan.SEARCHED, {})
-    choices, searches = plan.choose_settings(searched)
-    finished, also_missing = plan.whole_parts(request, folder, plan.SEARCHES, choices)
-    found: dict[Group, list[Place]] = {}
+    searched, missing = finished_cells(run, mujoco.SEARCHED, {})
+    finished, also_missing = finished_cells(run, mujoco.SEARCHES, best_settings(searched))
+    found: dict[Group, list[tuple[OnlineRun, MujocoResult, int]]] = {}
     for cell, result in finished:
-        for row, run in enumerate(cell.runs):
-            group = Group(cell.part, cell.environment, cell.noise, run.config.critic)
-            found.setdefault(group, []).append((run, result, row))
-    learned = {group: joined(runs) for group, runs in found.items()}
+        for row, one in enumerate(cell.runs):
+            group = Group(cell.part, cell.environment, cell.noise, one.config.critic)
+            found.setdefault(group, []).append((one, result, row))
+    order = [*mujoco.BUDGETS, *mujoco.CRITICS]
+    groups = sorted(found, key=lambda g: (g.part, order.index(g.environment), g.noise, order.index(g.critic)))
+    learned = {group: _joined([one[1:] for one in found[group]]) for group in groups}
     played = [(len(cell.runs), int(result.steps[-1])) for cell, result in (*finished, *searched)]
     extra = {
         "environment_steps": sum(runs * steps for runs, steps in played),
         "runs": sum(runs for runs, _ in played),
         "not_run": [*missing, *also_missing],
     }
-    rows = (row_of(g, learned[g], plan.BUDGETS[g.environment].threshold) for g in sorted(learned, key=_place))
-    parts = {
-        "rows": (),
-        "returns": tuple(rows),
-        "searches": tuple(searches),
-        "claims": tuple(mujoco_claims(learned)),
-        "extra": extra,
-    }
+    returns = tuple(_row(group, found[group][0][0].config, part) for group, part in learned.items())
+    parts = {"rows": (), "returns": returns, "claims": tuple(mujoco_claims(learned)), "extra": extra}
+    names = {"return": "returns", "sampled_return": "sampled", "length": "lengths"}
     curves = {
         f"{group.panel}/{group.critic}": {
             "steps": part.steps,
-            "return": part.returns.astype(np.float32),
-            "sampled_return": part.sampled.astype(np.float32),
-            "length": part.lengths.astype(np.float32),
+            **{name: getattr(part, own).astype(np.float32) for name, own in names.items()},
         }
         for group, part in learned.items()
     }
     return parts, curves
 
 
-def _place(group: Group) -> tuple[str, int, float, int]:
-    """Sort key: the order of the paper's panels."""
-    panel = list(plan.BUDGETS).index(group.environment)
-    return group.part, panel, group.noise, plan.CRITICS.index(group.critic)
+def _joined(runs: Sequence[tuple[MujocoResult, int]]) -> MujocoResult:
+    """Curves of several runs, which are rows of results."""
+    names = [name for name in vars(runs[0][0]) if name != "steps"]
+    parts = {name: np.stack([getattr(result, name)[row] for result, row in runs]) for name in names}
+    for curve in parts["sampled"]:  # NaN before the first finished episode becomes the run's first number
+        good = np.flatnonzero(np.isfinite(curve))
+        curve[~np.isfinite(curve)] = curve[good[0]] if len(good) else 0.0
+    return MujocoResult(runs[0][0].steps, **parts)
 
 
-def mujoco_claims(learned: Runs) -> Iterator[Claim]:
+def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow:
+    """Row of results of a curve."""
+    greedy = learned.scores("returns", mujoco.BUDGETS[group.environment].threshold)
+    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞: half never did
+    best = np.sort(greedy.final)[min(1, len(greedy.final) - 1) :]  # (Feng et al. 2019, Training Details)
+    spreads = {"final": greedy.final, "sampled": learned.scores("sampled").final, "area": greedy.area}
+    numbers = {"final_best": best.mean(), "reached": reached}
+    for name, values in spreads.items():
+        found = spread_of(values)
+        numbers |= Interval(found.iqm, found.low, found.high).named(name)
+    rounded: dict[str, Any] = {name: _six_digits(number) for name, number in numbers.items()}
+    return ReturnRow(
+        **group._asdict(),
+        setting=setting_words(config),
+        seeds=len(learned.returns),
+        steps=int(learned.steps[-1]),
+        **rounded,
+        reached_seeds=int(np.isfinite(greedy.reached).sum()),
+        diverged=int((learned.diverged_at >= 0).sum()),
+    )
+
+
+def setting_words(config: OnlineConfig) -> str:
+    """Text of a setting: "d 10, lr 0.003, τ 0.01" and all other values that differ from the defaults."""
+    mine, usual = mujoco.learned_by(config), mujoco.learned_by(OnlineConfig(env="default"))
+    words = [f"{short} {mine[name]:g}" for name, short in _SHORT.items()]
+    for name, value in mine.items():
+        is_said = name in _SHORT or name in _NOT_SETTINGS or name.startswith("evaluation")
+        if not is_said and value != usual.get(name, value):
+            words.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
+    return ", ".join(words)
+
+
+def _six_digits(value: float) -> float | None:
+    """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None
+
+
+def mujoco_claims(learned: Learned) -> Iterator[Claim]:
     """Claims from the finished runs, one per comparison with a rival."""
     for critic, part in itertools.product(_OURS, _GRIDS):
-        ours = [
-            group for group in sorted(learned, key=_place) if (group.critic, group.part) == (critic, part)
-        ]
         found = [
             claim
-            for group in ours
-            for rival in _RIVALS
-            for score in _SENTENCES
-            for claim in _compared(learned, group, rival, score)
+            for group in learned
+            if (group.critic, group.part) == (critic, part)
+            for claim in _compared(learned, group, tuple(_SENTENCES))
         ]
         if found:
             yield _consistently(found, style.LABELS[critic], _GRIDS[part])
             yield from found
     # Double sampling biases the residual gradient where transitions are random, and not the K-loss.
-    for group in sorted(learned, key=_place):
+    for group in learned:
         if group.part == "noise" and group.critic in _OURS:
-            for rival in _RIVALS:
-                yield from _compared(learned, group, rival, "final")
+            yield from _compared(learned, group, ("final",))
 
 
-def _compared(learned: Runs, group: Group, rival: str, score: str) -> Iterator[Claim]:
-    """Claim that compares a kernel loss with a rival by one score; none if the rival was not run."""
-    ours, theirs = learned[group], learned.get(group._replace(critic=rival))
-    if theirs is None:
-        return
-    greedy, sampled = (
-        difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
-        for curve in ("returns", "sampled")
-    )
-    own, other = style.LABELS[group.critic], style.LABELS[rival]
-    sentence, where = f"{own} {_SENTENCES[score]} {other}", _WHERE
-    world, grid = group.environment, f" ({_GRIDS.get(group.part)})"
-    if group.part == "noise":
-        sentence, where = f"{sentence} where transitions are random", _DOUBLE_SAMPLING
-        world, grid = f"{world}, noise {group.noise:g}", ""
-    words = "final return" if score == "final" else "area under the curve"
-    measured = f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}"
-    cost = greedy.cost(0.0)
-    reason = f"by the sampled policy: {sampled} ({sampled.verdict(0.0)}){cost and '; '}{cost}"
-    yield Claim(sentence, where, world, measured, *greedy, greedy.verdict(0.0), reason)
+def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator[Claim]:
+    """Claims that compare a kernel loss with its rivals, those that were run, by some scores."""
+    own, ours, is_noisy = style.LABELS[group.critic], learned[group], group.part == "noise"
+    for rival, score in itertools.product(_RIVALS, scores):
+        theirs = learned.get(group._replace(critic=rival))
+        if theirs is None:
+            continue
+        greedy, sampled = (
+            difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
+            for curve in ("returns", "sampled")
+        )
+        other, cost = style.LABELS[rival], greedy.cost(0.0)
+        words = "final return" if score == "final" else "area under the curve"
+        grid = "" if is_noisy else f" ({_GRIDS[group.part]})"
+        yield Claim(
+            f"{own} {_SENTENCES[score]} {other}{' where transitions are random' if is_noisy else ''}",
+            _DOUBLE_SAMPLING if is_noisy else _WHERE,
+            f"{group.environment}, noise {group.noise:g}" if is_noisy else group.environment,
+            f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}",
+            *greedy,
+            greedy.verdict(0.0),
+            f"by the sampled policy: {sampled} ({sampled.verdict(0.0)}){cost and '; '}{cost}",
+        )
 
 
 def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
@@ -180,56 +227,36 @@ def draw_mujoco(
     part: final or paper, whose grid it is that each critic has its best setting of. curve: return (of the
     mean action) or sampled_return.
     """
-    if part == "paper" and not any(group.split("/")[0].endswith(" paper") for group in curves):
-        return None
-    label = "return of the mean action" if curve == "return" else "return of the sampled policy"
+    label = f"return of the {'mean action' if curve == 'return' else 'sampled policy'}"
     label += ", paper's learner" if part == "paper" else ""
-    groups = [Group(part, name, 0.0, "") for name in plan.BUDGETS]
+    groups = [Group(part, name, 0.0, "") for name in mujoco.BUDGETS]
     if part == "final":
-        groups += [Group("noise", name, x, "") for name, levels in plan.NOISE_LEVELS.items() for x in levels]
-    there = {name.rsplit("/", 1)[0] for name in curves}
-    groups = [group for group in groups if group.panel in there]
-    if not groups:
+        groups += [
+            Group("noise", name, x, "") for name, levels in mujoco.NOISE_LEVELS.items() for x in levels
+        ]
+    shown: dict[Group, dict[str, Any]] = {}
+    for group, critic in itertools.product(groups, mujoco.CRITICS):
+        if found := curves.get(f"{group.panel}/{critic}"):
+            shown.setdefault(group, {})[critic] = found
+    if not shown:
         return None
-    columns = min(_COLUMNS, len(groups))
-    lines = -(-len(groups) // columns)
+    columns, lines = min(4, len(shown)), -(-len(shown) // 4)
     with style.house_style():
         figure = Figure(figsize=(3.1 * columns, 2.6 * lines + 0.5), layout="constrained")
         panels = figure.subplots(lines, columns, squeeze=False).ravel()
-        shown: set[str] = set()
-        for place, (axes, group) in enumerate(zip(panels, groups, strict=False)):  # others stay empty
+        for place, (axes, (group, found)) in enumerate(zip(panels, shown.items(), strict=False)):
             noise = f", noise {group.noise:g}" if group.noise else ""
-            axes.set_title(
-                f"({'abcdefgh'[place]}) {_TITLES.get(group.environment, group.environment)}{noise}"
-            )
-            shown |= _draw_panel(axes, curves, group, curve)
+            title = _TITLES.get(group.environment, group.environment)
+            axes.set_title(f"({'abcdefgh'[place]}) {title}{noise}")
+            series = {c: (np.asarray(part["steps"]), np.asarray(part[curve])) for c, part in found.items()}
+            style.draw_returns(axes, series, mujoco.BUDGETS[group.environment].threshold)
             if place % columns == 0:
                 axes.set_ylabel(label, fontsize=8)
-        for axes in panels[len(groups) :]:
+        for axes in panels[len(shown) :]:
             axes.axis("off")
-        style.method_legend(figure, sorted(shown), {"solved": {"color": style.SOFT, **style.DOTTED}})
+        critics = {critic for found in shown.values() for critic in found}
+        style.method_legend(figure, sorted(critics), {"solved": {"color": style.SOFT, **style.DOTTED}})
         return figure
-
-
-def _draw_panel(axes: Axes, curves: Curves, group: Group, curve: str) -> set[str]:
-    """Draw interquartile means with bootstrap intervals; return the critics that were drawn."""
-    names = {critic: f"{group.panel}/{critic}" for critic in plan.CRITICS}
-    found = {critic: curves[name] for critic, name in names.items() if name in curves}
-    axes.set_xlabel("thousand environment steps", fontsize=8)
-    highest = -np.inf
-    for critic, part in found.items():
-        x, look = part["steps"] / 1000.0, style.line_look(critic)
-        width, order = (1.8, 4) if critic == "kloss" else (1.1, 3)
-        mean, low, high = band(np.asarray(part[curve], dtype=np.float64))
-        highest = max(highest, float(mean.max()))
-        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
-        axes.plot(x, mean, **look, ms=3, markevery=max(1, len(x) // 6), lw=width, zorder=order)
-    threshold = plan.BUDGETS[group.environment].threshold
-    if threshold is not None and highest > 0.5 * threshold:  # a distant level would flatten the curves
-        axes.axhline(threshold, color=style.SOFT, **style.DOTTED, zorder=1)
-    axes.set_xlim(left=0)
-    axes.tick_params(labelsize=8, colors=style.INK)
-    return set(found)
 
 
 def mujoco_tables(results: Results) -> Iterator[str]:
@@ -253,10 +280,10 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
         [
             style.LABELS[row.critic],
             row.setting,
-            _text(row.final, row.final_low, row.final_high),
-            _text(row.final_best),
-            _text(row.sampled, row.sampled_low, row.sampled_high),
-            _text(row.area, row.area_low, row.area_high),
+            _text(row, "final"),
+            _text(row, "final_best"),
+            _text(row, "sampled"),
+            _text(row, "area"),
             f"{'–' if row.reached is None else f'{row.reached:,.0f}'} ({row.reached_seeds}/{row.seeds})",
             f"{row.diverged}/{row.seeds}",
         ]
@@ -265,8 +292,8 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
     return section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 
 
-def _text(value: float, low: float | None = None, high: float | None = None) -> str:
+def _text(row: ReturnRow, name: str) -> str:
     """Text of a return, from fractions to ten thousands: at least three digits, no exponents."""
-    ends = (end for end in (value, low, high) if end is not None)
-    texts = [f"{end:.0f}" if abs(end) >= 100.0 else f"{end:.3g}" for end in ends]
+    ends = (getattr(row, f"{name}{end}", None) for end in ("", "_low", "_high"))
+    texts = [f"{end:.0f}" if abs(end) >= 100.0 else f"{end:.3g}" for end in ends if end is not None]
     return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else texts[0]

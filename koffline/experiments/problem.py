@@ -18,12 +18,13 @@ from koffline.batches import Table
 from koffline.builders.uniform import discounted_returns, draw_uniform_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
 from koffline.envs.finite import discretise
-from koffline.experiments.results import reading_result, write_arrays
+from koffline.experiments.results import digest_of, reading_result, write_arrays
 from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedNetwork
 from koffline.untrusted.arrays import read_arrays
 
+FORMAT = 2  # version of the files; part of the digest
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
 MEASURES = ("mse_monte_carlo", "mse_paper", "bellman_error", "kernel_loss", "l2_loss", "largest_value")
 _BACKUP_STATES, _BACKUP_DRAWS = 500, 8
@@ -53,9 +54,9 @@ class ProblemSettings:
     seed: int = 0
 
     @property
-    def label(self) -> str:
-        """Name of the problem for people."""
-        return f"truth of {self.world}"
+    def name(self) -> str:
+        """Short unique name: world and a digest of all settings."""
+        return f"problem-{self.world}-{digest_of(FORMAT, self)}"
 
     def build_world(self) -> BoxWorld:
         """The world with its noise."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -141,22 +142,6 @@ class ReturnRow:
 
 
 @dataclass(frozen=True)
-class SearchRow:
-    """A setting of a critic in a search, judged by the area under its curve (mean over seeds)."""
-
-    environment: str
-    search: str
-    critic: str
-    setting: str
-    seeds: int
-    steps: int
-    area: Number
-    final: Number
-    sampled: Number
-    rank: int  # rank within its critic, 0 is best
-
-
-@dataclass(frozen=True)
 class Results:
     """Everything `NAME.json` holds."""
 
@@ -168,7 +153,6 @@ class Results:
     correlations: tuple[Correlation, ...] = ()
     claims: tuple[Claim, ...] = ()
     returns: tuple[ReturnRow, ...] = ()
-    searches: tuple[SearchRow, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = math.nan  # in NAME.run.json
 
@@ -200,14 +184,12 @@ def read_results(path: Path) -> Results:
     """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["version"] == VERSION:
-            return TypeAdapter(Results).validate_python(content)
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']}, this koffline reads {VERSION}")
+        return TypeAdapter(Results).validate_python(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path} is no results file ({reason}); delete it and run again") from None
-    raise ConfigError(
-        f"{path} is of version {content['version']}, this koffline reads {VERSION}; delete it and run again"
-    )
 
 
 @contextlib.contextmanager
@@ -219,6 +201,11 @@ def reading_result(path: Path) -> Iterator[None]:
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
         ) from None
+
+
+def digest_of(*settings: Any) -> str:
+    """Digest of records of settings, by which the file of a result is named."""
+    return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
 def is_archive(path: Path) -> bool:
@@ -239,13 +226,10 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 def write_curves(curves: Curves, path: Path) -> None:
     """Write every group's arrays, compressed."""
     with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
-        file.attrs["koffline_curves"] = VERSION
         for name, datasets in curves.items():
-            group = file.create_group(name)
-            group.attrs["world"], _, group.attrs["method"] = name.partition("/")
             for key, array in datasets.items():
                 options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
-                group.create_dataset(key, data=array, **options)
+                file.create_dataset(f"{name}/{key}", data=array, **options)
 
 
 def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:

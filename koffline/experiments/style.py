@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from koffline.experiments.statistics import mean_over_seeds
+from koffline.experiments.statistics import band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 from koffline.store.files import atomic_file
 
@@ -101,6 +101,28 @@ def _draw_curve(
     first = (METHODS.index(method) * step // len(METHODS)) % max(len(x), 1)
     width, order = (2.0, 4) if method == "kloss" else (1.2, 3)
     axes.plot(x, mean, **look, ms=4, markevery=(first, step), lw=width, zorder=order)
+
+
+def draw_returns(
+    axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], threshold: float | None
+) -> None:
+    """Curves of critics, steps (T,) and returns (R, T): interquartile means with bootstrap intervals.
+
+    threshold: the level that solves the environment; a distant one is not drawn, it would flatten the curves.
+    """
+    axes.set_xlabel("thousand environment steps", fontsize=8)
+    highest = -np.inf
+    for critic, (steps, returns) in shown.items():
+        x, look = steps / 1000.0, line_look(critic)
+        width, order = (1.8, 4) if critic == "kloss" else (1.1, 3)
+        mean, low, high = band(returns.astype(np.float64))
+        highest = max(highest, float(mean.max()))
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
+        axes.plot(x, mean, **look, ms=3, markevery=max(1, len(x) // 6), lw=width, zorder=order)
+    if threshold is not None and highest > 0.5 * threshold:
+        axes.axhline(threshold, color=SOFT, **DOTTED, zorder=1)
+    axes.set_xlim(left=0)
+    axes.tick_params(labelsize=8, colors=INK)
 
 
 def line_look(method: str) -> dict[str, Any]:

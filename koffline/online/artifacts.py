@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from koffline.data.transitions import ActionSpace, Continuous, Discrete, Metadata, Transitions, order_rows
+from koffline.data.transitions import ActionSpace, Continuous, Discrete, Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import AgentArrays, Layers
@@ -17,12 +17,6 @@ from koffline.online.paths import PathReplay
 
 _WIDEST = 1e6  # larger bounds count as unbounded
 _SMALLEST_KL = 1e-8  # the model's config needs a positive kl_coef, even if training ended with zero
-
-
-def is_finite(agent: AgentArrays) -> bool:
-    """Whether all weights of policy and value are finite."""
-    arrays = [part for layers in (agent.policy, agent.value) for layer in layers for part in layer]
-    return all(np.isfinite(array).all() for array in (*arrays, agent.log_std) if array is not None)
 
 
 def write_model(agent: AgentArrays, config: OnlineConfig, path: str | Path) -> None:
@@ -151,27 +145,27 @@ def replay_transitions(
             f"the replay of run {run} holds no episode from its beginning ({len(paths.lengths)} paths); "
             "play longer, or give the replay a larger capacity"
         )
-    step = np.arange(paths.rewards.shape[1])
-    inside = (step < paths.lengths[:, None]) & begins[episode][:, None]
-    ids = np.broadcast_to(episode[:, None], inside.shape)[inside]
-    steps = (paths.first_steps[:, None] + step)[inside]
-    order = order_rows(ids, steps)
-    changes = ids[order][1:] != ids[order][:-1]
-    terminated = (paths.terminated[:, None] & (step == paths.lengths[:, None] - 1))[inside][order]
-    actions = paths.actions[inside][order]
+    order = np.lexsort((paths.first_steps, episode))
+    order = order[begins[episode][order]]
+    paths, episode = paths.flat_rows(order, leading=1), episode[order]
+    step, lengths = np.arange(paths.rewards.shape[1]), paths.lengths[:, None]
+    inside, last = step < lengths, step == lengths - 1
+    changes = np.diff(np.repeat(episode, paths.lengths)) != 0
+    terminated = (paths.terminated[:, None] & last)[inside]
+    actions = paths.actions[inside]
     if isinstance(action_space, Continuous):
         actions = np.clip(actions, action_space.low, action_space.high)
     dropped = int((~begins).sum())
     notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
     return Transitions(
-        observations=paths.observations[:, :-1][inside][order],
+        observations=paths.observations[:, :-1][inside],
         actions=actions,
-        rewards=paths.rewards[inside][order],
-        next_observations=paths.observations[:, 1:][inside][order],
+        rewards=paths.rewards[inside],
+        next_observations=paths.observations[:, 1:][inside],
         terminated=terminated,
         truncated=np.append(changes, True) & ~terminated,
         episode_ids=np.cumsum(np.append(False, changes)),
-        steps=steps[order],
+        steps=(paths.first_steps[:, None] + step)[inside],
         action_space=action_space,
         metadata=Metadata(notes=notes, gamma=gamma),
     )

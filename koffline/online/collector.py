@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -30,8 +30,7 @@ BEFORE = 500.0  # coefficient with at most FEWEST_EPISODES episodes
 SMOOTHING = 0.99
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """An episode that ended in training: return in the environment's units, length in steps."""
 
     total: float
@@ -40,11 +39,15 @@ class Finished:
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """One iteration: paths with the run of each, and every observation acted on (K, n, d)."""
+    """One iteration: paths with the run of each, and every observation acted on (K, n, d).
+
+    changed (K,): the runs in which an episode ended.
+    """
 
     runs: np.ndarray
     paths: Paths
     observations: np.ndarray
+    changed: np.ndarray
 
     def by_run(self, count: int) -> Paths:
         """(K, B, …), B the most paths of a run; others are filled up with paths of no steps."""
@@ -77,7 +80,6 @@ class Collector:
         # Of the running episodes, (n, ·): to resume from.
         size = (n, _FIRST_LENGTH, *([shape.outputs] if shape.continuous else []))
         self._taken = np.zeros(size, dtype=float if shape.continuous else np.int64)
-        self._changed = np.zeros(len(generators), dtype=bool)
 
     def collect(self, act: Act) -> Collected:
         """Play ``steps`` steps of every copy."""
@@ -92,11 +94,6 @@ class Collector:
             rows.append((*before, *self._play(executed)))
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
-    def take_changed(self) -> np.ndarray:
-        """Return which runs (K,) finished an episode since the last call."""
-        changed, self._changed = self._changed, np.zeros_like(self._changed)
-        return changed
-
     def state_dict(self) -> dict[str, Any]:
         """Seeds and actions of running episodes, and returns of finished ones."""
         return {
@@ -107,17 +104,18 @@ class Collector:
             "totals": self._totals.copy(),
             "lengths": self._lengths.copy(),
             "episodes": self._episodes.copy(),
-            "recent": [[(e.total, e.length) for e in run] for run in self.recent],
-            "since": [[(e.total, e.length) for e in run] for run in self.since],
+            "recent": [list(run) for run in self.recent],
+            "since": [list(run) for run in self.since],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Restore by replaying the running episodes from their seeds. Return False if they began anew."""
         self._seeds, self._pending = (list(map(int, state[name])) for name in ("seeds", "pending"))
-        self.recent = [deque((Finished(*e) for e in run), maxlen=WINDOW) for run in state["recent"]]
-        self.since = [[Finished(*e) for e in run] for run in state["since"]]
-        self._totals, self._lengths = state["totals"].copy(), state["lengths"].copy()
-        self._episodes = state["episodes"].copy()
+        self.recent = [deque(map(Finished._make, run), maxlen=WINDOW) for run in state["recent"]]
+        self.since = [list(map(Finished._make, run)) for run in state["since"]]
+        self._totals, self._lengths, self._episodes = (
+            state[name].copy() for name in ("totals", "lengths", "episodes")
+        )
         n, longest, *rest = state["taken"].shape
         self._taken = np.zeros((n, max(_FIRST_LENGTH, longest), *rest), dtype=self._taken.dtype)
         self._taken[:, :longest] = state["taken"]
@@ -169,7 +167,6 @@ class Collector:
             self.since[run].append(finished)
             self._seeds[copy] = self._pending[copy]
             self._pending[copy] = int(self._generators[run].integers(2**31))
-            self._changed[run] = True
         if ended:
             self._observations = final.copy()
             self._observations[ended] = vectors(
@@ -208,7 +205,9 @@ class Collector:
             episodes=episodes[copies, starts],
             first_steps=steps[copies, starts],
         )
-        return Collected(copies // self._each, paths, observations.reshape(n // self._each, -1, d))
+        seen = observations.reshape(n // self._each, -1, d)
+        changed = (terminated | truncated).reshape(len(seen), -1).any(axis=1)
+        return Collected(copies // self._each, paths, seen, changed)
 
 
 def vectors(observations: np.ndarray) -> np.ndarray:
@@ -257,8 +256,8 @@ def solve_coefficients(
 class TrustRegion:
     """Coefficient of divergence of each run, which slowly follows the one solved from its last episodes.
 
-    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): whether more divergence is allowed than
-    weighted episodes can have, the log of their number; the coefficient then falls to kl_coef.
+    A run without max_divergence keeps its kl_coef. Where more divergence is allowed than weighted episodes
+    can have, the log of their number, the coefficient falls to kl_coef.
     """
 
     def __init__(self, configs: Sequence[OnlineConfig]) -> None:
@@ -266,7 +265,6 @@ class TrustRegion:
         self._least = np.array([c.kl_coef for c in configs])
         self.kl_coef = np.where(self._is_on, [c.kl_coef_initial for c in configs], self._least)
         self.wanted = np.where(self._is_on, BEFORE, self._least)
-        self.is_inert = np.zeros(len(configs), dtype=bool)
         self._reward_scale = np.array([c.reward_scale for c in configs])
         self._max_divergence = np.array([c.max_divergence or 0.0 for c in configs])
         self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
@@ -282,7 +280,6 @@ class TrustRegion:
             lengths = np.array([[episode.length for episode in each] for each in episodes], dtype=float)
             length = np.where(self._is_per_step[runs], lengths.mean(axis=1), 1.0)
             allowed = self._max_divergence[runs] * length
-            self.is_inert[runs] = allowed >= np.log(returns.shape[1])
             self.wanted[runs] = solve_coefficients(returns * self._reward_scale[runs][:, None], allowed)
         moved = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)
         self.kl_coef = np.where(self._is_on, moved, self._least)

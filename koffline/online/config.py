@@ -6,12 +6,12 @@ Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (which a trust reg
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import numpy as np
 from pydantic import Field, ValidationError
 
 from koffline.config import Section, describe_error, parse_assignments, read_layers, read_section
@@ -116,12 +116,6 @@ class OnlineConfig(Section):
         rows = "steps_per_iteration" if self.streaming else "batch_size"
         if self.critic == "kloss" and getattr(self, rows) < 2:
             raise ConfigError(f"{rows} is 1; the kernel loss compares pairs: give at least 2")
-        allowed = self.max_divergence
-        if allowed is not None and self.divergence_per == "episode" and allowed >= np.log(WINDOW):
-            raise ConfigError(
-                f"max_divergence is {allowed:g}; weights of {WINDOW} episodes diverge by less "
-                f"than {np.log(WINDOW):.2f} nats: give less, or divergence_per: step"
-            )
         if self.critic == "memory" and not self.standardise:
             raise ConfigError("critic is memory, standardise is false; its kernel needs standardised inputs")
         least = max(self.learning_starts, self.batch_size)
@@ -152,15 +146,12 @@ def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str]
 
 def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
     """The common settings; raises ConfigError for the first that differs."""
-    if not configs:
-        raise ConfigError("runs is empty; give at least one")
-    for config in configs[1:]:
-        for name in _EQUAL:
-            here, there = getattr(configs[0], name), getattr(config, name)
-            if here != there:
-                raise ConfigError(
-                    f"{name} is {here!r} in one run and {there!r} in another; put them in separate stacks"
-                )
+    for config, name in itertools.product(configs[1:], _EQUAL):
+        here, there = getattr(configs[0], name), getattr(config, name)
+        if here != there:
+            raise ConfigError(
+                f"{name} is {here!r} in one run and {there!r} in another; put them in separate stacks"
+            )
     return configs[0]
 
 

@@ -114,15 +114,6 @@ class CriticGradients:
     end: Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Gram:
-    """Kernel matrices (R, M, M), the median distances (R,) and the mean off-diagonal values (R,)."""
-
-    matrix: Tensor
-    median: Tensor
-    off_diagonal: Tensor
-
-
 def squared_error_gradients(
     residual: Float[Tensor, "run window"],
     discount: Float[Tensor, "run window"],
@@ -168,18 +159,14 @@ def gaussian_gram(
     inputs: Float[Tensor, "run window column"],
     valid: Float[Tensor, "run window"],
     bandwidth_scale: Float[Tensor, "run 1"],
-) -> Gram:
+) -> Float[Tensor, "run window window"]:
     """exp(−‖x − y‖² / h²), h = bandwidth_scale · the median distance of a run's valid windows.
 
     (Feng et al. 2019, sec:exp_detail)
     """
     squares = _squared_distances(inputs)
-    median = _median_distance(squares, valid)
-    scale = -1.0 / (bandwidth_scale.squeeze(1) * median).square()
-    matrix = (squares * scale[:, None, None]).exp_()
-    count = valid.sum(dim=1)
-    total = torch.bmm(torch.bmm(valid.unsqueeze(1), matrix), valid.unsqueeze(2)).reshape(-1)
-    return Gram(matrix, median, (total - count) / (count * (count - 1.0)))
+    scale = -1.0 / (bandwidth_scale.squeeze(1) * _median_distance(squares, valid)).square()
+    return (squares * scale[:, None, None]).exp_()
 
 
 def _squared_distances(inputs: Tensor) -> Tensor:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from os import fsync
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from koffline.checkpoints import Saved, cut_back, file_sizes, newest, save
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import DataError
 from koffline.fitting import threads
-from koffline.online.artifacts import is_finite, replay_transitions, write_model
+from koffline.online.artifacts import replay_transitions, write_model
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
 from koffline.store.files import write_text
-from koffline.untrusted.limits import read_json
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
 COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
@@ -54,7 +49,7 @@ class GroupTask:
     @property
     def folders(self) -> list[Path]:
         """Folder of each seed's files."""
-        return [seed_folder(self.out, seed) for seed in self.seeds]
+        return [self.out / f"seed_{seed}" for seed in self.seeds]
 
 
 class GroupResult(BaseModel):
@@ -66,22 +61,14 @@ class GroupResult(BaseModel):
     diverged: dict[int, int]
 
 
-def seed_folder(out: Path, seed: int) -> Path:
-    """Folder of a seed's files."""
-    return out / f"seed_{seed}"
-
-
 def read_result(path: Path) -> GroupResult:
-    """Read the result of a finished stack. Raises ConfigError for a damaged file."""
-    try:
-        return GroupResult.model_validate(read_json(path))
-    except (OSError, ValueError) as error:  # pydantic's errors are ValueErrors
-        raise ConfigError(f"{path} is damaged ({type(error).__name__}); delete it, then --resume") from None
+    """Read the result of a finished stack."""
+    return GroupResult.model_validate_json(path.read_bytes())
 
 
 def is_result(path: Path) -> bool:
-    """Whether ``path`` holds the result of a finished stack."""
-    with contextlib.suppress(ConfigError):
+    """Whether ``path`` holds the result of a finished stack; a damaged one is made again."""
+    with contextlib.suppress(OSError, ValueError):  # pydantic's errors are ValueErrors
         return bool(read_result(path))
     return False
 
@@ -89,8 +76,7 @@ def is_result(path: Path) -> bool:
 def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = lambda step: None) -> None:
     """Train the seeds of a task in one stack from its newest checkpoint; write the result to ``path``.
 
-    on_step: called with the environment steps per seed. On an interrupt the current iteration ends, a
-    checkpoint is written, and KeyboardInterrupt is raised.
+    on_step: called with the environment steps per seed.
     """
     config, runs = task.config, [OnlineRun(task.config, seed) for seed in task.seeds]
     # Numbers that overflow show as divergence, not as warnings.
@@ -98,27 +84,23 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = la
     with quiet, threads(1), contextlib.closing(LockStep(runs)) as stack:
         training = _Training(task, stack)
         on_step(stack.steps)
-        with _deferred_interrupt() as is_interrupted:
-            while stack.steps < config.steps and len(training.diverged) < len(runs):
-                before = stack.steps
-                stack.iterate()
-                on_step(stack.steps)
-                is_evaluated, is_saved = (
-                    stack.steps >= config.steps or stack.steps // interval > before // interval
-                    for interval in (config.evaluation_interval, config.checkpoint_interval)
-                )
-                if is_evaluated:
-                    training.evaluate()
-                if is_saved or is_interrupted():
-                    training.save()
-                if is_interrupted():
-                    raise KeyboardInterrupt
-        training.save()
-        result = {"steps": stack.steps, "seconds": training.seconds, "diverged": training.diverged}
+        while not training.is_over:
+            before = stack.steps
+            stack.iterate()
+            on_step(stack.steps)
+            is_evaluated, is_saved = (
+                stack.steps >= config.steps or stack.steps // interval > before // interval
+                for interval in (config.evaluation_interval, config.checkpoint_interval)
+            )
+            if is_evaluated:
+                training.evaluate()
+            if is_saved or training.is_over:
+                training.save()
         for place, seed in enumerate(task.seeds):
             if seed not in training.diverged and not config.streaming:
                 _save_replay(stack, place, task)
-    write_text(path, json.dumps(result, indent=2) + "\n")
+        result = GroupResult(steps=stack.steps, seconds=training.seconds, diverged=training.diverged)
+    write_text(path, result.model_dump_json(indent=2) + "\n")
 
 
 class _Training:
@@ -140,9 +122,13 @@ class _Training:
                 "run is as good as, but not equal to, one that was never stopped",
                 task.config.env,
             )
-        self.diverged, self._has_warned = dict(saved.diverged), False
+        self.diverged = dict(saved.diverged)
         self._started = time.perf_counter() - saved.seconds  # earlier processes of the run included
-        self._saved_at = saved.steps if saved.state else -1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all steps are done, or all seeds diverged."""
+        return self._stack.steps >= self._task.config.steps or len(self.diverged) == len(self._task.seeds)
 
     @property
     def seconds(self) -> float:
@@ -151,19 +137,10 @@ class _Training:
 
     def evaluate(self) -> None:
         """Evaluate and append a row per seed; a seed whose networks are not finite gets no more rows."""
-        stack, step = self._stack, self._stack.steps
-        evaluations, metrics = stack.evaluate(), stack.take_metrics()
-        if stack.trust_region.is_inert.all() and not self._has_warned:
-            self._has_warned = True
-            _LOG.warning(
-                "max_divergence is %g a step: over episodes of this length that is more than weights can "
-                "diverge by, so that kl_coef is at its least (%g); a smaller one binds",
-                self._task.config.max_divergence,
-                self._task.config.kl_coef,
-            )
+        step, is_finite = self._stack.steps, self._stack.is_finite
+        evaluations, metrics = self._stack.evaluate(), self._stack.take_metrics()
         for place, (seed, folder) in enumerate(zip(self._task.seeds, self._task.folders, strict=True)):
-            broken = bool(stack.diverged[place]) or not is_finite(stack.agent(place))
-            if seed not in self.diverged and broken:
+            if seed not in self.diverged and (self._stack.diverged[place] or not is_finite[place]):
                 self.diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
             if seed not in self.diverged:
@@ -176,15 +153,12 @@ class _Training:
     def save(self) -> None:
         """Write the finite models, then a checkpoint; a run that ended between the two writes both again."""
         stack, task = self._stack, self._task
-        if stack.steps == self._saved_at:
-            return
         for place, folder in enumerate(task.folders):
-            if is_finite(agent := stack.agent(place)):
-                write_model(agent, task.config, folder / MODEL)
+            if stack.is_finite[place]:
+                write_model(stack.agent(place), task.config, folder / MODEL)
         sizes = file_sizes(task.out, self._logs)
         saved = Saved(stack.steps, self.seconds, sizes, self.diverged, stack.state_dict())
         save(task.checkpoints, task.fingerprint, saved, task.config.keep_checkpoints)
-        self._saved_at = stack.steps
 
 
 def _save_replay(stack: LockStep, place: int, task: GroupTask) -> None:
@@ -198,43 +172,17 @@ def _save_replay(stack: LockStep, place: int, task: GroupTask) -> None:
         write_transitions(log, path, force=True)
 
 
-@contextlib.contextmanager
-def _deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Defer Ctrl-C to the end of an iteration; a second one interrupts at once. Main thread only."""
-    heard: list[int] = []
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) in (signal.SIG_IGN, None):
-        yield lambda: False
-        return
-
-    def hear(number: int, frame: Any) -> None:
-        if heard:
-            raise KeyboardInterrupt
-        heard.append(number)
-
-    before = signal.signal(signal.SIGINT, hear)
-    try:
-        yield lambda: bool(heard)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _append(path: Path, step: int, numbers: Mapping[str, float]) -> None:
-    """Append a row and flush it to the disk; the first row decides the columns, nan is left empty.
+    """Append a row and flush it to the disk; the first row decides the columns.
 
-    Raises ConfigError if writing fails; half a row is cut off when the run is resumed.
+    Half a row, after a full disk, is cut off when the run is resumed.
     """
-    try:
-        with path.open("a+", encoding="utf-8", newline="") as file:
-            file.seek(0)
-            header = file.readline().rstrip("\n") or ",".join(["step", *numbers])
-            if not file.tell():
-                file.write(header + "\n")
-            cells = (repr(float(numbers.get(name, "nan"))) for name in header.split(",")[1:])
-            file.write(",".join([str(step), *cells]) + "\n")
-            file.flush()
-            fsync(file.fileno())
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be written ({error.strerror}); free the disk, then --resume"
-        ) from error
+    with path.open("a+", encoding="utf-8", newline="") as file:
+        file.seek(0)
+        header = file.readline().rstrip("\n") or ",".join(["step", *numbers])
+        if not file.tell():
+            file.write(header + "\n")
+        cells = (repr(float(numbers.get(name, "nan"))) for name in header.split(",")[1:])
+        file.write(",".join([str(step), *cells]) + "\n")
+        file.flush()
+        fsync(file.fileno())

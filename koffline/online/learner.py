@@ -93,7 +93,7 @@ class Learner:
         share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy_gradient, deviation_gradient = density.gradients(slope, found.pull_policy)
-        critic, diagnostics = self._critic(residual, values, batch, coefficients)
+        critic = self._critic(residual, values, batch, coefficients)
         gradient, parts = self._gradient, (policy_gradient, deviation_gradient, values.pull(critic))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             gradient[:, place] = part
@@ -101,7 +101,7 @@ class Learner:
         mean = (residual * values.valid).sum(dim=1) / count
         spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(dim=1) / count
         clipped = ((bounded != residual) & (values.valid > 0)).sum(dim=1) / count
-        diagnostics |= {
+        diagnostics = {
             "residual_mean": mean,
             "residual_std": spread.sqrt(),
             "clip_fraction": clipped,
@@ -151,32 +151,28 @@ class Learner:
 
     def _critic(
         self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Coefficients
-    ) -> tuple[CriticGradients, dict[str, Tensor]]:
-        """Gradients of each run by its own critic, and diagnostics."""
+    ) -> CriticGradients:
+        """Gradients of each run by its own critic."""
         ends = residual, values.discount, values.valid
-        nothing = torch.full_like(residual[:, 0], torch.nan)
-        diagnostics = {"off_diagonal_kernel": nothing, "median_distance": nothing.clone()}
         parts: list[tuple[Rows, CriticGradients]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
             own = [part[rows] for part in ends]
-            inputs = self._kernel_inputs(batch, rows)
-            gram = critics.gaussian_gram(inputs, own[2], self._bandwidth_scale[rows])
+            gram = critics.gaussian_gram(
+                self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows]
+            )
             weight, through = self._diag_weight[rows], self._through_end[rows]
-            found = critics.kernel_gradients(own[0], own[1], own[2], gram.matrix, weight, through)
-            parts.append((rows, found))
-            diagnostics["off_diagonal_kernel"][rows] = gram.off_diagonal
-            diagnostics["median_distance"][rows] = gram.median
+            parts.append((rows, critics.kernel_gradients(own[0], own[1], own[2], gram, weight, through)))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             now = [AgentStack(stack.shape, stack.flat[rows]) for stack in (self.online, self.target)]
             inputs = self._kernel_inputs(batch, rows)
             here = now[0], now[1], (coefficients[0][rows], coefficients[1][rows])
             parts.append((rows, self._remembered.gradients(residual[rows], batch.of(rows), inputs, here)))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
-            return parts[0][1], diagnostics
+            return parts[0][1]
         whole = critics.squared_error_gradients(*ends, self._through_end)
         for rows, part in parts:
             whole.loss[rows], whole.start[rows], whole.end[rows] = part.loss, part.start, part.end
-        return whole, diagnostics
+        return whole
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""

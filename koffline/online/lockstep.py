@@ -14,7 +14,6 @@ matrices are small; for more cores run more stacks.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,6 @@ from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoment
 from koffline.online.paths import PathReplay, Paths
 
 _DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,10 @@ class Evaluation:
 def _play_episodes(
     copies: Copies, runs: int, act: Callable[[np.ndarray], np.ndarray], seed: int, limit: int
 ) -> np.ndarray:
-    """Returns and lengths (2, K) of one episode per run. act: observations (K, 1, d) to actions (K, 1, …)."""
+    """Returns and lengths (2, K) of one episode per run. act: observations (K, 1, d) to actions (K, 1, …).
+
+    limit: steps after which an episode is cut.
+    """
     observations = vectors(copies.reset([seed] * runs))
     found, active = np.zeros((2, runs)), np.arange(runs)
     for _ in range(limit):
@@ -60,12 +61,7 @@ def _play_episodes(
         found[:, active] += here.rewards, np.ones(len(active))
         active = active[~(here.terminated | here.truncated)]
         if not len(active):
-            return found
-    _LOG.warning(
-        "an episode of an evaluation was cut after %d steps; "
-        "give the environment a time limit or change evaluation_limit",
-        limit,
-    )
+            break
     return found
 
 
@@ -103,6 +99,11 @@ class LockStep:
         return self.learner.diverged
 
     @property
+    def is_finite(self) -> np.ndarray:
+        """Mask (K,) of runs whose networks hold finite weights alone."""
+        return self.learner.online.flat.isfinite().all(dim=1).numpy()
+
+    @property
     def kl_coef(self) -> np.ndarray:
         """Coefficients τ (K,) of the trust region."""
         return self.trust_region.kl_coef
@@ -126,7 +127,7 @@ class LockStep:
             self.replay.append(collected.runs, collected.paths)
         self.iterations += 1
         self.steps += self._common.steps_per_iteration
-        self.trust_region.update(self._collector.recent, self._collector.take_changed())
+        self.trust_region.update(self._collector.recent, collected.changed)
         if self._common.streaming:
             self._learn(collected.by_run(len(self.runs)))
         elif self._may_learn():
@@ -176,11 +177,7 @@ class LockStep:
             "steps": self.steps,
             "kl_coef": self.kl_coef.copy(),
             "wanted_kl_coef": self.trust_region.wanted.copy(),
-            "learner": self.learner.state_dict(),
-            "moments": self.moments.state_dict(),
-            "replay": self.replay.state_dict(),
-            "exploration": self._exploration and self._exploration.state_dict(),
-            "collector": self._collector.state_dict(),
+            **{name: part and part.state_dict() for name, part in self._parts.items()},
             "generators": [
                 [generator.bit_generator.state for generator in kind] for kind in self._generators
             ],
@@ -190,20 +187,24 @@ class LockStep:
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Continue from ``state_dict``. Return False if running episodes could not be resumed."""
-        self.iterations, self.steps = state["iterations"], state["steps"]
+        self.iterations, self.steps, self._summed = (
+            state[name] for name in ("iterations", "steps", "summed")
+        )
         self.trust_region.kl_coef = state["kl_coef"].copy()
         self.trust_region.wanted = state["wanted_kl_coef"].copy()
-        self.learner.load_state_dict(state["learner"])
-        self.moments.load_state_dict(state["moments"])
-        self.replay.load_state_dict(state["replay"])
-        if self._exploration:
-            self._exploration.load_state_dict(state["exploration"])
         self._sums = {name: part.copy() for name, part in state["sums"].items()}
-        self._summed = state["summed"]
         for kind, states in zip(self._generators, state["generators"], strict=True):
             for generator, saved in zip(kind, states, strict=True):
                 generator.bit_generator.state = saved
-        return self._collector.load_state_dict(state["collector"])
+        done = {name: part and part.load_state_dict(state[name]) for name, part in self._parts.items()}
+        return bool(done["collector"])
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        """Parts of the stack that keep a state of their own."""
+        names = ("learner", "moments", "replay", "exploration", "collector")
+        parts = (self.learner, self.moments, self.replay, self._exploration, self._collector)
+        return dict(zip(names, parts, strict=True))
 
     def close(self) -> None:
         """Close all environments."""

@@ -44,12 +44,8 @@ class Paths:
 
     def flat_rows(self, index: np.ndarray, leading: int) -> Paths:
         """Select rows after flattening the ``leading`` first axes; the result has the shape of ``index``."""
-        flat = {name: array.reshape(-1, *array.shape[leading:]) for name, array in self.columns().items()}
+        flat = {name: array.reshape(-1, *array.shape[leading:]) for name, array in vars(self).items()}
         return Paths(**{name: array.take(index, axis=0) for name, array in flat.items()})
-
-    def columns(self) -> dict[str, np.ndarray]:
-        """Arrays by name."""
-        return dict(vars(self))
 
 
 class PathReplay:
@@ -94,7 +90,7 @@ class PathReplay:
         rank = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
         slots = (self._inserted[runs[order]] + rank) % self.capacity
         # If paths of one call overwrite each other the last must stay, which numpy does.
-        for name, array in paths.columns().items():
+        for name, array in vars(paths).items():
             getattr(self._paths, name)[runs[order], slots] = array[order]
         self._inserted += counts
 
@@ -122,7 +118,7 @@ class PathReplay:
     def state_dict(self) -> dict[str, Any]:
         """State for ``load_state_dict``: filled slots only."""
         filled = int(self.sizes.max())
-        columns = {name: array[:, :filled].copy() for name, array in self._paths.columns().items()}
+        columns = {name: array[:, :filled].copy() for name, array in vars(self._paths).items()}
         return {"inserted": self._inserted.copy(), "columns": columns}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,37 +1,95 @@
-"""Online training with several seeds: the run directory, its stacks of seeds, the summary."""
+"""Online training with several seeds: the run directory, its stacks of seeds, the summary over the seeds.
+
+The summary has interquartile means, the paper's best 5 of 6, the speed and the learning curve.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
+
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import MODEL, REPLAY, GroupTask, is_result, read_result, seed_folder, train_group
-from koffline.online.summary import OnlineSummary, summarise, write_summary
+from koffline.online.group import (
+    COLUMNS,
+    EVALUATION,
+    GroupResult,
+    GroupTask,
+    is_result,
+    read_result,
+    train_group,
+)
 from koffline.progress import progress_bar
+from koffline.spread import LEVEL, Spread, spread_of
+from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import describe_call, now, versions
-from koffline.store.targets import CONFIG, RECORD, open_run, read_record, warn_of_versions, write_record
+from koffline.store.targets import CONFIG, open_run, read_record, warn_of_versions, write_record
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
+_COLOUR = "#0072B2"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number per seed, −∞ if it diverged. best: mean without the worst seed."""
+
+    per_seed: tuple[float, ...]
+    spread: Spread
+    best: float
+
+    def as_json(self, best: str) -> dict[str, Any]:
+        """Plain values for JSON. best: name of the mean without the worst seed."""
+        return {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
+
+
+@dataclass(frozen=True)
+class OnlineSummary:
+    """A finished run over its seeds.
+
+    steps: environment steps per seed. points: the steps of the evaluations; curves: a score at each of them,
+    by the columns of evaluation.csv: the mean action's return and length, the return of the policy's own
+    draws. diverged: seed to step. steps_per_second: of all seeds together.
+    """
+
+    env: str
+    critic: str
+    seeds: tuple[int, ...]
+    steps: int
+    points: tuple[int, ...]
+    curves: Mapping[str, tuple[Score, ...]]
+    diverged: Mapping[int, int]
+    seconds: float
+    steps_per_second: float
+
+    @property
+    def last(self) -> tuple[Score, Score, Score]:
+        """Return, sampled return and length in the last evaluation."""
+        return self.curves["return"][-1], self.curves["sampled_return"][-1], self.curves["length"][-1]
+
+    @property
+    def best_name(self) -> str:
+        """Name of the mean without the worst seed: best_5_of_6 for six seeds."""
+        return f"best_{max(1, len(self.seeds) - 1)}_of_{len(self.seeds)}"
 
 
 @dataclass(frozen=True)
 class OnlineResult:
-    """Result of a run. models (.d3), replays (HDF5): one path per seed, None for a missing file."""
+    """Result of a run: its folder, with a folder of files for each seed, and the summary over the seeds."""
 
     out: Path
     summary: OnlineSummary
-    models: tuple[Path | None, ...]
-    replays: tuple[Path | None, ...]
 
 
 def train(
@@ -55,15 +113,13 @@ def train(
     """
     if config is None and resume is None:
         raise ConfigError("no config; give one, or the folder of a run to go on with")
-    if resume is not None and not Path(resume).is_dir():
-        raise ConfigError(f"{resume} is no folder of a run; check the path, or begin without --resume")
     if resume is not None and out is not None and Path(out) != Path(resume):
         raise ConfigError(f"resume names {resume} and out {out}; a run goes on in its own folder: give one")
     config = Path(str(resume)) / CONFIG if config is None else config
     config = config if isinstance(config, OnlineConfig) else load_config(config)
-    folder = Path(default_folder(config) if (named := resume or out) is None else named)
+    folder = Path(resume or out or default_folder(config))
     stored = None if resume is None else read_record(folder, _KIND)
-    groups = _share_out(seed, seed_count, workers) if stored is None else _stored_groups(stored, folder)
+    groups = stored["groups"] if stored else _share_out(seed, seed_count, workers)
     seeds = [each for group in groups for each in group]
     if seed not in (None, seeds[0]) or seed_count not in (None, len(seeds)):
         raise ConfigError(
@@ -71,10 +127,11 @@ def train(
             "leave them out, or begin another run"
         )
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
+    settings = config.resolved()
     record = {
         "format": 1,
         "kind": _KIND,
-        "config": config.resolved(),
+        "config": settings,
         "groups": groups,
         "versions": versions(),
         "call": describe_call("online"),
@@ -83,25 +140,16 @@ def train(
     }
     with open_run(folder, record, _identity_of, resume is not None):
         warn_of_versions(folder, record, _KIND)
-        record = read_record(folder, _KIND) or record
-        digest = hashlib.sha256(json.dumps(record["config"], sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         tasks = [GroupTask(config, tuple(group), folder, digest) for group in groups]
         _train_groups(tasks, workers, show_progress)
         summary = summarise(tasks, [read_result(task.result) for task in tasks])
         write_summary(summary, folder)
-        if not record.get("finished"):
-            clock = {
-                "seconds": round(summary.seconds, 3),
-                "steps_per_second": round(summary.steps_per_second, 1),
-            }
-            write_record(folder, {**record, "finished": now(), **clock})
-    models, replays = (
-        tuple(
-            path if path.exists() else None for path in (seed_folder(folder, each) / name for each in seeds)
-        )
-        for name in (MODEL, REPLAY)
-    )
-    return OnlineResult(folder, summary, models, replays)
+        record |= stored or {}
+        if not record["finished"]:
+            seconds, speed = round(summary.seconds, 3), round(summary.steps_per_second, 1)
+            write_record(folder, {**record, "finished": now(), "seconds": seconds, "steps_per_second": speed})
+    return OnlineResult(folder, summary)
 
 
 def default_folder(config: OnlineConfig) -> Path:
@@ -121,33 +169,118 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
     return [list(range(low, high)) for low, high in pairwise(ends)]
 
 
-def _stored_groups(record: Mapping[str, Any], folder: Path) -> list[list[int]]:
-    try:
-        return [[int(each) for each in group] for group in record["groups"]]
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{folder / RECORD} names no seeds; it is damaged: choose another folder") from None
-
-
 def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return record["config"] | {"seeds": record.get("groups")}
 
 
 def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:
     """Train all unfinished stacks to their end."""
-    if workers == 1 or len(tasks) == 1:
-        for task in tasks:
-            if not is_result(task.result):
-                title = f"{task.config.env}, {task.config.critic}, {len(task.seeds)} seeds"
-                with progress_bar(title, task.config.steps, show_progress) as show:
-                    train_group(task.result, task, show)
-        return
     jobs = [Job(task.result.parent.name, train_group, (task,), task.result, is_result) for task in tasks]
-    with progress_bar(f"{tasks[0].config.env}: groups of seeds", len(jobs), show_progress) as show:
-        done = run_jobs(jobs, workers, progress=lambda status: show(status.done), keep_going=True)
-    failures = done.failures
-    if failures:
-        first = failures[0]
-        others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-        raise ConfigError(
-            f"{first.name}{others} failed ({first.reason}); mend the cause, then --resume {tasks[0].out}"
-        )
+    title = f"{tasks[0].config.env}, {tasks[0].config.critic}"
+    if workers > 1 and len(jobs) > 1:
+        with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:
+            run_jobs(jobs, workers, progress=lambda status: show(status.done))
+        return
+    for job, task in zip(jobs, tasks, strict=True):
+        if not job.done:
+            name = f"{title}, {len(task.seeds)} seeds"
+            with progress_bar(name, task.config.steps, show_progress) as show:
+                train_group(job.path, task, show)
+
+
+def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> OnlineSummary:
+    """Summarise the evaluations of all seeds.
+
+    Raises ConfigError if a seed has no evaluations, or other ones than the other seeds.
+    """
+    folders = {seed: folder for task in tasks for seed, folder in zip(task.seeds, task.folders, strict=True)}
+    diverged = {seed: step for result in results for seed, step in result.diverged.items()}
+    points, numbers = _read_curves(folders, diverged)
+    seconds = max(result.seconds for result in results)
+    taken = sum(len(task.seeds) * result.steps for task, result in zip(tasks, results, strict=True))
+    return OnlineSummary(
+        env=tasks[0].config.env,
+        critic=tasks[0].config.critic,
+        seeds=tuple(folders),
+        steps=max(result.steps for result in results),
+        points=points,
+        curves={name: tuple(map(_score, part.T)) for name, part in numbers.items()},
+        diverged=diverged,
+        seconds=seconds,
+        steps_per_second=taken / max(seconds, 1e-9),
+    )
+
+
+def write_summary(summary: OnlineSummary, out: Path) -> None:
+    """Write summary.json, with null for non-finite numbers, and learning_curve.png."""
+    best = summary.best_name
+    scores = dict(zip(("return", "sampled_return", "length"), summary.last, strict=True))
+    content = {
+        "env": summary.env,
+        "critic": summary.critic,
+        "seeds": summary.seeds,
+        "steps": summary.steps,
+        **scores["return"].as_json(best),
+        "level": LEVEL,
+        **{
+            name: {**score.as_json(best), "per_seed": dict(zip(summary.seeds, score.per_seed, strict=True))}
+            for name, score in scores.items()
+        },
+        "diverged": summary.diverged,
+    }
+    write_text(out / "summary.json", finite_json(content))
+    _draw_curves(summary, out / "learning_curve.png")
+
+
+def _read_curves(
+    folders: Mapping[int, Path], diverged: Mapping[int, int]
+) -> tuple[tuple[int, ...], dict[str, Float[np.ndarray, "seed point"]]]:
+    """Steps of the evaluations, and each column for all seeds; a diverged seed has −∞ from then on."""
+    tables = []
+    for path in (folder / EVALUATION for folder in folders.values()):
+        lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
+        cells = np.array([line.split(",") for line in lines], dtype=np.float64)
+        tables.append(cells.reshape(-1, 1 + len(COLUMNS)))
+    steps, end = max(tables, key=len)[:, 0], max(diverged.values(), default=0)
+    if not len(steps) or (set(folders) <= set(diverged) and end > steps[-1]):
+        steps = np.append(steps, float(end))  # up to where the last seed diverged
+    filled = np.full((len(COLUMNS), len(tables), len(steps)), -math.inf)
+    for place, (seed, table) in enumerate(zip(folders, tables, strict=True)):
+        if len(table) < len(steps) and seed not in diverged:
+            raise ConfigError(f"{folders[seed] / EVALUATION} lacks evaluations; it was edited: train again")
+        filled[:, place, : len(table)] = table[:, 1:].T
+    return tuple(map(int, steps)), dict(zip(COLUMNS, filled, strict=True))
+
+
+def _score(values: Float[np.ndarray, " seed"]) -> Score:
+    cleaned = np.where(np.isnan(values), -math.inf, values)
+    kept = np.sort(cleaned)[-max(1, len(values) - 1) :]
+    return Score(tuple(map(float, cleaned)), spread_of(cleaned), float(kept.mean()))
+
+
+def _draw_curves(summary: OnlineSummary, path: Path) -> None:
+    """Draw the learning curve; the same summary gives the same bytes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 3.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    shown = {"mean action": summary.curves["return"], "sampled actions": summary.curves["sampled_return"]}
+    for axes, (title, scores) in zip(panels, shown.items(), strict=True):
+        lines = np.array([[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores])
+        low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
+        look: Any = {"color": _COLOUR, "marker": "o" if len(scores) == 1 else ""}
+        axes.plot(summary.points, np.transpose(seeds), **look, lw=0.7, alpha=0.35, ms=3)
+        axes.fill_between(summary.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
+        axes.plot(summary.points, middle, **look, lw=1.8, ms=4)
+        axes.grid(color="#e4e7eb")
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_xlabel("environment steps per seed")
+    panels[0].set_ylabel("return of an episode")
+    title = f"{summary.env}, {summary.critic}: {len(summary.seeds)} seeds"
+    if len(summary.seeds) > 1:
+        title += f", interquartile mean and {LEVEL:.0%} interval"
+    if summary.diverged:
+        title += f"; {len(summary.diverged)} diverged"
+    figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left")
+    with atomic_file(path, force=True) as temporary:
+        figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from koffline.experiments.mujoco_cells import MujocoCell, MujocoResult, save_mujoco
+from koffline.experiments.cells import Run, Scale
+from koffline.experiments.mujoco import MujocoCell, MujocoResult
+from koffline.experiments.results import write_arrays
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
@@ -36,9 +38,15 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
     )
 
 
-def write_cells(cells: list[MujocoCell], folder: Path, level: Level) -> None:
+def write_cells(cells: list[MujocoCell], run: Run, level: Level) -> None:
     for cell in cells:
-        save_mujoco(cell.path(folder), cell.name, make_result(cell, level))
+        write_arrays(run.path(cell), {"name": cell.name, **vars(make_result(cell, level))})
+
+
+def folder_run(folder: Path) -> Run:
+    run = Run("figure-mujoco", folder, Scale())
+    run.cells_folder.mkdir(parents=True)
+    return run
 
 
 def by_critic(**levels: float) -> Level:

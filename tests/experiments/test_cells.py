@@ -8,8 +8,6 @@ from koffline.experiments.cells import (
     Run,
     Scale,
     TrainingSettings,
-    cell_path,
-    problem_path,
     read_cell,
     write_cell,
 )
@@ -35,7 +33,7 @@ def run(tmp_path_factory):
 @pytest.fixture
 def beside(run, tmp_path):
     """A folder with the problem alone."""
-    store = problem_path(PROBLEM, run.cells_folder)
+    store = run.path(PROBLEM)
     (tmp_path / store.name).write_bytes(store.read_bytes())
     return tmp_path
 
@@ -48,7 +46,7 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
             if step > 30:
                 raise KeyboardInterrupt
 
-    path, whole = cell_path(cell, beside), beside / "whole" / cell.name
+    path, whole = beside / f"{cell.name}.npz", beside / "whole" / cell.name
     whole.parent.mkdir()
     write_cell(whole, cell)
     with pytest.raises(KeyboardInterrupt):
@@ -62,9 +60,9 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
 
 def test_best_rates_and_divergence(run):
     """By hand, and for an objective that is to fall it falls."""
-    rg = read_cell(cell_path(CELLS["rg"], run.cells_folder))
+    rg = read_cell(run.path(CELLS["rg"]))
     assert (rg.curves["objective"][-1] < rg.curves["objective"][0]).all()
-    result = read_cell(cell_path(CELLS["td0"], run.cells_folder))
+    result = read_cell(run.path(CELLS["td0"]))
     assert 0.0 < result.value_variance < 0.3
     finals = result.final("mse_paper")
     np.testing.assert_allclose(finals, result.curves["mse_paper"][-5:].mean(axis=0), rtol=1e-6)
@@ -80,8 +78,8 @@ def test_best_rates_and_divergence(run):
 
 def test_divergence_is_a_result(beside):
     cell = Cell(PROBLEM, "td0", OBJECTIVES["td0"], TrainingSettings((1e30, 0.001), 2, 12, 50, (6,), 3))
-    write_cell(cell_path(cell, beside), cell)
-    result = read_cell(cell_path(cell, beside))
+    write_cell(beside / "cell.npz", cell)
+    result = read_cell(beside / "cell.npz")
     assert (result.diverged_at[0] >= 0).all()
     assert (result.diverged_at[1] == -1).all()
     assert np.isnan(result.curves["mse_paper"][-1, 0]).all()

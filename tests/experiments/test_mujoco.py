@@ -2,43 +2,48 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from koffline.experiments import mujoco_cells
-from koffline.experiments.figure_mujoco import finished_parts
-from koffline.experiments.mujoco_cells import MujocoCell, read_mujoco, setting_words, write_mujoco
-from koffline.experiments.mujoco_plan import (
+from koffline.experiments import mujoco
+from koffline.experiments.cells import Run
+from koffline.experiments.figure_mujoco import finished_parts, setting_words
+from koffline.experiments.mujoco import (
     BUDGETS,
     CRITICS,
     NOISE_LEVELS,
     PAPER_BASE,
     SEARCH_SEEDS,
     SEEDS,
-    MujocoRequest,
-    as_setting,
-    choose_settings,
+    MujocoCell,
+    best_settings,
     part_cells,
+    read_mujoco,
     search_settings,
+    write_mujoco,
 )
-from koffline.jobs import run_jobs
 from koffline.online.config import OnlineConfig, OnlineRun
-from tests.experiments.fake_mujoco import FakeLockStep, by_critic, fake_return, make_result, write_cells
+from tests.experiments.fake_mujoco import (
+    FakeLockStep,
+    by_critic,
+    fake_return,
+    folder_run,
+    make_result,
+    write_cells,
+)
 
-WHOLE = MujocoRequest()
 PENDULUM = "InvertedPendulum"
 NOISE = NOISE_LEVELS[PENDULUM]
 LEVELS = by_critic(memory=1000.0, kloss_slow=1000.0, kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
 COUNT = len(search_settings("search", "kloss"))
-USUAL = setting_words(OnlineConfig(env="any").resolved())  # what stands there for the defaults
+USUAL = setting_words(OnlineConfig(env="any"))  # what stands there for the defaults
 
 
 def test_the_papers_grid_is_the_papers() -> None:
-    assert {dict(s)["learning_rate"] for s in search_settings("paper-search", "rg")} == {1e-3, 3e-4, 1e-4}
-    ours = [dict(s) for s in search_settings("paper-search", "kloss")]
+    assert {s["learning_rate"] for s in search_settings("paper-search", "rg")} == {1e-3, 3e-4, 1e-4}
+    ours = search_settings("paper-search", "kloss")
     assert len(ours) == 54
     assert PAPER_BASE["learning_rate"] == 1e-3
     assert not any("learning_rate" in s for s in ours)
@@ -49,16 +54,17 @@ def test_the_papers_grid_is_the_papers() -> None:
 
 
 def test_a_search_uses_seeds_of_its_own() -> None:
-    runs = [run for cell in part_cells(WHOLE, "search", PENDULUM, {}) for run in cell.runs]
-    assert len(runs) == COUNT * len(CRITICS) * SEARCH_SEEDS
+    runs = [run for cell in part_cells("search", PENDULUM, {}) for run in cell.runs]
+    assert len(runs) == COUNT * len(CRITICS) * len(SEARCH_SEEDS["search"])
     assert min(run.seed for run in runs) >= SEEDS
     assert {run.config.steps for run in runs} == {BUDGETS[PENDULUM].search_steps}
-    assert part_cells(WHOLE, "paper-search", "Ant", {}) == []
+    assert part_cells("paper-search", "Ant", {}) == []
 
 
 def test_a_part_has_every_critic_with_every_seed_once() -> None:
-    choices = {("Swimmer", "search", "rg"): as_setting({"window_length": 1, "learning_rate": 1e-3})}
-    cells = part_cells(WHOLE, "final", "Swimmer", choices)
+    best = OnlineConfig("Swimmer-v5", steps=9, critic="rg", window_length=1, learning_rate=1e-3)
+    choices = {("Swimmer", "search", "rg"): best}
+    cells = part_cells("final", "Swimmer", choices)
     runs = [run for cell in cells for run in cell.runs]
     whole = Counter((critic, seed) for critic in CRITICS for seed in range(SEEDS))
     assert Counter((run.config.critic, run.seed) for run in runs) == whole
@@ -81,7 +87,7 @@ def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000, **chang
 
 def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], tmp_path: Path) -> None:
     cell = make_cell(steps=4_500)  # the last stretch is a short one
-    path = cell.path(tmp_path)
+    path = tmp_path / "cell.npz"
     write_mujoco(path, cell)
     result = read_mujoco(path)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
@@ -97,11 +103,11 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     fake_stack: type[FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = make_cell(steps=500, interval=100)
-    whole, path = (cell.path(tmp_path / name) for name in ("whole", "cut"))
+    whole, path = (tmp_path / name / "cell.npz" for name in ("whole", "cut"))
     for folder in (whole.parent, path.parent):
         folder.mkdir()
     write_mujoco(whole, cell)
-    monkeypatch.setattr(mujoco_cells, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(mujoco, "_CHECKPOINT_SECONDS", 0.0)
     fake_stack.stop_at = 330
     with pytest.raises(KeyboardInterrupt):
         write_mujoco(path, cell)
@@ -122,11 +128,12 @@ def test_a_cell_is_known_by_what_it_learns(fake_stack: type[FakeLockStep], tmp_p
     assert make_cell().name == make_cell(keep_checkpoints=7).name
     assert make_cell().name != make_cell(target_decay=0.5).name
     cell = make_cell(steps=1_000)
+    run = folder_run(tmp_path)
     for _ in range(2):
-        run_jobs([cell.job(tmp_path)])
+        run.work_off([cell], write_mujoco)
     assert fake_stack.made == 1
-    cell.path(tmp_path).write_bytes(b"PK\x03\x04 half")
-    run_jobs([cell.job(tmp_path)])
+    run.path(cell).write_bytes(b"PK\x03\x04 half")
+    run.work_off([cell], write_mujoco)
     assert fake_stack.made == 2
 
 
@@ -142,17 +149,17 @@ def searched(run: OnlineRun) -> float:
 
 
 @pytest.fixture(scope="module")
-def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The final part of InvertedPendulum and its noise are finished, the final part of Ant is not."""
-    folder = tmp_path_factory.mktemp("cells")
+    run = folder_run(tmp_path_factory.mktemp("mujoco"))
     for part in ("final", "noise"):
-        write_cells(part_cells(WHOLE, part, PENDULUM, {}), folder, scattered)
-    write_cells(part_cells(WHOLE, "final", "Ant", {})[1:], folder, scattered)
-    return folder
+        write_cells(part_cells(part, PENDULUM, {}), run, scattered)
+    write_cells(part_cells("final", "Ant", {})[1:], run, scattered)
+    return run
 
 
-def test_rows_say_what_the_curves_do(pendulum: Path) -> None:
-    parts, curves = finished_parts(WHOLE, pendulum)
+def test_rows_say_what_the_curves_do(pendulum: Run) -> None:
+    parts, curves = finished_parts(pendulum)
     rows = {row.critic: row for row in parts["returns"] if row.part == "final"}
     assert list(rows) == list(CRITICS)
     ours, steps = rows["kloss"], BUDGETS[PENDULUM].steps
@@ -173,8 +180,8 @@ def test_rows_say_what_the_curves_do(pendulum: Path) -> None:
     assert not {"final of InvertedPendulum", "noise of InvertedPendulum"} & set(missing)
 
 
-def test_claims_have_the_verdicts_of_their_intervals(pendulum: Path) -> None:
-    claims = finished_parts(WHOLE, pendulum)[0]["claims"]
+def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
+    claims = finished_parts(pendulum)[0]["claims"]
     found = {claim.sentence: claim for claim in claims if claim.world in (PENDULUM, "MuJoCo")}
     better = found["K-loss learns a better policy than TD(0)"]
     assert better.verdict == "holds"
@@ -188,30 +195,30 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Path) -> None:
     assert sum("noise" in claim.world for claim in claims) == 3 * 3 * len(NOISE)
 
 
-def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(tmp_path: Path) -> None:
+def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     levels = by_critic(memory=90.0, kloss_slow=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
-    write_cells(part_cells(WHOLE, "final", "Swimmer", {}), tmp_path, levels)
-    claims = finished_parts(WHOLE, tmp_path)[0]["claims"]
+    run = folder_run(tmp_path)
+    write_cells(part_cells("final", "Swimmer", {}), run, levels)
+    claims = finished_parts(run)[0]["claims"]
     assert next(c for c in claims if "consistently" in c.sentence).verdict == "does not hold"
-    few = replace(WHOLE, seed_count=2, environments=("Swimmer",))
-    write_cells(part_cells(few, "final", "Swimmer", {}), tmp_path, levels)
-    assert {claim.verdict for claim in finished_parts(few, tmp_path)[0]["claims"]} == {"undecided"}
+    monkeypatch.setattr(mujoco, "SEEDS", 2)
+    write_cells(part_cells("final", "Swimmer", {}), run, levels)
+    assert {claim.verdict for claim in finished_parts(run)[0]["claims"]} == {"undecided"}
 
 
 def test_the_search_chooses_by_area_and_finals_follow(tmp_path: Path) -> None:
-    cells = part_cells(WHOLE, "search", PENDULUM, {})
-    choices, rows = choose_settings([(cell, make_result(cell, searched)) for cell in cells])
+    run = folder_run(tmp_path)
+    cells = part_cells("search", PENDULUM, {})
+    choices = best_settings([(cell, make_result(cell, searched)) for cell in cells])
     for critic in CRITICS:
-        chosen = dict(choices[PENDULUM, "search", critic])
-        assert (chosen["window_length"], chosen["learning_rate"]) == (1 if critic == "rg" else 10, 3e-3)
-        mine = sorted((row for row in rows if row.critic == critic), key=lambda row: row.rank)
-        assert [row.rank for row in mine] == list(range(COUNT))
-        assert [row.area for row in mine] == sorted((row.area for row in mine), reverse=True)
-        assert {row.seeds for row in mine} == {2}
-    write_cells(cells[1:], tmp_path, searched)
-    assert finished_parts(WHOLE, tmp_path)[0]["searches"] == ()  # not whole: it chooses nothing
-    write_cells(cells, tmp_path, searched)
-    write_cells(part_cells(WHOLE, "final", PENDULUM, choices), tmp_path, scattered)
-    settings = {row.critic: row.setting for row in finished_parts(WHOLE, tmp_path)[0]["returns"]}
+        chosen = choices[PENDULUM, "search", critic]
+        assert (chosen.window_length, chosen.learning_rate) == (1 if critic == "rg" else 10, 3e-3)
+    write_cells(part_cells("final", PENDULUM, choices), run, scattered)
+    write_cells(cells[1:], run, searched)
+    assert finished_parts(run)[0]["returns"] == ()  # not whole: it chooses nothing
+    write_cells(cells, run, searched)
+    settings = {row.critic: row.setting for row in finished_parts(run)[0]["returns"]}
     assert settings["rg"].startswith("d 1, ")
     assert settings["kloss"].startswith("d 10, ")

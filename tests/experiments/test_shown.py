@@ -7,7 +7,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from koffline.experiments.mujoco_plan import CRITICS
+from koffline.experiments.mujoco import CRITICS
 from koffline.experiments.reproduce import EXPERIMENTS, table_text
 from koffline.experiments.results import Curves
 from koffline.experiments.style import COLOURS, save_figure

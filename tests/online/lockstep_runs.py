@@ -58,7 +58,7 @@ def everything(stack):
     found = []
     evaluations, metrics = stack.evaluate(), stack.take_metrics()
     for run in range(len(stack.runs)):
-        held = stack.replay.held(run).columns()
+        held = vars(stack.replay.held(run))
         numbers = {**agent_arrays(stack.agent(run)), **{f"replay.{k}": v for k, v in held.items()}}
         numbers |= {f"evaluation.{k}": np.asarray(v) for k, v in vars(evaluations[run]).items()}
         numbers |= {f"metrics.{k}": np.asarray(v) for k, v in metrics[run].items()}

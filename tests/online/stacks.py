@@ -71,9 +71,9 @@ def flat_row(gradients, value_gradients):
 def stack_paths(per_run):
     """Naive paths of K runs, equally many each, as one record (K, B, …)."""
     whole = [[pad(path) for path in paths] for paths in per_run]
-    names = whole[0][0].columns()
+    names = vars(whole[0][0])
     return Paths(
-        **{name: np.stack([[path.columns()[name] for path in paths] for paths in whole]) for name in names}
+        **{name: np.stack([[getattr(path, name) for path in paths] for paths in whole]) for name in names}
     )
 
 

@@ -34,7 +34,7 @@ def numbers_of(paths):
     """The number of every path, after checking that no column belongs to another."""
     n = paths.first_steps // 10
     expected = numbered(n.reshape(-1), None if paths.actions.ndim == n.ndim + 1 else ACTION)
-    for name, column in paths.columns().items():
+    for name, column in vars(paths).items():
         np.testing.assert_array_equal(column.reshape(getattr(expected, name).shape), getattr(expected, name))
     return n
 

@@ -12,15 +12,14 @@ from koffline.data.sources import open_transitions
 from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import GroupResult, GroupTask
 from koffline.online.lockstep import LockStep
-from koffline.online.run import train
-from koffline.online.summary import summarise, write_summary
+from koffline.online.run import summarise, train, write_summary
 from koffline.spread import spread_of
 from tests.online.small_online import rows, small
 
 
 def test_what_a_run_leaves(tmp_path):
     result = train(small(), tmp_path / "run", 2, seed=3)
-    out = tmp_path / "run"
+    out = result.out
     assert result.summary.seeds == (3, 4)
     for seed in result.summary.seeds:
         folder = out / f"seed_{seed}"
@@ -45,7 +44,6 @@ def test_what_a_run_leaves(tmp_path):
     ]
     check_summary(json.loads((out / "summary.json").read_text()), out)
     assert json.loads((out / "run.json").read_text())["finished"]
-    assert result.models == tuple(out / f"seed_{seed}" / "model.d3" for seed in (3, 4))
 
 
 def check_summary(summary, out):
@@ -54,7 +52,6 @@ def check_summary(summary, out):
     last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
     assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
-    assert [point["step"] for point in summary["curve"]] == [100, 200, 300, 400]
     assert not {"seconds", "steps_per_second"} & set(summary)  # the same run, the same bytes
 
 
@@ -89,7 +86,11 @@ def test_divergence_of_one_seed(tmp_path, caplog, monkeypatch):
     assert result.summary.diverged == {1: 200}
     assert "seed 1 diverged by step 200" in caplog.text
     assert [len(rows(tmp_path / "run" / f"seed_{k}" / "evaluation.csv")) for k in range(3)] == [4, 1, 4]
-    assert [found is None for found in result.replays] == [False, True, False]
+    assert [(tmp_path / "run" / f"seed_{k}" / "replay.hdf5").exists() for k in range(3)] == [
+        True,
+        False,
+        True,
+    ]
 
 
 def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):
@@ -128,7 +129,6 @@ def test_six_seeds_by_hand(tmp_path):
     assert final.spread.iqm == 35.0  # (20 + 30 + 40 + 50) / 4
     assert final.best == 40.0  # without 10
     assert (sampled.spread.iqm, length.spread.iqm) == (17.5, 7.0)
-    assert summary.average.spread.iqm == pytest.approx(35.0 * 2 / 3)
     assert final.spread == spread_of(np.asarray(FINAL))
     assert summary.points == (100, 200, 300)
     assert summary.curves["return"][0].best == pytest.approx(40.0 / 3)

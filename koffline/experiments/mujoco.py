@@ -1,0 +1,289 @@
+"""figure-mujoco: its plan (budgets, grids of settings) and its cells, stacks of runs learned at once.
+
+Parts: ``final`` (each critic at its best setting of the grid that all critics share), ``noise`` (the same
+with noise on the transitions), ``search`` (that grid), ``paper-search`` and ``paper`` (the paper's own grid
+and learner, and its best settings). (Feng et al. 2019, fig:mujoco_bench, fig:more_bench, sec:exp_detail)
+
+A cell's result is one .npz, written whole or not at all; while it runs a checkpoint lies beside it, from
+which a killed run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from koffline.checkpoints import Saved, newest, save
+from koffline.envs import NOISY_MUJOCO
+from koffline.experiments.cells import Run
+from koffline.experiments.results import digest_of, grouped, is_archive, reading_result, write_arrays
+from koffline.experiments.statistics import Scores, scores_of
+from koffline.fitting import threads
+from koffline.online.config import OnlineConfig, OnlineRun
+from koffline.spread import interquartile_mean
+from koffline.untrusted.arrays import read_arrays
+
+CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
+_APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
+PAPER_CRITICS = CRITICS[:4]
+SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
+"""Where the settings of a part come from."""
+SEARCHED = ("search", "paper-search")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Environment steps per run. search_steps: steps of each run of a search, 0 without a search.
+
+    threshold: the environment's own "solved", None where it has none.
+    """
+
+    steps: int
+    evaluation_interval: int
+    search_steps: int
+    threshold: float | None
+    reward_scale: float = 1.0
+
+
+BUDGETS: dict[str, Budget] = {
+    "Swimmer": Budget(1_000_000, 25_000, 50_000, 360.0),
+    "InvertedDoublePendulum": Budget(1_000_000, 25_000, 50_000, 9100.0, 0.1),
+    "Ant": Budget(300_000, 10_000, 20_000, 6000.0),
+    "InvertedPendulum": Budget(1_000_000, 10_000, 30_000, 950.0),
+    "Walker2d": Budget(500_000, 20_000, 50_000, None),
+    "HalfCheetah": Budget(500_000, 20_000, 50_000, 4800.0),
+}
+PAPER_SEARCHED = ("InvertedPendulum", "Swimmer")  # the paper's own grid is seven times as large as ours
+NOISE_LEVELS: dict[str, tuple[float, ...]] = {"InvertedPendulum": (0.05,)}  # of each velocity in each step
+NOISE_STEPS = 100_000
+SEEDS, QUICK_SEEDS = 6, 2
+SEARCH_SEEDS = {"search": range(1000, 1002), "paper-search": range(1000, 1001)}  # not those of the finals
+_MOST_RUNS, _MOST_SEARCH_RUNS = 12, 36  # runs per stack
+
+_LARGEST_BANDWIDTH = 1.0 / math.sqrt(math.log(64))  # of the paper's grid
+# The paper's learner where it differs from our defaults.
+PAPER_BASE: dict[str, Any] = {
+    "standardise": False,
+    "adam_epsilon": 2e-4,
+    "learning_rate": 1e-3,
+    "max_divergence": 0.001,
+    "kl_coef": 1e-3,
+    "divergence_per": "step",
+    "kernel_inputs": "state_action",
+}
+
+FORMAT = 1  # version of the files; part of the digest
+_CHECKPOINT_SECONDS = 240.0
+_RETURNS = {"returns": "mean_return", "lengths": "length", "sampled": "sampled_return"}
+# Settings that change the files of a run but not what it learns.
+_NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
+
+
+@dataclass(frozen=True)
+class MujocoCell:
+    """Runs that share environment, budget and shape. ``part``: their part of the experiment."""
+
+    part: str
+    environment: str
+    noise: float
+    runs: tuple[OnlineRun, ...]
+
+    @property
+    def name(self) -> str:
+        """Short unique name: part, environment and a digest of all settings."""
+        stated = [(learned_by(run.config), run.seed) for run in self.runs]
+        digest = digest_of(FORMAT, self.part, self.noise, stated)
+        return f"mujoco-{self.part}-{self.environment}-{digest}"
+
+
+Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, critic) -> its best config
+
+
+@dataclass(frozen=True, eq=False)
+class MujocoResult:
+    """Curves (R, T) of R runs at ``steps`` (T,).
+
+    returns, lengths: of the mean action. sampled: returns of the training episodes since the evaluation
+    before, NaN until one has ended. diverged_at: the evaluation (in steps) that found the run standing still,
+    −1 for none.
+    """
+
+    steps: Int[np.ndarray, " time"]
+    returns: Float[np.ndarray, "run time"]
+    lengths: Float[np.ndarray, "run time"]
+    sampled: Float[np.ndarray, "run time"]
+    diverged_at: Int[np.ndarray, " run"]
+
+    def scores(self, curve: str, threshold: float | None = None) -> Scores:
+        """Scores of the runs on one curve."""
+        return scores_of(self.steps, getattr(self, curve), threshold)
+
+
+Finished = Sequence[tuple[MujocoCell, MujocoResult]]
+
+
+def learned_by(config: OnlineConfig) -> dict[str, Any]:
+    """Settings that decide what a run learns."""
+    unused = () if config.exploration else ("exploration",)  # a setting younger than stored cells
+    return {k: value for k, value in config.resolved().items() if k not in (*_NOT_LEARNING, *unused)}
+
+
+def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
+    """The grid of one critic: as many settings for each.
+
+    ``search``: the same for all. ``paper-search``: learning rates for the rivals, bandwidths for the K-loss
+    at a learning rate of 1e-3. (Feng et al. 2019, Hyperparameter Search)
+    """
+    if search == "search":
+        # A constant kl_coef learns faster than any trust region, whatever the critic.
+        axes = {"window_length": (1, 10), "kl_coef": (1.0, 10.0), "learning_rate": (3e-3, 1e-3)}
+        # With 1/m the part that a slow copy makes stable is hardly learned.
+        fixed = {"diag_weight": 0.3} if critic == "kloss_slow" else {}
+        return [dict(zip(axes, values, strict=True)) | fixed for values in itertools.product(*axes.values())]
+    own = ("bandwidth_scale", (0.1, 0.01, _LARGEST_BANDWIDTH))
+    name, values = own if critic == "kloss" else ("learning_rate", (1e-3, 3e-4, 1e-4))
+    entropies = {"entropy_coef": 0.0}, {"entropy_coef": 0.1, "entropy_decay": 0.1}
+    return [
+        {"window_length": window, "max_divergence": region, **entropy, name: value}
+        for window in (1, 5, 10)
+        for region in (0.0005, 0.001, 0.002)
+        for entropy in entropies
+        for value in values
+    ]
+
+
+def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False) -> list[MujocoCell]:
+    """The cells of a part on an environment; none where it does not belong to the plan.
+
+    quick: 3000 steps and two seeds, and a search of two settings on one environment.
+    """
+    budget, is_search, is_paper = BUDGETS[environment], part in SEARCHED, part.startswith("paper")
+    if quick:
+        searched = 1_000 if environment == PAPER_SEARCHED[0] else 0
+        budget = Budget(3_000, 1_000, searched, budget.threshold, budget.reward_scale)
+    steps = budget.search_steps if is_search else budget.steps
+    if not steps or (part == "paper-search" and environment not in PAPER_SEARCHED):
+        return []
+    interval = min(budget.evaluation_interval, max(1, steps // 2) if is_search else steps)
+    seeds = SEARCH_SEEDS[part] if is_search else range(QUICK_SEEDS if quick else SEEDS)
+    found: list[MujocoCell] = []
+    for noise in NOISE_LEVELS.get(environment, ()) if part == "noise" else (0.0,):
+        where: dict[str, Any] = {"env": f"{environment}-v5"}
+        if noise:
+            options = {"environment": where["env"], "transition_noise": noise}
+            where = {"env": NOISY_MUJOCO, "env_options": options}
+        where |= {"steps": min(steps, NOISE_STEPS) if noise else steps, "evaluation_interval": interval}
+        configs: list[OnlineConfig] = []
+        for critic in PAPER_CRITICS if is_paper else CRITICS:
+            learner = dict(PAPER_BASE) if is_paper else {}
+            if is_paper and critic == "kloss":
+                learner["bandwidth_scale"] = _LARGEST_BANDWIDTH
+            usual = OnlineConfig(
+                critic=critic,
+                reward_scale=budget.reward_scale,
+                evaluation_episodes=2,
+                **learner,
+                **where,
+            )
+            if is_search:
+                grid = search_settings(part, critic)[-2 if quick else None :]
+                configs += [usual.with_changes(**setting) for setting in grid]
+            else:
+                config = chosen.get((environment, SEARCHES[part], critic), usual)
+                configs.append(config.with_changes(**where))
+        for is_apart in (False, True):
+            together = [config for config in configs if (config.critic == _APART) is is_apart]
+            runs = [OnlineRun(config, seed) for seed in seeds for config in together]
+            for alike in grouped(runs, "config.window_length").values():  # all else may differ in a stack
+                stacks = math.ceil(len(alike) / (_MOST_SEARCH_RUNS if is_search else _MOST_RUNS))
+                size = math.ceil(len(alike) / stacks)
+                parts = [tuple(alike[start : start + size]) for start in range(0, len(alike), size)]
+                found += [MujocoCell(part, environment, noise, runs) for runs in parts]
+    return found
+
+
+def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Finished, list[str]]:
+    """Results of the parts whose cells are all finished, and the names of the unfinished parts."""
+    finished: list[tuple[MujocoCell, MujocoResult]] = []
+    missing = []
+    for part, environment in itertools.product(parts, BUDGETS):
+        cells = part_cells(part, environment, chosen, run.scale.quick)
+        if all(is_archive(run.path(cell)) for cell in cells):
+            finished += [(cell, read_mujoco(run.path(cell))) for cell in cells]
+        else:
+            missing.append(f"{part} of {environment}")
+    return finished, missing
+
+
+def best_settings(finished: Finished) -> Choices:
+    """Config of each critic in each search with the largest area under the greedy curve (the first such)."""
+    found: dict[tuple[str, str, str], dict[str, list[tuple[float, OnlineConfig]]]] = {}
+    for cell, result in finished:
+        for run, area in zip(cell.runs, result.scores("returns").area.tolist(), strict=True):
+            by_setting = found.setdefault((cell.environment, cell.part, run.config.critic), {})
+            by_setting.setdefault(repr(run.config), []).append((area, run.config))
+
+    def area_of(runs: Sequence[tuple[float, OnlineConfig]]) -> float:
+        return float(interquartile_mean(np.array([area for area, _ in runs])))
+
+    return {key: max(by_setting.values(), key=area_of)[0][1] for key, by_setting in found.items()}
+
+
+def read_mujoco(path: Path) -> MujocoResult:
+    """The result of a cell. Raises ConfigError for a file that is damaged."""
+    with reading_result(path):
+        return MujocoResult(**read_arrays(path, [part.name for part in fields(MujocoResult)]))
+
+
+def write_mujoco(path: Path, cell: MujocoCell) -> None:
+    """Learn all runs of a cell, from its checkpoint if there is one, and write the result."""
+    from koffline.online.lockstep import LockStep  # environments are needed only here
+
+    folder = path.with_suffix(".partial")
+    with threads(1), contextlib.closing(LockStep(cell.runs)) as stack:
+        result = _learn(cell, stack, folder)
+    write_arrays(path, {"name": cell.name, **vars(result)})
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
+    """Train one stack with evaluations and checkpoints. The first evaluation is of the initial policy."""
+    config, saved = cell.runs[0].config, time.perf_counter()
+    steps: list[int] = []
+    rows: list[dict[str, list[float]]] = []
+    diverged: dict[int, int] = {}
+    if found := newest(folder, cell.name):
+        stack.load_state_dict(dict(found.state["stack"]))
+        steps, rows, diverged = found.state["steps"], found.state["rows"], dict(found.diverged)
+    while True:
+        is_over = stack.steps >= config.steps
+        if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
+            evaluations = stack.evaluate()
+            rows.append(
+                {key: [float(getattr(e, name)) for e in evaluations] for key, name in _RETURNS.items()}
+            )
+            steps.append(stack.steps)
+            for run in np.flatnonzero(stack.diverged):
+                diverged.setdefault(int(run), stack.steps)
+        if is_over:
+            break
+        if time.perf_counter() - saved > _CHECKPOINT_SECONDS:
+            state = {"stack": stack.state_dict(), "steps": steps, "rows": rows}
+            save(folder, cell.name, Saved(stack.steps, 0.0, {}, diverged, state), keep=1)
+            saved = time.perf_counter()
+        stack.iterate()
+    return MujocoResult(
+        steps=np.asarray(steps),
+        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in _RETURNS},
+        diverged_at=np.asarray([diverged.get(place, -1) for place in range(len(cell.runs))]),
+    )
