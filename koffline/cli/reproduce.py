@@ -25,9 +25,6 @@ _of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
 @_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
 @_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
-@_of_mujoco("--steps", type=click.IntRange(1), metavar="INTEGER")
-@_of_mujoco("--seed-count", type=click.IntRange(1), metavar="INTEGER")
-@_of_mujoco("--set", "changes", metavar="KEY=VALUE", multiple=True)
 def reproduce(
     name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any
 ) -> None:
@@ -37,8 +34,7 @@ def reproduce(
     DIR/NAME.json, .png, .svg, .md and the curves; a killed run continues where it was.
 
     figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final,
-    noise, paper-search, paper), --steps, --seed-count and --set are of its runs, and what is finished in DIR
-    is shown whatever was asked for. DIR/cells/*.log tells how far a run is.
+    noise, paper-search, paper), and what is finished in DIR is shown whatever was asked for.
 
     \b
     Examples:
@@ -47,21 +43,15 @@ def reproduce(
       koffline reproduce claims --workers 2 --out runs/full
       koffline reproduce figure-bench --ray auto
       koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
-      koffline reproduce figure-mujoco --only Swimmer --part final --steps 400000 --set learning_rate=0.001
     """
     chosen = {option: value for option, value in chosen.items() if value}
     if chosen and name != "figure-mujoco":
-        raise ConfigError(f"{name} has no environments, parts or settings to choose; only figure-mujoco has")
+        raise ConfigError(f"{name} has no environments or parts to choose; only figure-mujoco has")
     from koffline.experiments.cells import Run, Scale
     from koffline.experiments.reproduce import reproduce as run_experiment
 
-    folder, request = check_name(out, is_whole=False), None
-    if chosen:
-        from koffline.experiments.mujoco_plan import MujocoRequest, read_changes
-
-        chosen["changes"] = read_changes(chosen.get("changes", ()))
-        request = MujocoRequest(**chosen, quick=quick)
-    run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, request)
+    folder = check_name(out, is_whole=False)
+    run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, **chosen)
     try:
         results = run_experiment(run)
     except KeyboardInterrupt:
