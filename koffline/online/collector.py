@@ -256,8 +256,8 @@ def solve_coefficients(
 class TrustRegion:
     """Coefficient of divergence of each run, which slowly follows the one solved from its last episodes.
 
-    A run without max_divergence keeps its kl_coef. Where more divergence is allowed than weighted episodes
-    can have, the log of their number, the coefficient falls to kl_coef.
+    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): whether more divergence is allowed than
+    weighted episodes can have, the log of their number; the coefficient then falls to kl_coef.
     """
 
     def __init__(self, configs: Sequence[OnlineConfig]) -> None:
@@ -265,6 +265,7 @@ class TrustRegion:
         self._least = np.array([c.kl_coef for c in configs])
         self.kl_coef = np.where(self._is_on, [c.kl_coef_initial for c in configs], self._least)
         self.wanted = np.where(self._is_on, BEFORE, self._least)
+        self.is_inert = np.zeros(len(configs), dtype=bool)
         self._reward_scale = np.array([c.reward_scale for c in configs])
         self._max_divergence = np.array([c.max_divergence or 0.0 for c in configs])
         self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
@@ -280,6 +281,7 @@ class TrustRegion:
             lengths = np.array([[episode.length for episode in each] for each in episodes], dtype=float)
             length = np.where(self._is_per_step[runs], lengths.mean(axis=1), 1.0)
             allowed = self._max_divergence[runs] * length
+            self.is_inert[runs] = allowed >= np.log(returns.shape[1])
             self.wanted[runs] = solve_coefficients(returns * self._reward_scale[runs][:, None], allowed)
         moved = np.maximum(SMOOTHING * self.kl_coef + (1.0 - SMOOTHING) * self.wanted, self._least)
         self.kl_coef = np.where(self._is_on, moved, self._least)

@@ -122,7 +122,7 @@ class _Training:
                 "run is as good as, but not equal to, one that was never stopped",
                 task.config.env,
             )
-        self.diverged = dict(saved.diverged)
+        self.diverged, self._has_warned = dict(saved.diverged), False
         self._started = time.perf_counter() - saved.seconds  # earlier processes of the run included
 
     @property
@@ -139,6 +139,14 @@ class _Training:
         """Evaluate and append a row per seed; a seed whose networks are not finite gets no more rows."""
         step, is_finite = self._stack.steps, self._stack.is_finite
         evaluations, metrics = self._stack.evaluate(), self._stack.take_metrics()
+        if self._stack.trust_region.is_inert.all() and not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "max_divergence is %g a step: over episodes of this length that is more than weights can "
+                "diverge by, so that kl_coef is at its least (%g); a smaller one binds",
+                self._task.config.max_divergence,
+                self._task.config.kl_coef,
+            )
         for place, (seed, folder) in enumerate(zip(self._task.seeds, self._task.folders, strict=True)):
             if seed not in self.diverged and (self._stack.diverged[place] or not is_finite[place]):
                 self.diverged[seed] = step
