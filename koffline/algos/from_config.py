@@ -46,7 +46,6 @@ _EXTENTS = {
     "min_max": {"minimum": "minimum", "maximum": "maximum"},
 }
 _ROWS_CHECKED = 1000
-_GONE = {"memory": 0.0}  # options in files of earlier versions, at the value that is no other than without
 
 
 def algorithm_types() -> tuple[str, ...]:
@@ -105,8 +104,8 @@ def _filled(
     type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
     """
     slots, filled = _slots_of(config_class), {}
-    for key, value in given.items():
-        if key not in slots and (key, value) not in _GONE.items():
+    for key in given:
+        if key not in slots:
             raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), slots)}")
     for name, slot in slots.items():
         place, value = f"{where}.{name}", slot.default if base is None else base[name]

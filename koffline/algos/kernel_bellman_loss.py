@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,8 @@ from koffline.algos.options import KernelCriticConfig, median_factor
 from koffline.errors import DataError
 from koffline.kernel_loss import kernel_loss, v_statistic
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian, Linear
+from koffline.objectives import MemoryLoss
+from koffline.steps import Memory
 
 _KERNELS: dict[str, Kernel] = {
     "gaussian": Gaussian(1.0),
@@ -23,6 +27,7 @@ _KERNELS: dict[str, Kernel] = {
 }
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
+_FEATURES, _REMEMBERED_WEIGHT = 500, 0.003
 _LOG = logging.getLogger(__name__)
 
 
@@ -49,6 +54,11 @@ class KernelBellmanLoss(nn.Module):
         self.register_buffer("inverse_scale", torch.ones(columns))
         self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN: not fixed yet
         self.register_buffer("factor", torch.tensor(1.0))
+        self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
+        self._diag_weight = _REMEMBERED_WEIGHT if config.diag_weight is None else config.diag_weight
+        self._looks_back = False
+        self._memory: Memory | None = None  # not saved with the model
+        self._before: Tensor | None = None
         self.register_buffer("step", torch.tensor(0))  # gradient steps so far, which d3rlpy does not save
 
     def forward(
@@ -56,16 +66,58 @@ class KernelBellmanLoss(nn.Module):
     ) -> Float[Tensor, " critic"]:
         """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
         weight = self._config.diag_weight
+        if self._config.memory > 0.0:
+            return self._remembered(residual, self._features(observations, actions)) * self.factor
         gram = self.gram(observations, actions)
         if weight is None:
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, weight if residual.shape[-1] > 1 else 1.0) * self.factor
 
+    @property
+    def remembers(self) -> bool:
+        """Whether a memory of earlier mini-batches exists, which must follow changes of the parameters."""
+        return self._memory is not None
+
+    @contextlib.contextmanager
+    def looking_back(self) -> Iterator[None]:
+        """Context in which residuals belong to the previous step's parameters; all losses in it are zero."""
+        self._looks_back = True
+        try:
+            yield
+        finally:
+            self._looks_back = False
+
+    def _remembered(
+        self, residual: Float[Tensor, "critic row"], psi: Float[Tensor, "row feature"]
+    ) -> Float[Tensor, " critic"]:
+        """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""
+        now = residual @ psi / residual.shape[-1]
+        if self._looks_back:
+            self._before = now
+            return residual.new_zeros(len(residual))
+        if self._memory is None:
+            self._memory = Memory(self._config.memory, torch.zeros_like(now))
+        remembered, self._before = self._memory.take(now.detach(), self._before), None
+        product = (remembered * now).sum(dim=1)
+        weight = self._diag_weight
+        return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
+
     def gram(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row row"]:
         """Kernel matrix of the rows of a batch, without gradient."""
         with torch.no_grad():
-            rows = (self._columns(observations, actions) - self.mean) * self.inverse_scale
-            return self._gram_of(rows, actions)
+            return self._gram_of(self._rows(observations, actions), actions)
+
+    def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:
+        """Random features ψ of the rows; under an indicator kernel each action has features of its own."""
+        with torch.no_grad():
+            psi = self._random_features.gram(self._rows(observations, actions))
+            if self._config.action_kernel != "indicator":
+                return psi
+            chosen = F.one_hot(actions.reshape(-1).long(), self.n_actions).to(psi)
+            return (psi.unsqueeze(1) * chosen.unsqueeze(2)).flatten(1)
+
+    def _rows(self, observations: Tensor, actions: Tensor) -> Tensor:
+        return (self._columns(observations, actions) - self.mean) * self.inverse_scale
 
     def is_fixed(self) -> bool:
         """Whether the bandwidth has been set."""
@@ -93,7 +145,8 @@ class KernelBellmanLoss(nn.Module):
             bandwidth = max(factor * float(distances.median()), _SMALLEST)
         gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
         off_diagonal = float((gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1)))
-        weight = 1.0 / batch_size if config.diag_weight is None else config.diag_weight
+        weight = self._diag_weight if config.memory > 0.0 else 1.0 / batch_size
+        weight = weight if config.diag_weight is None else config.diag_weight
         mean_value = (1.0 - weight) * off_diagonal + weight
         is_bounded = config.kernel != "linear"
         self.mean.copy_(centre)

@@ -43,7 +43,8 @@ class KernelImpl(QLearningAlgoImplBase):
         self._config = config
         self._critic_grad: Callable[[Any], Losses] = self.compute_critic_grad
         self._actor_grad: Callable[[Any], Losses] = self.compute_actor_grad
-        if self.is_captured and config.compile_graph and "cuda" in device:
+        self._before: list[Tensor] = []
+        if self.is_captured and config.compile_graph and not config.memory and "cuda" in device:
             self._critic_grad = CudaGraphWrapper(self.compute_critic_grad)
             self._actor_grad = CudaGraphWrapper(self.compute_actor_grad)
 
@@ -89,9 +90,25 @@ class KernelImpl(QLearningAlgoImplBase):
 
     def update_critic(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the critics."""
+        if self._config.memory:
+            self._look_back(batch)
         losses = self._critic_grad(batch)
         self._modules.critic_optim.step()
         return {name: float(loss.detach()) for name, loss in losses.items()}
+
+    @torch.no_grad()
+    def _look_back(self, batch: TorchMiniBatch) -> None:
+        """Show the kernel this mini-batch's residuals at the previous parameters; store the present ones."""
+        kernel, slow = self._modules.kernel, self._modules.slow_q_funcs
+        parameters = [*self._modules.q_funcs.parameters(), *(() if slow is None else slow.parameters())]
+        present = [parameter.detach().clone() for parameter in parameters]
+        if kernel.remembers:
+            devices = [self._device] if "cuda" in self._device else []
+            with kernel.looking_back(), torch.random.fork_rng(devices):  # the same actions are drawn again
+                _put(parameters, self._before)
+                self.compute_critic_loss(batch)
+                _put(parameters, present)
+        self._before = present
 
     def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
         """One optimiser step of the actor; the critics are in inference mode, as d3rlpy has it."""
@@ -210,6 +227,11 @@ def shift_values(modules: Any, value: float) -> None:
         made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
         for function in made:
             function._fc.bias.data.add_(value)
+
+
+def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
 
 
 def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:

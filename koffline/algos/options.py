@@ -30,7 +30,11 @@ class KernelCriticConfig(LearnableConfig):
     bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
         rows (the sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed
         before the first gradient step and saved with the model.
-    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic.
+    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
+        0.003 with a memory.
+    memory: 0, or the share that a step keeps of what earlier mini-batches say of E ψδ (0.97: of some thirty);
+        U is then a product of that and the mini-batch (`koffline.objectives.MemoryLoss`). For a gaussian or
+        laplacian kernel; one pass more through the critics. A loaded model remembers anew.
     action_kernel: joint (actions are columns of the row, one-hot where discrete), indicator (rows with
         different discrete actions do not meet), or none (a kernel of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
@@ -50,6 +54,7 @@ class KernelCriticConfig(LearnableConfig):
     kernel: str = "laplacian"
     bandwidth: Any = "0.5 median"
     diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
+    memory: float = 0.0
     action_kernel: str = "joint"
     standardise: bool = True
     normalise: bool = True
@@ -96,7 +101,7 @@ class EntropyConfig(ActorCriticConfig):
 class ComposedConfig(KernelCriticConfig):
     """Options of the kernel loss in an algorithm of d3rlpy's, whose own options have its names.
 
-    tau: rate of d3rlpy's target networks; it must be positive. backup is not for these.
+    tau: rate of d3rlpy's target networks; it must be positive. memory and backup are not for these.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
@@ -161,6 +166,7 @@ _RULES: dict[str, Any] = {
     "bandwidth": Annotated[Any, AfterValidator(_bandwidth)],
     "initial_value": Annotated[Any, AfterValidator(_start)],
     "diag_weight": _SHARE | None,
+    "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
     "critic": Literal["kloss", "fvi", "td0", "rg", "kloss_slow"],
@@ -204,11 +210,16 @@ def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
         "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
             config.action_kernel == "indicator" and not is_discrete
         ),
+        f"memory is {config.memory:g} and kernel '{config.kernel}', which has no random features; use "
+        "gaussian or laplacian": config.memory > 0.0 and config.kernel not in ("gaussian", "laplacian"),
         "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
             config.tau > 0.0 and hasattr(config, "target_decay")
         ),
         "tau is 0, but this algorithm needs the slow copy that it moves; raise it": (
             config.tau == 0.0 and (is_composed or hasattr(config, "expectile"))
+        ),
+        f"memory is set, which {config.kind} does not have; leave it out": (
+            is_composed and config.memory > 0.0
         ),
         f"backup is '{config.backup}', but {config.kind} backs up what d3rlpy's does; leave it out": (
             is_composed and config.backup != "own"
