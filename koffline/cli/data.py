@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koffline.cli.options import Log, Option, log_options, pass_options, whole, worker_options
+from koffline.cli.options import Log, log_options, reading_options, whole
 from koffline.cli.targets import claim
 from koffline.data.sources import FORMATS
 from koffline.errors import DataError, printable
@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
 
 _WIDTH = 160  # of tables in files
-_LAZY: Option = click.option(
-    "--lazy",
-    is_flag=True,
-    help="Leave the rows on disk and read them by blocks; folders of shards always are.",
-)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,7 +85,7 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
 
 
 @data.command()
-@log_options("source", _LAZY, pass_options)
+@log_options("source", reading_options)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(log: Log, as_json: bool) -> None:
     """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
@@ -114,7 +109,7 @@ def info(log: Log, as_json: bool) -> None:
 
 
 @data.command()
-@log_options("source", _LAZY, worker_options)
+@log_options("source", reading_options)
 def validate(log: Log) -> None:
     """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
 

@@ -126,21 +126,21 @@ def worker_options(command: Command, workers: str = _WORKERS, ray: str = _RAY) -
 
 
 pass_options = functools.partial(
-    worker_options, workers=f"{_WORKERS} More than one: implies --lazy.", ray=f"{_RAY} Implies --lazy."
+    worker_options, workers=f"{_WORKERS} Each reads shards.", ray=f"{_RAY} Each worker reads shards."
 )
-_MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}. Implies --lazy.")
-_ON_DISK = click.option("--lazy", is_flag=True, help="Leave the log on disk; the result is the same.")
+_MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}.")
+_SHARDS = "Leave shards on disk, as is done without it too; any other log is read into memory."
+_ON_DISK = click.option("--lazy", is_flag=True, help=_SHARDS)
 reading_options = added([_ON_DISK, *_named([_MEMORY]), pass_options])
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log as named on the command line, and how to read it. is_lazy: leave it on disk if requested."""
+    """A log as named on the command line, and how to read it."""
 
     source: str
     space: SpaceRequest | None
     mapping: Any
-    is_lazy: bool
     stream: StreamSettings
 
     @property
@@ -150,10 +150,10 @@ class Log:
 
     @property
     def stays_on_disk(self) -> bool:
-        """Whether the log is read by blocks: if requested, or if it is stored in shards."""
+        """Whether the log is read by blocks, as a folder of shards is."""
         from koffline.data.disk.opening import is_shard_folder
 
-        return self.is_lazy or (self.mapping is None and is_shard_folder(self.source))
+        return self.mapping is None and is_shard_folder(self.source)
 
     def open(self, lazy: Any = None) -> Any:
         """Open the transitions, in memory or on disk. Raises DataError."""
@@ -165,7 +165,7 @@ class Log:
     def open_by(self, by: str | None) -> tuple[Any, Any]:
         """Open the transitions, and groups of episodes by a column or a feature. Raises DataError."""
         by = by or getattr(self.mapping, "by", None)
-        if by is None or self.is_lazy or not hasattr(self.mapping, "by"):
+        if by is None or not hasattr(self.mapping, "by"):
             return self.open(), by
         from koffline.data.sources import open_labelled
 
@@ -183,12 +183,12 @@ def log_options(argument: str, *reading: Option) -> Option:
             names = ("memory", "workers", "ray")
             given = {name: options.pop(name) for name in names if name in options}
             given = {name: value for name, value in given.items() if value is not None}
-            is_lazy = options.pop("lazy", False) or bool(given.items() - {"workers": 1}.items())
+            options.pop("lazy", None)
             out = Path(getattr(options.get("result"), "out", None) or "")
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
-            found = command(*args, log=Log(source, space, mapping, is_lazy, stream), **options)
+            found = command(*args, log=Log(source, space, mapping, stream), **options)
             if partial is not None and partial.is_dir():
                 remove_saved(partial)
             return found
