@@ -8,6 +8,7 @@ Gaussian noise in units of half the action range.
 
 from __future__ import annotations
 
+import math
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,8 +149,12 @@ def _actors(
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
     """A policy with noise as the module describes it; actions are clipped to the box.
 
-    Raises PolicyError for a share of uniform actions outside [0, 1].
+    Raises ConfigError for a noise that is negative, or for discrete actions above one.
     """
+    if not 0.0 <= noise <= (1.0 if isinstance(policy, DiscretePolicy) else math.inf):
+        raise ConfigError(
+            f"noise is {noise}; give a probability in [0, 1], or a deviation for actions of a box"
+        )
     if noise == 0.0:
         return policy
     if isinstance(policy, DiscretePolicy):

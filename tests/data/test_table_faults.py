@@ -77,7 +77,7 @@ def test_a_mapping_is_for_tables_and_asked_for(tmp_path):
     path = write(walk(), tmp_path / "log.parquet")
     for source, given, words in (
         (tmp_path / "none", {"mapping": MAPPING}, "does not exist"),
-        (write_text(b"PK\3\4", tmp_path / "log.npz"), {"mapping": MAPPING}, "a mapping is for tables"),
+        (write_text(b"PK\3\4", tmp_path / "log.npz"), {"mapping": MAPPING}, "corrupt NPZ file"),
         (path, {"mapping": MAPPING, "lazy": True}, "--shard-rows"),
         (open_transitions(path, mapping=MAPPING), {"mapping": MAPPING}, "in memory already"),
     ):
