@@ -8,8 +8,8 @@ Gaussian noise in units of half the action range.
 
 from __future__ import annotations
 
-import math
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
