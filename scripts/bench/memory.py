@@ -1,17 +1,19 @@
-"""Worlds whose logged state is not the whole state: does the verdict say so, and does a history mend it?
+"""Worlds whose logged state is not the whole state, or that change: does the verdict say so?
 
     python -m scripts.bench.memory --seeds 2 --runs out/memory.jsonl --out docs/results/memory.json
 
-Each world is evaluated with ``history`` 0 and 1, its Markov parents and the exact problems with 0: there the
-verdict should not speak of earlier rows. Answers are written to ``--runs`` at once: called again, it goes on.
+Each world is evaluated with ``history`` 0 and 1, those that drift, the Markov parents and the exact problems
+with 0: of the last two nothing should be said. The truth of a world that drifts is that of its end. Answers
+are written to ``--runs`` at once: called again, it goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +23,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when run as a plain script
 
 import koffline
+from koffline.data.transitions import Transitions
 from koffline.envs.boxes import Actions, Observations, Outcome, States
 from koffline.store.files import atomic_file
 from scripts.bench import controllers as c
+from scripts.bench.classic import CartPole
 from scripts.bench.coverage import kept_runs
+from scripts.bench.held_out_worlds import Repriced
 from scripts.bench.problems import DEVELOPMENT, Spec
+from scripts.bench.rollouts import EpisodeLog, as_transitions, log_episodes
+from scripts.bench.specs import policy_of
 from tests.exact_problems import EXACT_PROBLEMS
 
 EXACT_ROWS = 2000
@@ -146,12 +153,45 @@ WORLDS: dict[str, Spec] = {
 }
 
 
+def _drifting(name: str, parent: str, worlds: Sequence[Any]) -> tuple[Spec, Sequence[Any]]:
+    return dataclasses.replace(DEVELOPMENT[parent], name=name, world=worlds[-1], n_starts=5000), worlds
+
+
+def _repriced(parent: str, scales: Iterable[float]) -> list[Repriced]:
+    return [Repriced(DEVELOPMENT[parent].world, scale=float(scale)) for scale in scales]
+
+
+DRIFTS = {
+    spec.name: (spec, worlds)
+    for spec, worlds in [
+        _drifting("chain, rewards rise", "chain", _repriced("chain", np.linspace(0.5, 1.5, 10))),
+        _drifting("chain, rewards jump", "chain", _repriced("chain", np.repeat((0.5, 1.5), 5))),
+        _drifting("noisy_grid, costs rise", "noisy_grid", _repriced("noisy_grid", np.linspace(0.7, 1.3, 10))),
+        _drifting(
+            "cartpole, rougher pushes", "cartpole", [CartPole(push) for push in np.linspace(0, 20, 10)]
+        ),
+    ]
+}
+
+
+def drifting_log(name: str, seed: int, n_rows: int) -> Transitions:
+    """One log of as many rows in each of the worlds, one after the other."""
+    spec, worlds = DRIFTS[name]
+    generator, parts = np.random.default_rng(seed), []
+    for world in worlds:
+        part = log_episodes(world, spec.behavior, n_rows // len(worlds), spec.time_limit, generator)
+        first = parts[-1].episode_ids[-1] + 1 if parts else 0
+        parts.append(dataclasses.replace(part, episode_ids=part.episode_ids + first))
+    columns = {key: np.concatenate([getattr(part, key) for part in parts]) for key in vars(parts[0])}
+    return as_transitions(EpisodeLog(**columns), spec.world)
+
+
 def questions(seeds: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
     """Yield (world, seed, history)."""
     for seed in range(seeds):
         for name in WORLDS:
             yield from ((name, seed, history) for history in (0, 1))
-        yield from ((name, seed, 0) for name in DEVELOPMENT)
+        yield from ((name, seed, 0) for name in (*DRIFTS, *DEVELOPMENT))
     for seed in range(6 * seeds):
         yield from ((name, seed, 0) for name in EXACT_PROBLEMS if not name.endswith("tuples"))
 
@@ -161,6 +201,9 @@ def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, A
     if name in EXACT_PROBLEMS:
         exact = EXACT_PROBLEMS[name](3000 + seed, EXACT_ROWS)
         log, policy, gamma, truth = exact.transitions, exact.policy, exact.gamma, exact.value
+    elif name in DRIFTS:
+        spec, log = DRIFTS[name][0], drifting_log(name, seed, n_rows)
+        policy, gamma, truth = policy_of(spec.world, spec.target, name), spec.gamma, spec.truth().value
     else:
         problem = (WORLDS.get(name) or DEVELOPMENT[name])(seed, n_rows)
         log, policy, gamma, truth = (
@@ -179,9 +222,11 @@ def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, A
         "value": found.value,
         "interval": None if interval is None else [interval.low, interval.high],
         "verdict": found.verdict.answer,
-        "state": [reason for reason in found.verdict.reasons if reason.startswith("state: ")],
+        "state": [r for r in found.verdict.reasons if r.startswith(("state: ", "drift: "))],
         "shift": found.diagnostics["memory_shift"],
         "p_value": found.diagnostics["memory_p_value"],
+        "drift": found.diagnostics["drift_shift"],
+        "drift_p_value": found.diagnostics["drift_p_value"],
     }
 
 
