@@ -230,30 +230,25 @@ def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, A
     }
 
 
-def summarise(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """By world: errors in half widths of the interval, how many were flagged, what held."""
-    table = []
-    for name in dict.fromkeys(run["world"] for run in runs):
-        for history in (0, 1):
-            own = [run for run in runs if (run["world"], run["history"]) == (name, history)]
-            known = [run for run in own if run["interval"] is not None]
-            if own:
-                errors = [(run["value"] - run["truth"]) / abs(run["truth"]) for run in own]
-                table.append(
-                    {
-                        "world": name,
-                        "history": history,
-                        "logs": len(own),
-                        "error": float(np.mean(errors)),
-                        "held": sum(
-                            run["interval"][0] <= run["truth"] <= run["interval"][1] for run in known
-                        ),
-                        "intervals": len(known),
-                        "supported": sum(run["verdict"] == "supported" for run in own),
-                        "flagged": sum(bool(run["state"]) for run in own),
-                    }
-                )
-    return {"worlds": table, "runs": runs}
+def _cells(runs: list[dict[str, Any]]) -> list[str]:
+    """Mean absolute error, intervals that hold, and how many answers speak of a state or a drift."""
+    known = [run for run in runs if run["interval"] is not None]
+    held = sum(run["interval"][0] <= run["truth"] <= run["interval"][1] for run in known)
+    error = np.mean([abs(run["value"] - run["truth"]) / abs(run["truth"]) for run in runs])
+    said = sum(bool(run["state"]) for run in runs)
+    return [f"{error:.0%}", f"{held} of {len(known)}", f"{said} of {len(runs)}"]
+
+
+def as_table(runs: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each world, one for all parents, one for all exact problems."""
+    lines = ["| world | off by | held | said | with the row before: off by | held | said |", "|" + "---|" * 7]
+    groups = {name: (name,) for name in (*WORLDS, *DRIFTS)}
+    groups |= {"Markov parents": tuple(DEVELOPMENT), "exact problems": tuple(EXACT_PROBLEMS)}
+    for title, names in groups.items():
+        by_history = [[r for r in runs if r["world"] in names and r["history"] == h] for h in (0, 1)]
+        cells = [cell for own in by_history for cell in (_cells(own) if own else ["", "", ""])]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -272,10 +267,8 @@ def main() -> None:
         return run
 
     cells = questions(given.seeds, given.n_rows)
-    found = summarise(kept_runs(given.runs, ("world", "seed", "history"), cells, measure))
-    for row in found["worlds"]:
-        print("{world:28} history {history}: error {error:+.1%}, held {held} of {intervals}, supported "
-              "{supported}, flagged {flagged} of {logs}".format(**row))  # fmt: skip
+    found = kept_runs(given.runs, ("world", "seed", "history"), cells, measure)
+    print(as_table(found))
     if given.out is not None:
         with atomic_file(given.out, force=True) as temporary:
             temporary.write_text(json.dumps(found, indent=1) + "\n")
