@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,28 @@ def evaluate(
     if by is not None:
         settings = settings.model_copy(update={"estimator": FITTED[0]} if settings.estimator == AUTO else {})
         check_by(by, settings.estimator, settings.interval)
+    ask = partial(_evaluate, transitions, policy, initial_observations, stream, progress, by)
+    found, shift = ask(settings)
+    if shift is None or settings.estimator != AUTO or settings.history is not None:
+        return found
+    again, _ = ask(settings.model_copy(update={"history": 1}))
+    note = (
+        f"What happened in the row before matters beyond the logged state (p = {shift.p_value:.1g}), so that "
+        f"row is part of it here (history=1); without it the value would be {found.value:.4g}."
+    )
+    return dataclasses.replace(again, warnings=(note, *again.warnings))
+
+
+def _evaluate(
+    transitions: Transitions | LazyTransitions,
+    policy: Any,
+    initial_observations: np.ndarray | None,
+    stream: StreamSettings | None,
+    progress: Progress | None,
+    by: By | None,
+    settings: EvaluationSettings,
+) -> tuple[Estimate, Shift | None]:
+    """The estimate, and what the row before changes if that matters."""
     with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
         groups = None if by is None else groups_of(workspace, by)
         name = choose_estimator(workspace)
@@ -80,19 +102,13 @@ def evaluate(
         evidence = _evidence(workspace) if name in FITTED else None
         verdict = verdict_on(workspace, found)
         found = without_guesswork(found, verdict)
+        shift = workspace.memory_shift if evidence and found.interval is not None else None
         diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
         by_group = () if groups is None else values_by_group(workspace, groups, found)
         value_function = None
         if evidence and not settings.history:
             value_function = workspace.fitted.value_function(workspace.transitions)
-        if settings.estimator == AUTO and settings.history is None and found.interval is not None:
-            shift = workspace.memory_shift if evidence else None
-            if shift is not None and shift.matters(found.interval):
-                return _with_history(found.value, shift, partial(
-                    evaluate, transitions, policy, initial_observations=initial_observations,
-                    settings=settings.model_copy(update={"history": 1}), stream=stream, progress=progress,
-                ))  # fmt: skip
-    return Estimate(
+    estimate = Estimate(
         verdict=verdict,
         value=found.value,
         interval=found.interval,
@@ -107,16 +123,8 @@ def evaluate(
         value_function=value_function,
         **workspace.describe(),
     )
-
-
-def _with_history(value: float, shift: Shift, again: Callable[[], Estimate]) -> Estimate:
-    """The estimate in which the row before is part of the state, and a note that says so."""
-    found = again()
-    note = (
-        f"What happened in the row before matters beyond the logged state (p = {shift.p_value:.1g}), so that "
-        f"row is part of it here (history=1); without it the value would be {value:.4g}."
-    )
-    return dataclasses.replace(found, warnings=(note, *found.warnings))
+    matters = shift is not None and found.interval is not None and shift.matters(found.interval)
+    return estimate, shift if matters else None
 
 
 def _evidence(workspace: Workspace) -> Evidence:
