@@ -192,7 +192,7 @@ def questions(seeds: int, n_rows: int) -> Iterator[tuple[str, int, int]]:
         for name in WORLDS:
             yield from ((name, seed, history) for history in (0, 1))
         yield from ((name, seed, 0) for name in (*DRIFTS, *DEVELOPMENT))
-    for seed in range(6 * seeds):
+    for seed in range(3 * seeds):
         yield from ((name, seed, 0) for name in EXACT_PROBLEMS if not name.endswith("tuples"))
 
 
