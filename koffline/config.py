@@ -78,7 +78,7 @@ class EvaluationSettings(Section):
         None,
         ge=0,
         le=10,
-        description="rows before that are part of the state; auto takes one where it matters",
+        description="rows before that are part of the state; by default `auto` finds out whether one is",
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 

@@ -86,7 +86,8 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
     least, greatest = (int(bound) for bound in checks.extremes(actions))
     if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
         n = greatest + 1
-        choices = f"{n} choices (--discrete {n})" if n <= LARGEST_SPACE else "number choices 0, 1, 2, …"
+        is_count = least >= 0 and n <= LARGEST_SPACE
+        choices = f"{n} choices (--discrete {n})" if is_count else "number choices 0, 1, 2, …"
         said = f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least} up to {greatest}"
         remedy = f"declare quantities (--continuous LOW HIGH), or {choices}"
         raise DataError(f"{said}, and the file declares no action space; {remedy}")

@@ -14,7 +14,7 @@ from koffline.config import EvaluationSettings
 from koffline.data.features import ACTIONS
 from koffline.data.table.problems import GAPS, ORDER
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, KofflineError, PolicyError
+from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import names
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
@@ -130,6 +130,10 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     """An interval for the value from the problem in fixed features, whatever the estimator."""
     settings, is_certified = workspace.settings, kind == names.KERNEL_CERTIFIED
+    if is_certified and settings.history:
+        raise ConfigError(
+            f"{kind} certifies values of the logged state alone; leave history={settings.history} out"
+        )
     system = workspace.fixed_system if is_certified else workspace.held_system
     asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})
     result = make_interval(kind, system, **asked)
@@ -193,8 +197,8 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     robust = None if sums is None else drl(sums, workspace.fitted.spread, workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
-    if by_networks and found.interval is not None:
-        gaps += _assumptions(found.value, found.interval, workspace)
+    if robust is not None and found.interval is not None:
+        gaps += _assumptions(robust.value, found.interval, workspace)
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 
@@ -220,12 +224,16 @@ def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iter
     shift, rows = workspace.memory_shift, (workspace.settings.history or 0) + 1
     if shift is not None and shift.matters(interval):
         before = "the row before" if rows == 1 else f"{rows} rows before"
-        told = f"state: what happened earlier matters beyond the logged state; with {before} as part of it"
+        told = (
+            f"{names.STATE}what happened earlier matters beyond the logged state; with {before} as part of it"
+        )
         yield f"{told} the value would be about {value + shift.value:.4g}: try --set history={rows}"
     shift = workspace.drift_shift
     if shift is not None and shift.matters(interval):
-        told = "drift: the world changes along the log; as it is where the log ends, the value would be about"
-        yield f"{told} {value + shift.value:.4g}: evaluate the later episodes by themselves"
+        told = (
+            f"{names.DRIFT}the world changes along the log; if evenly, the value where the log ends is about"
+        )
+        yield f"{told} {value + shift.value:.4g}: evaluate the later part of the log by itself"
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

@@ -28,7 +28,16 @@ from koffline.ope.estimators import (
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.markov import Shift
-from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, FITTED, check_estimator, check_interval, kinds_for
+from koffline.ope.names import (
+    AUTO,
+    CERTIFIED_KINDS,
+    DEFAULT,
+    ESTIMATORS,
+    FITTED,
+    check_estimator,
+    check_interval,
+    kinds_for,
+)
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import without_guess, without_guesswork
@@ -70,19 +79,22 @@ def evaluate(
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     check_interval(settings.estimator, settings.interval)
+    may_look_back = settings.estimator == AUTO and settings.history is None
+    may_look_back &= settings.interval not in CERTIFIED_KINDS  # which allow no look at the rewards first
     if by is not None:
         settings = settings.model_copy(update={"estimator": FITTED[0]} if settings.estimator == AUTO else {})
         check_by(by, settings.estimator, settings.interval)
     ask = partial(_evaluate, transitions, policy, initial_observations, stream, progress, by)
     found, shift = ask(settings)
-    if shift is None or settings.estimator != AUTO or settings.history is not None:
+    if shift is None or not may_look_back:
         return found
     again, _ = ask(settings.model_copy(update={"history": 1}))
     note = (
         f"What happened in the row before matters beyond the logged state (p = {shift.p_value:.1g}), so that "
         f"row is part of it here (history=1); without it the value would be {found.value:.4g}."
     )
-    return dataclasses.replace(again, warnings=(note, *again.warnings))
+    seconds = round(found.seconds + again.seconds, 3)
+    return dataclasses.replace(again, warnings=(note, *again.warnings), seconds=seconds)
 
 
 def _evaluate(
@@ -168,6 +180,8 @@ def open_workspace(
     stream = stream or StreamSettings()
     with torch.no_grad(), threads(settings.threads), stream.kept():
         log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
+        if len(log.sample.transitions) < 2:
+            raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
         if initial_observations is not None:
             initial_observations = _checked_starts(log.sample.transitions, initial_observations)
         answers, again = (_answers(policy, log.sample.transitions.observations) for _ in range(2))

@@ -256,9 +256,7 @@ def fit_value_function(
 ) -> ValueFunction:
     """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
     if settings.history:
-        raise ConfigError(
-            f"history is {settings.history}, but a function of states was asked for; leave it out"
-        )
+        raise ConfigError("diagnose and value functions are of the logged state; leave history out")
     with torch.no_grad(), threads(settings.threads):
         generator = np.random.default_rng(settings.seed)
         problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)

@@ -6,10 +6,10 @@ residual of Q. If h does not matter given x, E[δ | x, h] = 0 for the true Q, an
 
     shift = n⁻¹ Σ w ω̃ δ,    ω̃ = ω(x, h) − E[ω(x, h) | x],    ω = d^π/μ over (x, h),
 
-is zero in expectation: errors of Q depend on x alone, and ω̃ averages to zero at every x. If h matters,
-J + shift is the doubly robust value in which it is part of the state. ω is the dual of LSTD-Q in features
-φ(x) and η(x, h), the latter centred given x by a ridge regression. That the centring and Q may both be a
-little wrong costs only the product of their errors.
+is zero in expectation: errors of Q depend on x alone, and ω̃ averages to zero at every x. If h matters, the
+doubly robust value by ω(x), plus shift, is the doubly robust value in which h is part of the state. ω is the
+dual of LSTD-Q in features φ(x) and η(x, h), the latter centred given x by a ridge regression. That the
+centring and Q may both be a little wrong costs only the product of their errors.
 (Shah & Peters 2020, generalised covariance measure; Kallus & Uehara 2020)
 """
 
@@ -30,8 +30,10 @@ from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import EvaluationProblem, memories
 from koffline.ope.results import Interval
 
-_FEATURES, _FEW_FEATURES = 200, 20  # random features of x and of (x, h); of x alone, to be times h
-_RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6  # relative to the features' mean squares
+_FEATURES = 200  # random features of x, and of (x, h)
+# Relative to the features' mean squares before they are centred: what centring leaves of a memory that the
+# state tells already is its error, and must not count.
+_RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
 _BLOCK, _MOST_ROWS = 2048, 10_000
@@ -68,7 +70,7 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
     """Estimate what the row before changes; None without episodes of several rows, or with few of them.
 
     values: at the rows, by networks that did not see their episode, in units of the return. Of more than
-    10,000 rows every second, third, … episode is looked at.
+    10,000 rows every second, third, … is looked at, with the row before it.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
@@ -138,22 +140,22 @@ def _shift(
     """Shift by h: ``before`` of rows, ``after`` of those that follow them, ``first`` of start states."""
     starts, n_rows = problem.episode_starts, problem.n_rows
     unit = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n_rows)))
-    stride = math.ceil(n_rows / _MOST_ROWS)
-    rows = np.flatnonzero(unit % stride == 0)
-    units = len(np.unique(unit[rows]))
+    step, stride = np.arange(n_rows) - starts[unit], math.ceil(n_rows / _MOST_ROWS)
+    rows = np.flatnonzero(((step + unit) % stride == 0) & (problem.row_weights > 0.0))
+    kept, place = np.unique(unit[rows], return_inverse=True)
+    units = len(kept)
     if units < _LEAST_UNITS:
         return None
     generator = torch.Generator().manual_seed(seed)
     alone = problem.kernel_inputs[rows]
     both = np.concatenate([alone, before[rows]], axis=1)
     features = _Features(
-        _draw_features(alone, _FEATURES if of_both else _FEW_FEATURES, generator),
-        _draw_features(both, _FEATURES, generator) if of_both else None,
+        _draw_features(alone, generator), _draw_features(both, generator) if of_both else None
     )
     omega = _weights(problem, features, rows, before, after, first, generator)
     residual = problem.rewards * problem.reward_scale + problem.discounts * values.later - values.now
     weights = problem.row_weights[rows]
-    by_unit = np.bincount(unit[rows] // stride, weights=weights * omega * residual[rows])
+    by_unit = np.bincount(place, weights=weights * omega * residual[rows])
     error = math.sqrt(units) * float(by_unit.std(ddof=1)) / float(weights.sum())
     return Shift(float(by_unit.sum() / weights.sum()), error, units)
 
@@ -186,8 +188,7 @@ def _weights(
     alone = second[:count, :count]
     alone = alone + _CENTRING_RIDGE * alone.diagonal().mean() * torch.eye(count)
     centred[:count, count:] = -torch.linalg.solve(alone, second[:count, count:])
-    squares = (centred.mT @ second @ centred).diagonal().clamp_min(1e-12)
-    system = centred.mT @ system @ centred + _RIDGE * squares.diag()
+    system = centred.mT @ system @ centred + _RIDGE * second.diagonal().clamp_min(1e-12).diag()
     dual = torch.linalg.solve(system.mT, centred.mT @ start)
     dual[:count] = 0.0
     alpha = centred @ dual
@@ -196,12 +197,10 @@ def _weights(
     )
 
 
-def _draw_features(
-    rows: Float[np.ndarray, "some column"], count: int, generator: torch.Generator
-) -> FourierFeatures:
+def _draw_features(rows: Float[np.ndarray, "some column"], generator: torch.Generator) -> FourierFeatures:
     """Random features, their width √2 times the median distance."""
     kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), generator=generator))
-    return random_fourier_features(kernel, rows.shape[1], count, generator)
+    return random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
 
 
 def _blocks(rows: Int[np.ndarray, " some"]) -> Iterator[Int[np.ndarray, " block"]]:

@@ -76,3 +76,6 @@ def check_interval(name: str, kind: str) -> None:
             f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
             f"estimator that has it ({', '.join(fitting)})"
         )
+
+
+STATE, DRIFT = "state: ", "drift: "  # beginnings of reasons for care: rows before matter, the world changes

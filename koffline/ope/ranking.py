@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from koffline.ope.comparisons import (
     score_selection,
 )
 from koffline.ope.evaluation import evaluate
-from koffline.ope.names import AUTO
+from koffline.ope.names import AUTO, DRIFT, STATE
 from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -40,6 +41,10 @@ _CHOSEN = (
     " None of this knows about a bias that the estimator has for one policy and not for another. The first "
     "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
     "the choice."
+)
+_LOOKED_BACK = (
+    "What happened in the row before matters beyond the logged state (first seen for {name}), so that row is "
+    "part of it for every policy here (history=1)."
 )
 _KEPT = ("value", "interval", "uplift", "warnings")  # of an estimate
 
@@ -114,19 +119,36 @@ def select_policies(
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
     started = time.perf_counter()
-    settings = options.get("settings")
+    settings, may_look_back = options.get("settings"), False
     if options.get("estimator", AUTO if settings is None else settings.estimator) == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
+        may_look_back = options.get("history", None if settings is None else settings.history) is None
     named = _named_policies(policies, transitions)
     true: Mapping[str, float] | None = None
     if truths is not None:
         true = truths if isinstance(truths, Mapping) else dict(zip(named, truths, strict=True))
+    ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
+    (estimates, failed), notes = ask(**options), []
+    matters = [name for name, one in estimates.items() if _reasons(one, STATE)]
+    if matters and may_look_back:
+        (estimates, failed), notes = ask(**options, history=1), [_LOOKED_BACK.format(name=matters[0])]
+    return _ranked(estimates, failed, true, notes, started)
+
+
+def _estimate_each(
+    transitions: Transitions | LazyTransitions,
+    named: dict[str, Policy],
+    gamma: float | None,
+    progress: Callable[[str], Progress | None] | None,
+    **options: Any,
+) -> tuple[dict[str, Estimate], dict[str, str]]:
+    """Estimates of policies by name, and why others have none. Raises KofflineError for fewer than two."""
     estimates: dict[str, Estimate] = {}
     failed: dict[str, str] = {}
     for name, policy in named.items():
         watch = None if progress is None else progress(name)
         try:
-            estimates[name] = evaluate(transitions, policy, gamma, seed=seed, progress=watch, **options)
+            estimates[name] = evaluate(transitions, policy, gamma, progress=watch, **options)
         except ConfigError:
             raise
         except KofflineError as error:
@@ -136,15 +158,27 @@ def select_policies(
     if len(estimates) < 2:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
         raise KofflineError(f"fewer than two policies could be evaluated ({reasons})")
-    return _ranked(estimates, failed, true, started)
+    return estimates, failed
+
+
+def _reasons(estimate: Estimate, *beginnings: str) -> tuple[str, ...]:
+    """Reasons for care of an estimate that begin so."""
+    return tuple(reason for reason in estimate.verdict.reasons if reason.startswith(beginnings))
 
 
 def _ranked(
-    estimates: dict[str, Estimate], failed: dict[str, str], true: Mapping[str, float] | None, started: float
+    estimates: dict[str, Estimate],
+    failed: dict[str, str],
+    true: Mapping[str, float] | None,
+    notes: list[str],
+    started: float,
 ) -> PolicyRanking:
     """The ranking of the policies that could be evaluated."""
     names = sorted(estimates, key=lambda name: -estimates[name].value)
-    found = [estimates[name] for name in names]
+    found = [
+        dataclasses.replace(one, warnings=(*_reasons(one, STATE, DRIFT), *one.warnings))
+        for one in (estimates[name] for name in names)
+    ]
     first, level = found[0], found[0].settings["level"]
     comparisons, assumptions = _compare(names, found, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
@@ -169,7 +203,7 @@ def _ranked(
         estimator=first.estimator,
         level=level,
         assumptions=assumptions + _CHOSEN,
-        warnings=_warnings(names, found, failed),
+        warnings=(*notes, *_warnings(names, found, failed)),
         **about | {"seconds": round(time.perf_counter() - started, 3)},
     )
 

@@ -62,13 +62,15 @@ def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator)
     action that the log holds less than twice counts as infinitely far. Follows the caution of Fujimoto et
     al. (2022): a small Bellman error says nothing about state-actions outside the log.
     """
+    own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     inputs, probabilities, shares = _policy_rows(problem, generator)
+    inputs, logged = inputs[..., :own], problem.inputs[:, :own]
     if problem.n_actions is None or probabilities is None:
         queries, cares = inputs[:, generator.integers(inputs.shape[1])], shares[:, None]
-        return _summarise([problem.inputs[rows]], queries, cares, generator)
+        return _summarise([logged[rows]], queries, cares, generator)
     taken, cares = problem.actions[rows], probabilities * shares[:, None]
-    same = [problem.inputs[rows[taken == action]] for action in range(problem.n_actions)]
+    same = [logged[rows[taken == action]] for action in range(problem.n_actions)]
     return _summarise(same, inputs[:, 0], cares, generator)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import ConfigDict, Field
+from pydantic import Field, model_validator
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
@@ -81,8 +81,7 @@ class TrainSettings(Section):
 class LogEvaluatorSettings(Section):
     """An average over logged rows.
 
-    type: td_error, discounted_sum_of_advantage, average_value, initial_value, continuous_action_diff or
-    discrete_action_match. part: train or held_out; held_out where there is such a part.
+    type: what is averaged, by d3rlpy's names. part: train or held_out; held_out where there is such a part.
     """
 
     type: Literal[
@@ -131,13 +130,15 @@ _EVALUATORS: dict[str, type[EvaluatorSettings]] = {
 
 
 class LoggerSettings(Section):
-    """What is logged besides the metrics.
+    """What is logged besides the metrics."""
 
-    gradients: also write the size of gradients, as d3rlpy does.
-    """
+    gradients: bool = Field(True, description="also write the size of gradients, as d3rlpy does")
 
-    model_config = ConfigDict(extra="ignore")  # files of earlier versions name other loggers here
-    gradients: bool = True
+    @model_validator(mode="before")
+    @classmethod
+    def _without_gone(cls, given: Any) -> Any:  # files of earlier versions name loggers that are gone
+        gone = {"tensorboard": False, "wandb": False, "wandb_project": None}
+        return {name: value for name, value in given.items() if (name, value) not in gone.items()}
 
 
 class TrainConfig(Section):

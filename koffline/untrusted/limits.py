@@ -34,8 +34,8 @@ def check_memory(declared: int) -> None:
     """Raise Refused where ``declared`` bytes are more than the content of one file may take."""
     if declared > (allowed := memory_allowance()):
         said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
-        remedy = "read a log from disk (--lazy), make shards of it (`koffline data convert … --shard-rows N`)"
-        raise Refused(f"{said}; {remedy}, or set {MAX_BYTES} to more bytes")
+        remedy = "tables are read piece by piece into shards (`koffline data convert … --shard-rows N`)"
+        raise Refused(f"{said}; set {MAX_BYTES} to more bytes ({remedy})")
 
 
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:

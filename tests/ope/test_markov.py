@@ -192,5 +192,5 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
 
 def test_a_value_function_of_states_knows_no_history() -> None:
     settings = EvaluationSettings(gamma=GAMMA, history=1)
-    with pytest.raises(ConfigError, match="history is 1"):
+    with pytest.raises(ConfigError, match="leave history out"):
         fit_value_function(ring(0.0, 0, episodes=30), POLICY, settings)
