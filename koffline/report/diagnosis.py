@@ -57,7 +57,10 @@ def _show(diagnosis: Diagnosis, console: Any) -> None:
         ("coverage", f"{diagnosis.coverage.fraction:.0%} of the policy's actions lie near logged ones"),
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("logged return", f"{number(diagnosis.logged_return)} (discounted, up to each episode's last row)"),
-        ("rows held out", {True: "yes", False: "no", None: "unknown"}[test.held_out]),
+        (
+            "rows held out",
+            {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[test.held_out],
+        ),
         ("log", describe_log(diagnosis)),
         ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]

@@ -43,7 +43,8 @@ class Problems:
 
     def unknown(self, name: str, role: str, names: Sequence[str]) -> None:
         """Add that a column is not there, with the nearest name."""
-        self.add(f"has no column '{name}' ({role}); {nearest_name(name, names)}")
+        remedy = "name single columns here" if is_pattern(name) else nearest_name(name, names)
+        self.add(f"has no column '{name}' ({role}); {remedy}")
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
