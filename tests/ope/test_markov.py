@@ -176,7 +176,8 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
 def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     log, truth = ring(0.5, 3), true_value(0.5)
     ask = partial(koffline.evaluate, log, POLICY, GAMMA, seed=0, **QUICK)
-    short, long, default = ask(history=0), ask(history=1), ask()
+    halves = {"half": np.arange(log.n_episodes) % 2}
+    short, long, default = ask(history=0), ask(history=1), ask(by=halves)
     assert short.interval is not None
     assert not short.interval.holds(truth)
     assert short.verdict.answer == "with care"
@@ -188,6 +189,22 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     assert default.value == long.value
     assert default.verdict == long.verdict
     assert f"without it the value would be {short.value:.4g}" in default.warnings[0]
+
+
+def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
+    """Read as states the rows turn the order round; truths 1.23 and 1.99."""
+    found = koffline.select_policies(ring(0.5, 3), {"right": POLICY, "uniform": "uniform"}, GAMMA, **QUICK)
+    assert [policy.name for policy in found.policies] == ["uniform", "right"]
+    assert "part of it for every policy here" in found.warnings[0]
+    assert found.settings["history"] == 1
+
+
+def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
+    log = ring(0.5, 0, episodes=1200)
+    assert len(log) > 10_000
+    shift = shift_of(log, counted_values(log)[0])
+    assert shift.units > 1100  # some have one row, which is not drawn
+    assert abs(shift.value - (true_value(0.5) - counted_values(log)[1])) < 0.25
 
 
 def test_a_value_function_of_states_knows_no_history() -> None:
