@@ -63,7 +63,7 @@ def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatc
     needed = 2 * 3000 * 100 * 8 + 4 * 3000 * 8
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed - 1))
     with pytest.raises(
-        DataError, match=r"takes 4\.9 MB in memory, 4\.9 MB are allowed; read a log from disk"
+        DataError, match=r"takes 4\.9 MB in memory, 4\.9 MB are allowed; set KOFFLINE_MAX_BYTES"
     ):
         open_transitions(path)
     lazy = open_transitions(tmp_path / "log", lazy=True)
