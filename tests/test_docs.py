@@ -15,6 +15,7 @@ import pytest
 import koffline
 from koffline.cli import cli
 from scripts import site_reference
+from scripts.bench import memory
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -145,3 +146,8 @@ def test_the_site_builds_without_warnings_and_without_the_net(tmp_path: Path) ->
         assert [link for link in links if not (page.parent / link).exists()] == [], page
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
     assert any("target_rate" in entry["text"] for entry in index["docs"])
+
+
+def test_the_table_of_worlds_with_memory_says_what_results_say() -> None:
+    runs = json.loads((DOCS / "results" / "memory.json").read_text(encoding="utf-8"))
+    assert memory.as_table(runs) in (DOCS / "trust.md").read_text(encoding="utf-8")
