@@ -79,14 +79,13 @@ def evaluate(
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     check_interval(settings.estimator, settings.interval)
-    may_look_back = settings.estimator == AUTO and settings.history is None
-    may_look_back &= settings.interval not in CERTIFIED_KINDS  # which allow no look at the rewards first
+    looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
         settings = settings.model_copy(update={"estimator": FITTED[0]} if settings.estimator == AUTO else {})
         check_by(by, settings.estimator, settings.interval)
     ask = partial(_evaluate, transitions, policy, initial_observations, stream, progress, by)
     found, shift = ask(settings)
-    if shift is None or not may_look_back:
+    if shift is None or not looks_back:
         return found
     again, _ = ask(settings.model_copy(update={"history": 1}))
     note = (
@@ -95,6 +94,11 @@ def evaluate(
     )
     seconds = round(found.seconds + again.seconds, 3)
     return dataclasses.replace(again, warnings=(note, *again.warnings), seconds=seconds)
+
+
+def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
+    """Whether settings leave it open if the row before is part of the state; a certificate does not."""
+    return estimator == AUTO and history is None and interval not in CERTIFIED_KINDS
 
 
 def _evaluate(

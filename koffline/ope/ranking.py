@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.config import make_settings
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
@@ -22,7 +23,7 @@ from koffline.ope.comparisons import (
     compare_replicas,
     score_selection,
 )
-from koffline.ope.evaluation import evaluate
+from koffline.ope.evaluation import evaluate, may_look_back
 from koffline.ope.names import AUTO, DRIFT, STATE
 from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift
 from koffline.policies.base import Policy
@@ -119,10 +120,12 @@ def select_policies(
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
     started = time.perf_counter()
-    settings, may_look_back = options.get("settings"), False
-    if options.get("estimator", AUTO if settings is None else settings.estimator) == AUTO:
+    settings = options.get("settings") or make_settings({"gamma": 0.5})  # for its defaults
+    chosen = {
+        name: options.get(name, getattr(settings, name)) for name in ("estimator", "interval", "history")
+    }
+    if chosen["estimator"] == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
-        may_look_back = options.get("history", None if settings is None else settings.history) is None
     named = _named_policies(policies, transitions)
     true: Mapping[str, float] | None = None
     if truths is not None:
@@ -130,7 +133,7 @@ def select_policies(
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
     matters = [name for name, one in estimates.items() if _reasons(one, STATE)]
-    if matters and may_look_back:
+    if matters and may_look_back(**chosen):
         (estimates, failed), notes = ask(**options, history=1), [_LOOKED_BACK.format(name=matters[0])]
     return _ranked(estimates, failed, true, notes, started)
 

@@ -6,7 +6,7 @@ Each has the methods of `koffline.envs.boxes.BoxWorld`; noise that Gymnasium's v
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float
@@ -23,6 +23,30 @@ class PlainWorld:
     def observe(self, state: States) -> Observations:
         """The state in single precision."""
         return state.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Around:
+    """Another world as it is; subclasses change what it does."""
+
+    world: Any
+
+    @property
+    def n_actions(self) -> int | None:
+        return self.world.n_actions
+
+    @property
+    def bounds(self) -> Any:
+        return self.world.bounds
+
+    def reset(self, n: int, generator: np.random.Generator) -> States:
+        return self.world.reset(n, generator)
+
+    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+        return self.world.step(state, action, generator)
+
+    def observe(self, state: States) -> Observations:
+        return self.world.observe(state)
 
 
 @dataclass(frozen=True)

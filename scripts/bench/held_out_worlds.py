@@ -3,43 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from koffline.envs.boxes import Actions, Observations, Outcome, States
-from scripts.bench.classic import PlainWorld
+from scripts.bench.classic import Around, PlainWorld
 
 Array = np.ndarray
 _MOVES = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, -1.0], [-1.0, 0.0]])
 
 
 @dataclass(frozen=True)
-class Repriced:
+class Repriced(Around):
     """Another world with reward ``scale`` · reward + ``offset`` + ``at_end`` (on terminating steps)."""
 
-    world: Any
     scale: float = 1.0
     offset: float = 0.0
     at_end: float = 0.0
 
-    @property
-    def n_actions(self) -> int | None:
-        return self.world.n_actions
-
-    @property
-    def bounds(self) -> Any:
-        return self.world.bounds
-
-    def reset(self, n: int, generator: np.random.Generator) -> States:
-        return self.world.reset(n, generator)
-
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         following, reward, ended = self.world.step(state, action, generator)
         return Outcome(following, self.scale * reward + self.offset + self.at_end * ended, ended)
-
-    def observe(self, state: States) -> Observations:
-        return self.world.observe(state)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from koffline.data.transitions import Transitions
 from koffline.envs.boxes import Actions, Observations, Outcome, States
 from koffline.store.files import atomic_file
 from scripts.bench import controllers as c
-from scripts.bench.classic import CartPole
+from scripts.bench.classic import Around, CartPole
 from scripts.bench.coverage import kept_runs
 from scripts.bench.held_out_worlds import Repriced
 from scripts.bench.problems import DEVELOPMENT, Spec
@@ -39,7 +39,7 @@ EXACT_ROWS = 2000
 
 
 @dataclass(frozen=True)
-class Remembering:
+class Remembering(Around):
     """Another world with a last column of state that nobody sees; ``kind`` says what it does.
 
     switch: changing the action costs ``size``. bonus: action 0 pays ``size`` a step later. delay: an action
@@ -47,17 +47,8 @@ class Remembering:
     rewards are higher or lower by ``size``; the mode changes more often after action 0.
     """
 
-    world: Any
     kind: str
     size: float = 0.0
-
-    @property
-    def n_actions(self) -> int | None:
-        return self.world.n_actions
-
-    @property
-    def bounds(self) -> Any:
-        return self.world.bounds
 
     def reset(self, n: int, generator: np.random.Generator) -> States:
         state = np.asarray(self.world.reset(n, generator), dtype=np.float64).reshape(n, -1)
@@ -86,25 +77,10 @@ class Remembering:
 
 
 @dataclass(frozen=True)
-class Blinkered:
+class Blinkered(Around):
     """Another world of which some columns are observed."""
 
-    world: Any
     columns: tuple[int, ...]
-
-    @property
-    def n_actions(self) -> int | None:
-        return self.world.n_actions
-
-    @property
-    def bounds(self) -> Any:
-        return self.world.bounds
-
-    def reset(self, n: int, generator: np.random.Generator) -> States:
-        return self.world.reset(n, generator)
-
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        return self.world.step(state, action, generator)
 
     def observe(self, state: States) -> Observations:
         return self.world.observe(state)[:, list(self.columns)]

@@ -9,6 +9,7 @@ import koffline
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
+from koffline.ope.evaluation import may_look_back
 from koffline.ope.fitted import fit_value_function
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.markov import Shift, drift_shift, memory_shift
@@ -197,6 +198,19 @@ def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
     assert [policy.name for policy in found.policies] == ["uniform", "right"]
     assert "part of it for every policy here" in found.warnings[0]
     assert found.settings["history"] == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_open"),
+    [
+        (("auto", "default", None), True),
+        (("auto", "default", 0), False),
+        (("kloss", "default", None), False),
+        (("auto", "kernel-certified", None), False),
+    ],
+)
+def test_who_decides_on_the_row_before(settings: tuple[str, str, int | None], is_open: bool) -> None:
+    assert may_look_back(*settings) is is_open
 
 
 def test_rows_of_long_logs_are_thinned_not_episodes() -> None:
