@@ -14,7 +14,6 @@ import numpy as np
 
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError
 from koffline.ope.value_functions import ValueFunction
 from koffline.store.run_record import versions
 
@@ -86,12 +85,6 @@ class Interval(Record):
         least, most = bounds
         low, high = min(max(self.low, least), most), max(min(self.high, most), least)
         return dataclasses.replace(self, low=low, high=high)
-
-
-def check_level(level: float) -> None:
-    """Raise ConfigError unless 0 < level < 1."""
-    if not 0.0 < level < 1.0:
-        raise ConfigError(f"level is {level}; give a number strictly between 0 and 1, as in 0.95")
 
 
 def describe_coverage(fraction: float) -> str:
