@@ -53,7 +53,7 @@ def learn_policies(env: str, folder: Path) -> None:
     for level, snapshot in found.items():
         path = folder / f"{name}_{level}.npz"
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        write_arrays(temporary, FORMAT, VERSION, policy_arrays(snapshot.policy))
+        write_arrays(temporary, FORMAT, VERSION, policy_arrays(snapshot.network))
         os.replace(temporary, path)
         entry: dict[str, Any] = {
             "command": f"python scripts/build_control.py --env {env}",

@@ -1,5 +1,26 @@
-"""Build datasets and target policies: uniform states, rollouts, mixtures, logs to learn control from."""
+"""Build datasets and target policies: uniform states, rollouts, mixtures, logs to learn control from.
 
+An entry in manifest.json beside a dataset records how it was made, and its digests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from koffline.errors import DataError
+from koffline.store.files import write_text
+from koffline.store.run_record import digest_of
+from koffline.store.targets import locked
+
+if TYPE_CHECKING:
+    from koffline.data.disk.log import LazyTransitions
+    from koffline.data.transitions import Transitions
+
+NAME = "manifest.json"
 # Kinds of logs for learning control (as in D4RL, Fu et al. 2020) and the levels of the policies in them.
 POLICY_LEVELS: dict[str, tuple[str, ...]] = {
     "random": (),
@@ -9,3 +30,39 @@ POLICY_LEVELS: dict[str, tuple[str, ...]] = {
     "expert": ("expert",),
 }
 KINDS = tuple(POLICY_LEVELS)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Entries of a manifest; empty if there is no file. Raises DataError for a file of another kind."""
+    if not path.exists():
+        return {}
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        entries = None
+    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+        raise DataError(f"{path} is not a manifest (JSON: name → entry); repair it or choose another folder")
+    return entries
+
+
+def add_to_manifest(
+    path: Path, dataset: Path, log: Transitions | LazyTransitions, command: str, seed: int
+) -> None:
+    """Add or replace the entry of a dataset, a file or a folder; the others stay.
+
+    Entries are named by the dataset's path as seen from the manifest's folder. Raises DataError.
+    """
+    entry: dict[str, Any] = {
+        "command": command,
+        "seed": seed,
+        "rows": len(log),
+        "episodes": log.n_episodes,
+        "content_sha256": log.sha256,
+        "made_with": {package: version(package) for package in ("koffline", "numpy", "h5py", "gymnasium")},
+    }
+    if dataset.is_file():
+        entry["files"] = {dataset.name: {"sha256": digest_of(dataset)}}
+    name = Path(os.path.relpath(dataset, path.parent)).as_posix()
+    with locked(path, wait=True):  # builds that end at the same time write one after the other
+        entries = read_manifest(path) | {name: entry}
+        write_text(path, json.dumps(entries, indent=2) + "\n")

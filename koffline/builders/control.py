@@ -25,7 +25,6 @@ from koffline.builders.control_learning import (
     learn,
     learning_settings,
     medium_and_expert,
-    network_policy,
     policy_returns,
 )
 from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole, world_metadata
@@ -33,7 +32,7 @@ from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs import closed_copies
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy
-from koffline.policies.builtin import Mlp, epsilon_policy, finite_box
+from koffline.policies.builtin import epsilon_policy, finite_box
 from koffline.policy_specs import as_policy
 from koffline.progress import progress_bar
 
@@ -134,15 +133,14 @@ def random_return(env: str) -> float:
 def _actors(
     env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None
 ) -> tuple[list[Policy], list[float]]:
-    """Policies of the levels (networks, files or specs) with noise added, and the noise of each."""
+    """Policies of the levels with noise added, and the noise of each."""
     copies, recipe = closed_copies(env), RECIPES.get(env)
     space, shape = copies.action_space, copies.observation_shape
     usual = dict(EPSILON if isinstance(space, Discrete) else NOISE)
     if recipe is not None and recipe.medium_noise is not None:
         usual["medium"] = recipe.medium_noise
     noises = [usual[level] if noise is None else noise for level in levels]
-    given = [network_policy(env, policy) if isinstance(policy, Mlp) else policy for policy in policies]
-    known = [as_policy(policy, space, shape) for policy in given]
+    known = [as_policy(policy, space, shape) for policy in policies]
     return [noisy(policy, each, space) for policy, each in zip(known, noises, strict=True)], noises
 
 

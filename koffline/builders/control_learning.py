@@ -13,11 +13,11 @@ import numpy as np
 from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
 from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
-from koffline.data.transitions import Discrete
-from koffline.envs import closed_copies, make_copies
-from koffline.envs.make import Copies
+from koffline.data.transitions import ActionSpace, Discrete
+from koffline.envs import make_copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
+from koffline.policies.base import Policy
 from koffline.policies.builtin import Mlp, mlp_policy
 
 _ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
@@ -103,10 +103,11 @@ def learning_settings(env: str, seed: int, steps: int | None = None) -> Learning
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The policy after some steps, and its mean return over a few episodes."""
+    """The network after some steps, the policy that it is, and its mean return over a few episodes."""
 
     step: int
-    policy: Mlp
+    network: Mlp
+    policy: Policy
     mean_return: float
 
 
@@ -132,15 +133,17 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
     """Play and learn. The same seed gives the same rows on the same machine. Raises ConfigError."""
     copies = make_copies(settings.env)
     with contextlib.closing(copies), threads(1), own_randomness(settings.seed):
-        generator = np.random.default_rng(settings.seed)
-        learner = OnlineLearner(copies.action_space, copies.observation_shape, settings)
-        learned = Learned({})
+        generator, space = np.random.default_rng(settings.seed), copies.action_space
+        learner, learned = OnlineLearner(space, copies.observation_shape, settings), Learned({})
         rows, step, episode = learned.rows, 0, 0
         while step < settings.steps:
             seed = environment_seed(settings.seed, episode)
             observations, length, over = copies.reset([seed]), 0, False
             while not over and step < settings.steps:
-                actions = _actions(settings, copies, learner, generator, step, observations)
+                actions = _uniform_actions(settings, space, step, generator)
+                if actions is None:
+                    actions = learner.act(observations)
+                actions = actions.astype(copies.action_dtype, copy=False)
                 here = copies.step([0], actions)
                 over = bool(here.terminated[0] | here.truncated[0])
                 ends, place = (here.terminated, here.truncated), (np.array([episode]), np.array([length]))
@@ -155,41 +158,26 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                     drawn = generator.integers(step, size=settings.batch_size)
                     learner.update({name: rows[name][drawn] for name in _ROW_KEYS})
                 if step % settings.evaluate_every == 0 or step == settings.steps:
-                    policy = learner.policy()
+                    network = learner.policy()
+                    policy = mlp_policy(network, "learned", space, copies.observation_shape)
                     returns = policy_returns(settings.env, policy, settings.episodes, _EVALUATION_SEED)
-                    learned.snapshots.append(Snapshot(step, policy, float(np.mean(returns))))
+                    learned.snapshots.append(Snapshot(step, network, policy, float(np.mean(returns))))
             episode += 1
             progress(step)
         return learned
 
 
-def _actions(
-    settings: LearningSettings,
-    copies: Copies,
-    learner: OnlineLearner,
-    generator: np.random.Generator,
-    step: int,
-    observations: np.ndarray,
-) -> np.ndarray:
-    """Uniform actions at the start, then the learner's; a falling share of discrete actions stays uniform."""
-    explores, space = step < settings.random_steps, copies.action_space
+def _uniform_actions(
+    settings: LearningSettings, space: ActionSpace, step: int, generator: np.random.Generator
+) -> np.ndarray | None:
+    """Uniform actions at the start, and later for a falling share of discrete ones; else None."""
+    starts = step < settings.random_steps
     if isinstance(space, Discrete):
         share = max(settings.exploration, 1.0 - step / max(1, settings.exploration_steps))
-        if explores or generator.random() < share:
-            return generator.integers(space.n, size=1)
-        return learner.act(observations)
-    drawn = generator.uniform(space.low, space.high, (1, space.k)) if explores else learner.act(observations)
-    return drawn.astype(copies.action_dtype)
+        return generator.integers(space.n, size=1) if starts or generator.random() < share else None
+    return generator.uniform(space.low, space.high, (1, space.k)) if starts else None
 
 
 def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarray:
-    """Undiscounted returns (episodes,) of a policy: a spec, a network or anything `as_policy` takes."""
-    if isinstance(policy, Mlp):
-        policy = network_policy(env, policy)
+    """Undiscounted returns (episodes,) of a policy: a spec or anything `as_policy` takes."""
     return build_rollouts(RolloutSettings(env, episodes, seed=seed), [policy]).returns()
-
-
-def network_policy(env: str, policy: Mlp) -> Any:
-    """A network as a policy of an environment."""
-    copies = closed_copies(env)
-    return mlp_policy(policy, "learned", copies.action_space, copies.observation_shape)

@@ -3,26 +3,36 @@
 Episodes are played in batches of copies side by side: the policy is asked once for all copies. Each has
 random numbers of its own, so that a build can be cut between two batches and continued, and batches may be
 played in several processes or on a Ray cluster. Rows do not depend on the size of batches, except that a
-network's outputs may differ in their last bits with it.
+network's outputs may differ in their last bits with it. A long build keeps its finished batches as files.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs import BLOCK, make_copies
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
+from koffline.store.files import atomic_file
+from koffline.store.run_record import digests_of, versions, within_epsilon
+from koffline.untrusted.arrays import read_arrays
 
 Columns = dict[str, np.ndarray]
+Progress = Callable[[int], None]  # called with the number of finished episodes
+_HERE = PassSettings()
 _LARGEST_SEED = 2**31 - 1  # largest seed of environments that store it as a C int
 
 
@@ -61,28 +71,19 @@ def check_whole(settings: Any, **least: int) -> None:
 
 
 def build_rollouts(
-    settings: RolloutSettings,
-    policies: Sequence[Any],
-    progress: Callable[[int], None] = lambda episodes: None,
-    *,
-    workers: int = 1,
-    ray: str | None = None,
+    settings: RolloutSettings, policies: Sequence[Any], *, workers: int = 1, ray: str | None = None
 ) -> Transitions:
     """Play whole episodes; log-probabilities are those of each episode's policy.
 
     policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored
     for discrete actions; policies with continuous ones tell no density. Continuous actions outside the space
     are clipped to it, stored as played, and counted in ``metadata.notes``.
-    progress is called with the number of finished episodes. workers, ray: play in several processes or on a
-    Ray cluster, as in `koffline.jobs.PassSettings`; the rows are the same.
+    workers, ray: play in several processes or on a Ray cluster, as in `koffline.jobs.PassSettings`; the rows
+    are the same.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
-        parts = []
-        for number, columns in enumerate(player.play(range(player.batches))):
-            parts.append(columns)
-            progress(player.episodes_until(number))
-        return player.join(parts)
+        return player.join(list(player.play(range(player.batches))))
 
 
 def environment_seed(seed: int, episode: int) -> int:
@@ -97,11 +98,11 @@ def environment_seed(seed: int, episode: int) -> int:
 class RolloutPlayer:
     """Copies of an environment and the policies that act in them; use it as a context manager.
 
-    where: the processes or the cluster whose workers play; None: this process.
+    where: the processes or the cluster whose workers play.
     """
 
     def __init__(
-        self, settings: RolloutSettings, policies: Sequence[Any], where: PassSettings | None = None
+        self, settings: RolloutSettings, policies: Sequence[Any], where: PassSettings = _HERE
     ) -> None:
         if len(policies) != len(settings.weights):
             raise ConfigError(
@@ -133,11 +134,7 @@ class RolloutPlayer:
 
         Raises JobError for workers that keep dying.
         """
-        where = self._where
-        if where is None or (where.ray is None and where.workers == 1):
-            return map(self.play_batch, numbers)
-        name = "batch {} of episodes".format
-        return where.map(RolloutPlayer.play_batch, numbers, self, name)
+        return self._where.map(RolloutPlayer.play_batch, numbers, self, "batch {} of episodes".format)
 
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
@@ -169,19 +166,14 @@ class RolloutPlayer:
         return {name: column[order] for name, column in columns.items()}
 
     def join(self, parts: Sequence[Columns]) -> Transitions:
-        """All batches as one record."""
+        """Batches as one log."""
         columns = _joined(parts)
-        return self.record(columns, self.metadata(int(columns["clipped"].sum())))
-
-    def record(self, part: Columns, metadata: Metadata | None = None) -> Transitions:
-        """The episodes of one batch, or of several joined, as a record."""
-        columns = {name: column for name, column in part.items() if name != "clipped"}
-        log_probabilities = columns.pop("log_probabilities")
+        clipped, log_probabilities = columns.pop("clipped"), columns.pop("log_probabilities")
         return Transitions(
             **columns,
             action_space=self.action_space,
             behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
-            metadata=metadata or Metadata(),
+            metadata=self.metadata(int(clipped.sum())),
         )
 
     def metadata(self, clipped: int) -> Metadata:
@@ -245,3 +237,68 @@ class _Actor:
 
 def _joined(parts: Sequence[Columns]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class PartsFolder:
+    """Finished batches of one build, identified by settings and policies; files of other builds are ignored.
+
+    Raises DataError where something else has the folder's name.
+    """
+
+    def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
+        if os.path.lexists(folder) and not folder.is_dir():
+            raise DataError(f"{folder} is no unfinished build; move it or name another --out")
+        read = digests_of(map(within_epsilon, policies))
+        decides = (versions().get("koffline"), settings, list(policies), read)
+        self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
+
+    @property
+    def kept(self) -> int:
+        """Number of batches of this build on the disk."""
+        return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
+
+    def build(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Transitions:
+        """Play or read all batches and join them into one log."""
+        return player.join(list(self.batches(player, progress)))
+
+    def build_shards(
+        self, player: RolloutPlayer, writer: ShardWriter, progress: Progress = lambda episodes: None
+    ) -> None:
+        """Play or read all batches and write them as shards, one batch in memory at a time."""
+        clipped = 0
+        with writer:
+            for part in self.batches(player, progress):
+                clipped += int(part["clipped"].sum())
+                writer.append(player.join([part]))
+            writer.metadata = player.metadata(clipped)
+
+    def batches(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Iterator[Columns]:
+        """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""
+        played = player.play(n for n in range(player.batches) if self._read(n) is None)
+        for number in range(player.batches):
+            columns = self._read(number)
+            if columns is None:
+                columns = next(played)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path = self._path(number)
+                with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+                    np.savez(file, **columns)  # type: ignore[arg-type]
+            yield columns
+            progress(player.episodes_until(number))
+
+    def remove(self) -> None:
+        """Remove the parts, and the folder if nothing else is in it."""
+        for path in self.folder.glob("*part-*"):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"part-{self._build}-{number:06d}.npz"
+
+    def _read(self, number: int) -> Columns | None:
+        """Read a batch from the disk; None if it is missing or incomplete."""
+        try:
+            return read_arrays(self._path(number))
+        except Exception:  # numpy and zipfile raise many types
+            return None

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
-from koffline.envs.boxes import Actions, BoxWorld, Outcome, States, draw_actions, make_world, uniform_states
+from koffline.envs.boxes import BoxWorld, States, Tuples, draw_actions, make_world, uniform_states
 from koffline.envs.finite import TSITSIKLIS_FEATURES, discretise, tsitsiklis_van_roy, value_iteration
 from koffline.errors import ConfigError, PolicyError
 from koffline.policies import DiscretePolicy, GridPolicy
@@ -25,21 +26,12 @@ TEMPERATURES = {"puddle_world": 0.3, "cart_pole": 0.003, "gymnasium_pole": 0.001
 _SEED = 20190533
 
 
-class UniformTuples(NamedTuple):
-    """n transitions in the world's own arrays: states (n, d) in double precision."""
-
-    states: States
-    actions: Actions
-    outcome: Outcome
-
-
-def draw_uniform_tuples(
-    world: BoxWorld, policy: Any, n: int, generator: np.random.Generator
-) -> UniformTuples:
-    """Draw n transitions: s uniform over non-terminal states, a ~ policy(s), s' by one step."""
+def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: np.random.Generator) -> Tuples:
+    """n tuples in native units: s uniform over non-terminal states, a ~ policy(s), s' by one step."""
     states = uniform_states(world, n, generator)
     actions = draw_actions(policy, world.observe(states), generator)
-    return UniformTuples(states, actions, world.step(states, actions, generator))
+    following, rewards, terminated = world.step(states, actions, generator)
+    return Tuples(states, actions, rewards, following, terminated)
 
 
 def build_uniform(
@@ -60,11 +52,10 @@ def build_uniform(
             f"{fitting.name}: its grid covers {grid.low} to {grid.high}, the states of "
             f"{type(world).__name__} {world.low} to {world.high}; give a policy of this world"
         )
-    drawn = draw_uniform_tuples(world, fitting, n, generator)
-    observations, outcome = world.observe(drawn.states), drawn.outcome
-    taken = fitting.probabilities(observations)[np.arange(n), drawn.actions]
-    columns = (observations, drawn.actions, outcome.reward, world.observe(outcome.state), outcome.terminated)
-    return _log(type(world).__name__, columns, space, np.log(taken), gamma)
+    drawn = draw_tuples(world, fitting, n, generator)
+    seen = replace(drawn, states=world.observe(drawn.states), next_states=world.observe(drawn.next_states))
+    taken = fitting.probabilities(seen.states)[np.arange(n), seen.actions]
+    return _log(type(world).__name__, seen, space, np.log(taken), gamma)
 
 
 def build_chain(n: int, generator: np.random.Generator) -> Transitions:
@@ -76,24 +67,21 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
         raise ConfigError(f"n is {n}; give a positive number of tuples")
     features = np.asarray(TSITSIKLIS_FEATURES, dtype=np.float32)
     drawn = tsitsiklis_van_roy().sample_transitions(n, np.ones((5, 1)), generator)
-    seen, following = features[drawn.states], features[drawn.next_states]
-    columns = (seen, drawn.actions, drawn.rewards, following, drawn.terminated)
-    return _log("Tsitsiklis-Van Roy chain", columns, Discrete(1), np.zeros(n))
+    seen = replace(drawn, states=features[drawn.states], next_states=features[drawn.next_states])
+    return _log("Tsitsiklis-Van Roy chain", seen, Discrete(1), np.zeros(n))
 
 
 def _log(
-    task: str,
-    columns: tuple[np.ndarray, ...],
-    space: Discrete,
-    log_probabilities: np.ndarray,
-    gamma: float | None = None,
+    task: str, seen: Tuples, space: Discrete, log_probabilities: np.ndarray, gamma: float | None = None
 ) -> Transitions:
-    """Log of independent rows: observations, actions, rewards, next observations, ends."""
-    names = ("observations", "actions", "rewards", "next_observations", "terminated")
-    named: dict[str, Any] = dict(zip(names, columns, strict=True))
+    """Log of independent rows, whose states are observations."""
     return Transitions(
-        **named,
-        truncated=np.zeros(len(log_probabilities), dtype=bool),
+        observations=seen.states,
+        actions=seen.actions,
+        rewards=seen.rewards,
+        next_observations=seen.next_states,
+        terminated=seen.terminated,
+        truncated=np.zeros_like(seen.terminated),
         action_space=space,
         behavior_log_probabilities=log_probabilities,
         metadata=Metadata(gamma=gamma, extra={"task": task, "states": "uniform"}),

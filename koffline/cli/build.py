@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.builders import KINDS
+from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from koffline.store.files import MINARI, atomic_file, check_target
 from koffline.store.run_record import full_command
 
 if TYPE_CHECKING:
-    from koffline.builders.resumable import PartsFolder
+    from koffline.builders.rollouts import PartsFolder
 
 _SHARDS = "shards"
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
@@ -38,7 +38,6 @@ class BuildTarget:
     """Output path of a dataset and its manifest entry; checked before the build starts."""
 
     def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
-        from koffline.builders.resumable import NAME, read_manifest
         from koffline.data.sources import target_format
 
         self._out, self._shard_rows, self.force, self._seed = out, shard_rows, force, seed
@@ -88,8 +87,6 @@ class BuildTarget:
 
     def record(self, log: Any) -> None:
         """Add the finished dataset to the manifest and print what was written."""
-        from koffline.builders.resumable import add_to_manifest
-
         add_to_manifest(self._manifest, self.path, log, full_command(), self._seed)
         click.echo(f"{self._out}: {log}")
         click.echo(f"sha256 {log.sha256}, entry in {self._manifest}")
@@ -189,8 +186,7 @@ def rollouts(
       koffline build rollouts --env CartPole-v1 --policy uniform --episodes 100000 --out shards \\
           --shard-rows 500000
     """
-    from koffline.builders.resumable import PartsFolder
-    from koffline.builders.rollouts import RolloutPlayer, RolloutSettings
+    from koffline.builders.rollouts import PartsFolder, RolloutPlayer, RolloutSettings
     from koffline.data.disk.opening import open_lazy
     from koffline.progress import progress_bar
 

@@ -116,47 +116,21 @@ class WorldCopies(Copies):
 
     def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
         """Start one copy per seed, all of them at once."""
-        generators = [np.random.default_rng(seed) for seed in seeds]
-        self._states = np.concatenate([self._world.reset(1, generator) for generator in generators])
-        self._generators, self._steps = _RowGenerators(generators), 0
+        self._generators, self._steps = [np.random.default_rng(seed) for seed in seeds], 0
+        self._states = np.concatenate([self._world.reset(1, generator) for generator in self._generators])
         return self._world.observe(self._states)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run."""
+        """One step of the copies that still run; each has a stream of noise of its own, read in blocks."""
         assert self.time_limit is not None
-        self._generators.rows, self._generators.step = running, self._steps
+        place = self._steps % BLOCK
+        if place == 0:
+            self._noise = np.stack([self._world.draw_noise(BLOCK, stream) for stream in self._generators])
         self._steps += 1
-        state, reward, terminated = self._world.step(self._states[running], actions, self._generators)
+        state, reward, ended = self._world.move(self._states[running], actions, self._noise[running, place])
         self._states[running] = state
-        cut = ~terminated & (self._steps >= self.time_limit)
-        return CopiesStep(self._world.observe(state), reward, terminated, cut)
-
-
-class _RowGenerators(np.random.Generator):
-    """Generator whose row i is drawn from the i-th of several generators, for worlds stepped as one array.
-
-    It serves worlds that make one draw a step, always the same one: ``uniform`` with scalar bounds or
-    ``standard_normal``, with one row per copy. Streams are read in blocks, which gives the same numbers.
-    """
-
-    def __init__(self, generators: Sequence[np.random.Generator]) -> None:
-        super().__init__(np.random.PCG64(0))  # never drawn from
-        self._generators = generators
-        self.rows: Sequence[int] = ()
-        self.step = 0
-
-    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
-        return self._draw("uniform", (low, high), size)
-
-    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
-        return self._draw("standard_normal", (), size)
-
-    def _draw(self, method: str, arguments: tuple[Any, ...], size: Any) -> np.ndarray:
-        _, *shape = (size,) if isinstance(size, int) else size
-        if self.step % BLOCK == 0:
-            draws = [getattr(generator, method) for generator in self._generators]
-            self._block = np.stack([draw(*arguments, (BLOCK, *shape)) for draw in draws])
-        return self._block[self.rows, self.step % BLOCK]
+        cut = ~ended & (self._steps >= self.time_limit)
+        return CopiesStep(self._world.observe(state), reward, ended, cut)
 
 
 def make_copies(identifier: str, time_limit: int | None = None) -> Copies:

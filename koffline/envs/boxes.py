@@ -31,6 +31,17 @@ class Outcome(NamedTuple):
     terminated: Flags
 
 
+@dataclass(frozen=True, eq=False)
+class Tuples:
+    """Independent tuples: a state, the action in it, and what one step leads to."""
+
+    states: States
+    actions: Actions
+    rewards: Rewards
+    next_states: States
+    terminated: Flags
+
+
 Pair = tuple[float, float]
 MOVES = ((0.0, 0.05), (0.05, 0.0), (0.0, -0.05), (-0.05, 0.0))  # up, right, down, left
 PUDDLES = (((0.10, 0.75), (0.45, 0.75)), ((0.45, 0.40), (0.45, 0.80)))  # centre lines of the puddles
@@ -64,9 +75,17 @@ class BoxWorld:
         """Draw n start states."""
         raise NotImplementedError
 
+    def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
+        """Draw the noise of n steps, one row each."""
+        raise NotImplementedError
+
+    def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
+        """Advance every copy once, by its action and its noise."""
+        raise NotImplementedError
+
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
         """Advance every copy once."""
-        raise NotImplementedError
+        return self.move(state, action, self.draw_noise(len(state), generator))
 
     def is_terminal(self, state: States) -> Flags:
         """Whether episodes end in these states."""
@@ -99,10 +118,13 @@ class PuddleWorld(BoxWorld):
             state[outside] = generator.uniform(size=(int(outside.sum()), 2))
         return state
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
+        """Normal on both axes."""
+        return self.noise * generator.standard_normal((n, 2))
+
+    def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
         """Move one noisy step; walls stop the move."""
-        moved = state + np.asarray(MOVES)[action] + self.noise * generator.standard_normal(state.shape)
-        following = np.clip(moved, 0.0, 1.0)
+        following = np.clip(state + np.asarray(MOVES)[action] + noise, 0.0, 1.0)
         return Outcome(following, -1.0 - 400.0 * puddle_depth(following), self.is_terminal(following))
 
     def is_terminal(self, state: States) -> Flags:
@@ -151,12 +173,14 @@ class NoisyPole(BoxWorld):
         """Draw n states nearly upright and at rest: both coordinates uniform in ±0.05."""
         return generator.uniform(-0.05, 0.05, size=(n, 2))
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
+        """Uniform forces."""
+        return generator.uniform(-self.noise, self.noise, size=n) if self.noise else np.zeros(n)
+
+    def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
         """One Euler step."""
         angle, velocity = state.T
-        force = np.asarray(self.forces)[action]
-        if self.noise:
-            force = force + generator.uniform(-self.noise, self.noise, size=len(state))
+        force = np.asarray(self.forces)[action] + noise
         pole, share = self.masses[0], 1.0 / sum(self.masses)
         swing = share * pole * HALF_LENGTH * velocity**2 * np.sin(2.0 * angle) / 2.0
         drive = GRAVITY * np.sin(angle) - swing - share * np.cos(angle) * force
@@ -207,12 +231,14 @@ class NoisyMountainCar(BoxWorld):
         """Draw n states at rest near the bottom of the valley."""
         return np.stack([generator.uniform(-0.6, -0.4, size=n), np.zeros(n)], axis=1)
 
-    def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
+    def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
+        """Normal jolts."""
+        return self.noise * generator.standard_normal(n) if self.noise else np.zeros(n)
+
+    def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
         """One step; the left wall is inelastic, the right end is the goal whatever the speed."""
         position, velocity = state.T
-        velocity = velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position)
-        if self.noise:
-            velocity = velocity + self.noise * generator.standard_normal(len(state))
+        velocity = velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position) + noise
         velocity = np.clip(velocity, -0.07, 0.07)
         position = np.clip(position + velocity, -1.2, 0.6)
         velocity = np.where((position == -1.2) & (velocity < 0), 0.0, velocity)

@@ -8,31 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 
-from koffline.envs.boxes import BoxWorld, Outcome, Pair, draw_categories
+from koffline.envs.boxes import BoxWorld, Outcome, Pair, Tuples, draw_categories
 from koffline.errors import ConfigError
 
 Probabilities = Float[np.ndarray, "state action"]
 Numbers = Int[np.ndarray, " row"]
-Flags = Bool[np.ndarray, " row"]
 Points = Shaped[np.ndarray, "row 2"]
 _SUM_TOLERANCE = 1e-9
 ActionValues = Float[np.ndarray, "state action"]
 TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
 TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
 TSITSIKLIS_GAMMA = 1.0
-
-
-@dataclass(frozen=True, eq=False)
-class FiniteSample:
-    """Independent tuples as state numbers."""
-
-    states: Numbers
-    actions: Numbers
-    rewards: Float[np.ndarray, " row"]
-    next_states: Numbers
-    terminated: Flags
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +81,7 @@ class FiniteMDP:
         policy: Probabilities,
         generator: np.random.Generator,
         states: Float[np.ndarray, " state"] | None = None,
-    ) -> FiniteSample:
+    ) -> Tuples:
         """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
         if states is None:
             states = ~self.terminal / np.sum(~self.terminal)
@@ -101,7 +89,7 @@ class FiniteMDP:
         at = draw_categories(np.broadcast_to(states, (n, self.n_states)), generator)
         actions = draw_categories(self._table(policy)[at], generator)
         following, rewards, terminated = self.step(at, actions, generator)
-        return FiniteSample(at, actions, rewards, following, terminated)
+        return Tuples(at, actions, rewards, following, terminated)
 
     def _table(self, policy: Probabilities) -> Probabilities:
         policy = np.asarray(policy, dtype=np.float64)

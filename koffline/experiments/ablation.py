@@ -14,34 +14,37 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from koffline import objectives
-from koffline.dual_objectives import DualObjective, GradientTD2
-from koffline.envs.boxes import make_world
+from koffline.dual_objectives import GradientTD2
 from koffline.experiments import style
-from koffline.experiments.cells import Cell, Run, Scale, TrainingSettings
+from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import rows_of
-from koffline.experiments.problem import ProblemSettings
-from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
+from koffline.experiments.results import Curves, Results, Row, grouped
+from koffline.experiments.statistics import Interval
 from koffline.kernel_loss import mixture_diag_weight
-from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
-from koffline.objectives import MemoryLoss
+from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
+from koffline.objectives import KernelLoss, MemoryLoss
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
-BASE_BANDWIDTH = 0.25
-_KERNELS: dict[str, Kernel] = {
-    "gaussian": Gaussian(BASE_BANDWIDTH),
-    "laplacian": Laplacian(BASE_BANDWIDTH),
-    "inverse_multiquadric": InverseMultiquadric(BASE_BANDWIDTH),
+_KERNELS: dict[str, Any] = {
+    "gaussian": Gaussian(0.25),
+    "laplacian": Laplacian(0.25),
+    "inverse_multiquadric": InverseMultiquadric(0.25),
 }
-MEDIAN_DISTANCE = 0.512  # between two uniform points in the unit square
-NOISE_FACTORS = (0.0, 0.5, 1.0, 2.0, 4.0)
-_RATES, _SEEDS, _MEMORY_SEEDS = (0.003, 0.001), 3, 10
+_OBJECTIVES: dict[str, objectives.Objective] = {
+    "kloss": KernelLoss(_KERNELS["gaussian"]),
+    "rg": objectives.ResidualGradient(),
+    "fvi": objectives.FittedIteration(),
+}
+_MEDIAN_DISTANCE = 0.512  # between two uniform points in the unit square
+_RATES, _SEEDS = (0.003, 0.001), 3
+Variant = tuple[str, str, Cell]  # group, name, cell
 _TITLES = {
     "statistic": "weight of the diagonal",
     "offset": "output offset",
@@ -52,112 +55,94 @@ _TITLES = {
 _NARROWEST, _WIDEST = 0.02, 10.0  # axis limits, as shares of the variance; worse errors are drawn at the edge
 
 
-class Variant(NamedTuple):
-    """One cell of the ablation, with its group and name."""
-
-    group: str
-    name: str
-    cell: Cell
-
-
 def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
-    variants = memory_variants(run.scale) if run.name == "memory" else ablation_variants(run.scale)
-    finished = run.train([variant.cell for variant in variants])
+    found = variants(run.name, run.scale)
+    finished = zip(found, run.train([cell for *_, cell in found]), strict=True)
     rows = (
-        row
-        for variant, (cell, result) in zip(variants, finished, strict=True)
-        for row in rows_of(cell, result, variant.group, variant.name)
+        row for (group, name, _), (cell, result) in finished for row in rows_of(cell, result, group, name)
     )
     return {"rows": tuple(rows)}, {}
 
 
-def ablation_variants(scale: Scale) -> list[Variant]:
-    """All cells, group by group; variants that equal the base share its cell."""
-    return [Variant(*variant) for world in WORLDS for variant in _variants_of(world, scale)]
-
-
-def _shortened(world: str, scale: Scale, seeds: int) -> tuple[ProblemSettings, TrainingSettings]:
-    """A coarser truth, two learning rates and half the epochs of the figures."""
-    whole = scale.training(world)
-    problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
-    epochs = max(1, whole.epochs // 2)
-    return problem, replace(whole, learning_rates=_RATES, seeds=seeds, epochs=epochs)
-
-
-def _variants_of(world: str, scale: Scale) -> Iterator[tuple[str, str, Cell]]:
-    (problem, training), made = _shortened(world, scale, _SEEDS), make_world(world)
-    base, residual_gradient = objectives.KernelLoss(Gaussian(BASE_BANDWIDTH)), objectives.ResidualGradient()
-
-    def cell(objective: objectives.Objective | DualObjective, method: str = "kloss", **changes: Any) -> Cell:
-        return Cell(problem, method, objective, replace(training, **changes))
-
-    for bandwidth in (0.05, 0.1, 0.25, 0.5, 1.0):
-        yield "bandwidth", str(bandwidth), cell(objectives.KernelLoss(Gaussian(bandwidth)))
-    yield "bandwidth", "median", cell(objectives.KernelLoss(Gaussian(MEDIAN_DISTANCE)))
-    for name, kernel in _KERNELS.items():
-        yield "kernel", name, cell(objectives.KernelLoss(kernel))
-    weights = {  # of the paper's statistics and of some between V and the residual gradient
-        "U": 0.0,
-        "mixture 0.5": mixture_diag_weight(0.5, problem.rows),
-        "L_KV": mixture_diag_weight(1.0, problem.rows),
-        f"V of {training.batch_size} rows": None,
-        "0.05": 0.05,
-        "0.25": 0.25,
-        "residual gradient": 1.0,
-    }
-    seeds = (
-        _SEEDS if scale.quick else scale.training(world).seeds
-    )  # the claims' verdicts need as many as the figures
-    for name, weight in weights.items():
-        yield "statistic", name, cell(objectives.KernelLoss(Gaussian(0.5), weight), seeds=seeds)
-    for size in (50, 150, 500):
-        yield "batch_size", str(size), cell(base, batch_size=size)
-    unscaled = 1.0 / made.reward_scale
-    for name, factor in (("unscaled", unscaled), ("scaled", 1.0), ("scaled_by_10_more", 10.0)):
-        yield "reward_scale", name, cell(base, reward_factor=factor)
-    yield "offset", "none", cell(base)
-    yield "offset", "learned", cell(base, offset=True)
-    # The best parts together, and the default that comes out of it.
-    square = torch.rand(problem.rows, 2, generator=torch.Generator().manual_seed(0))  # uniform states
-    yield "combined", "default", cell(objectives.default_kernel_loss(square))
-    yield "combined", "laplacian", cell(objectives.KernelLoss(_KERNELS["laplacian"]))
-    for name in ("laplacian", "gaussian"):
-        yield "combined", f"{name}, weight 0.05", cell(objectives.KernelLoss(_KERNELS[name], 0.05))
-    for factor in (0.1, 1.0, 10.0):
-        yield "gtd2_rate", f"{factor:g}x", cell(GradientTD2(factor), "gtd2")
-    for factor in NOISE_FACTORS:
-        noisy = problem if factor == 1.0 else replace(problem, noise=factor * made.noise)
-        yield "noise", f"{factor:g}x kloss", Cell(noisy, "kloss", base, training)
-        yield "noise", f"{factor:g}x rg", Cell(noisy, "rg", residual_gradient, training)
-    if world == "cart_pole":
-        balance = replace(problem, overrides=(("reward", "balance"),))
-        for reward, paid in (("fall", problem), ("balance", balance)):
-            yield "reward", f"{reward} kloss", Cell(paid, "kloss", base, training)
-            yield "reward", f"{reward} rg", Cell(paid, "rg", residual_gradient, training)
-            yield "reward", f"{reward} fvi", Cell(paid, "fvi", objectives.FittedIteration(), training)
-
-
-def memory_variants(scale: Scale) -> list[Variant]:
-    """All cells of the experiment `memory`: a group for each noise."""
-    kernel = Laplacian(BASE_BANDWIDTH)
-    compared: dict[str, tuple[str, objectives.Objective | DualObjective]] = {
-        "mini-batch": ("kloss", objectives.KernelLoss(kernel)),
-        "memory 0.9": ("kloss", MemoryLoss(kernel, 0.9)),
-        "memory 0.97": ("kloss", MemoryLoss(kernel, 0.97)),
-        "memory 0.97, no diagonal": ("kloss", MemoryLoss(kernel, 0.97, 0.0)),
-        "fvi": ("fvi", objectives.FittedIteration()),
-        "rg": ("rg", objectives.ResidualGradient()),
-    }
-    found = []
-    for world, factor in itertools.product(WORLDS, (1.0, 4.0)):
-        seeds = scale.training(world).seeds if scale.quick else _MEMORY_SEEDS
-        problem, training = _shortened(world, scale, seeds)
-        noisy = problem if factor == 1.0 else replace(problem, noise=factor * make_world(world).noise)
-        for name, (method, objective) in compared.items():
-            cell = Cell(noisy, method, objective, training)
-            found.append(Variant(f"noise {factor:g}x", f"{name} {method}", cell))
+def variants(experiment: str, scale: Scale) -> list[Variant]:
+    """All cells of `ablation` or `memory`, group by group; variants that equal the base share its cell."""
+    found: list[Variant] = []
+    for world in WORLDS:
+        # A coarser truth, two learning rates and half the epochs of the figures.
+        problem = replace(scale.problem(world), truth_repeats=20 if scale.quick else 50)
+        whole = scale.training(world)
+        training = replace(whole, learning_rates=_RATES, epochs=max(1, whole.epochs // 2))
+        cell = Cell(problem, "kloss", _OBJECTIVES["kloss"], training)
+        found += _memory(cell) if experiment == "memory" else _ablation(cell)
     return found
+
+
+def _ablation(whole: Cell) -> Iterator[Variant]:
+    """Few seeds, but where the claims' verdicts need those of the figures."""
+    world, rows, base = whole.problem.build_world(), whole.problem.rows, _trained(whole, seeds=_SEEDS)
+    for width in (0.05, 0.1, 0.25, 0.5, 1.0):
+        yield "bandwidth", str(width), _learning(base, KernelLoss(Gaussian(width)))
+    yield "bandwidth", "median", _learning(base, KernelLoss(Gaussian(_MEDIAN_DISTANCE)))
+    for name, kernel in _KERNELS.items():
+        yield "kernel", name, _learning(base, KernelLoss(kernel))
+    paper = {"U": 0.0, "mixture 0.5": mixture_diag_weight(0.5, rows), "L_KV": mixture_diag_weight(1.0, rows)}
+    batch = {f"V of {whole.training.batch_size} rows": None}
+    others = {"0.05": 0.05, "0.25": 0.25, "residual gradient": 1.0}
+    for name, weight in (paper | batch | others).items():
+        yield "statistic", name, _learning(whole, KernelLoss(Gaussian(0.5), weight))
+    for size in (50, 150, 500):
+        yield "batch_size", str(size), _trained(base, batch_size=size)
+    factors = {"unscaled": 1.0 / world.reward_scale, "scaled": 1.0, "scaled_by_10_more": 10.0}
+    for name, factor in factors.items():
+        yield "reward_scale", name, _trained(base, reward_factor=factor)
+    yield "offset", "none", base
+    yield "offset", "learned", _trained(base, offset=True)
+    # The best parts together, and the default that comes out of it.
+    square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))  # uniform states
+    yield "combined", "default", _learning(base, objectives.default_kernel_loss(square))
+    yield "combined", "laplacian", _learning(base, KernelLoss(_KERNELS["laplacian"]))
+    for name in ("laplacian", "gaussian"):
+        yield "combined", f"{name}, weight 0.05", _learning(base, KernelLoss(_KERNELS[name], 0.05))
+    for factor in (0.1, 1.0, 10.0):
+        yield "gtd2_rate", f"{factor:g}x", _learning(base, GradientTD2(factor), "gtd2")
+    for factor, method in itertools.product((0.0, 0.5, 1.0, 2.0, 4.0), ("kloss", "rg")):
+        yield "noise", f"{factor:g}x {method}", _learning(_noisy(base, factor), _OBJECTIVES[method], method)
+    if base.problem.world == "cart_pole":
+        balance = replace(base, problem=replace(base.problem, overrides=(("reward", "balance"),)))
+        for (reward, paid), method in itertools.product(
+            {"fall": base, "balance": balance}.items(), _OBJECTIVES
+        ):
+            yield "reward", f"{reward} {method}", _learning(paid, _OBJECTIVES[method], method)
+
+
+def _memory(whole: Cell) -> Iterator[Variant]:
+    """A group for each noise."""
+    kernel = _KERNELS["laplacian"]
+    compared = {
+        "mini-batch kloss": KernelLoss(kernel),
+        "memory 0.9 kloss": MemoryLoss(kernel, 0.9),
+        "memory 0.97 kloss": MemoryLoss(kernel, 0.97),
+        "memory 0.97, no diagonal kloss": MemoryLoss(kernel, 0.97, 0.0),
+        "fvi fvi": _OBJECTIVES["fvi"],
+        "rg rg": _OBJECTIVES["rg"],
+    }
+    for factor, (name, objective) in itertools.product((1.0, 4.0), compared.items()):
+        yield f"noise {factor:g}x", name, _learning(_noisy(whole, factor), objective, name.split()[-1])
+
+
+def _learning(base: Cell, objective: Any, method: str = "kloss") -> Cell:
+    return replace(base, objective=objective, method=method)
+
+
+def _trained(base: Cell, **changes: Any) -> Cell:
+    return replace(base, training=replace(base.training, **changes))
+
+
+def _noisy(base: Cell, factor: float) -> Cell:
+    """The cell with a multiple of its world's noise."""
+    noise = None if factor == 1.0 else factor * base.problem.build_world().noise
+    return replace(base, problem=replace(base.problem, noise=noise))
 
 
 def draw_ablation(results: Results, curves: Curves) -> Figure:
@@ -170,24 +155,23 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
         1.2 + len(grouped(part, "variant_name")) * (1.0 + 0.35 * (len(grouped(part, "method")) - 1))
         for part in by_group.values()
     ]
-    with style.house_style():
-        figure = Figure(figsize=(3.3 * len(worlds) + 1.6, 0.185 * sum(lines) + 1.0), layout="constrained")
-        panels = figure.subplots(
-            len(by_group), len(worlds), squeeze=False, sharex="col", sharey="row", height_ratios=lines
-        )
-        for line, (group, part) in zip(panels, by_group.items(), strict=True):
-            names = list(grouped(part, "variant_name"))
-            for axes, world in zip(line, worlds, strict=True):
-                _draw_group(axes, by_panel.get((group, world), []), names)
-            line[0].set_title(_TITLES.get(group, group.replace("_", " ")), fontsize=9)
-            line[0].set_yticks(range(len(names)), names, fontsize=8)
-            line[0].set_ylim(len(names) - 0.4, -0.6)
-        for column, world in zip(panels.T, worlds, strict=True):
-            column[0].set_title(style.WORLD_NAMES[world], loc="center", fontweight="bold")
-            column[-1].set(xscale="log", xlim=(_NARROWEST, _WIDEST), xlabel="MSE / Var V")
-        level = {"best constant": {"color": style.INK, **style.DOTTED}}
-        style.method_legend(figure, list(grouped(rows, "method")), level)
-        return figure
+    figure = Figure(figsize=(3.3 * len(worlds) + 1.6, 0.185 * sum(lines) + 1.0), layout="constrained")
+    panels = figure.subplots(
+        len(by_group), len(worlds), squeeze=False, sharex="col", sharey="row", height_ratios=lines
+    )
+    for line, (group, part) in zip(panels, by_group.items(), strict=True):
+        names = list(grouped(part, "variant_name"))
+        for axes, world in zip(line, worlds, strict=True):
+            _draw_group(axes, by_panel.get((group, world), []), names)
+        line[0].set_title(_TITLES.get(group, group.replace("_", " ")), fontsize=9)
+        line[0].set_yticks(range(len(names)), names, fontsize=8)
+        line[0].set_ylim(len(names) - 0.4, -0.6)
+    for column, world in zip(panels.T, worlds, strict=True):
+        column[0].set_title(style.WORLD_NAMES[world], loc="center", fontweight="bold")
+        column[-1].set(xscale="log", xlim=(_NARROWEST, _WIDEST), xlabel="MSE / Var V")
+    level = {"best constant": {"color": style.INK, **style.DOTTED}}
+    style.method_legend(figure, list(grouped(rows, "method")), level)
+    return figure
 
 
 def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
@@ -234,15 +218,15 @@ def ablation_tables(results: Results) -> Iterator[str]:
         title, bold = group.replace("_", " "), "of the methods in bold" if several else "in bold"
         note = f"MSE / Var V against Monte Carlo at the best learning rate of each; the smallest {bold}."
         header = " | ".join((title, *(style.LONG_NAMES[world] for world in worlds)))
-        yield section(f"## {title.capitalize()}", note, header, lines)
+        yield style.section(f"## {title.capitalize()}", note, header, lines)
 
 
 def _share_cell(found: Sequence[Row] | None, rivals: Sequence[Row]) -> str:
     if not found:
         return "–"
-    row, (share, low, high) = found[0], found[0].shares
+    row, share = found[0], found[0].shares[0]
     if share is None:
         return f"diverged ({row.diverged}/{row.seeds})"
-    text = interval_text(share, low, high)
+    text = style.interval_text(Interval(*row.shares))
     others = [other for rival in rivals if (other := rival.shares[0]) is not None]
     return f"**{text}**" if share == min(others) else text

@@ -7,7 +7,7 @@ a cell whose file is there is not computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,15 @@ from koffline.experiments.problem import (
     Metrics,
     Problem,
     ProblemSettings,
+    as_table,
     build_problem,
     held_out_kernel_loss,
 )
-from koffline.experiments.results import digest_of, is_archive, reading_result, write_arrays
+from koffline.experiments.results import digest_of, is_result, reading_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import Pullback, StackedMLP
-from koffline.untrusted.arrays import read_arrays
 
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
 EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "gymnasium_pole": 2000, "mountain_car": 3000}
@@ -94,7 +94,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class CellResult:
-    """Curves (T, L, S) at ``epochs`` (T,) for L learning rates and S seeds, in native reward units.
+    """Curves (T, L, S) by measure at ``epochs`` (T,), L learning rates, S seeds, in native reward units.
 
     objective: mean training loss since the last record. diverged_at (L, S): step at which a number stopped
     being finite, −1 where none did. held_out (L, S): kernel loss of unseen tuples at the end.
@@ -102,7 +102,7 @@ class CellResult:
 
     epochs: Int[np.ndarray, " time"]
     learning_rates: Float[np.ndarray, " rate"]
-    curves: dict[str, Shaped[np.ndarray, "time rate seed"]]
+    curve: dict[str, Shaped[np.ndarray, "time rate seed"]]
     diverged_at: Int[np.ndarray, "rate seed"]
     held_out: Float[np.ndarray, "rate seed"]
     paper_noise: float  # mean squared difference of the two truths
@@ -111,7 +111,7 @@ class CellResult:
 
     def final(self, curve: str) -> Float[np.ndarray, "rate seed"]:
         """Mean of the last records of a curve, per learning rate and seed; NaN after a divergence."""
-        return self.curves[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
+        return self.curve[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
 
     def best_by_truth(self, truth: str) -> int:
         """Index of the learning rate with the smallest mean error against a truth: the paper's rule.
@@ -130,7 +130,7 @@ class CellResult:
 
     def diverged(self) -> Shaped[np.ndarray, "rate seed"]:
         """Whether a number stopped being finite, or V grew to ten times any return that the rewards allow."""
-        largest = np.nan_to_num(self.curves["largest_value"], nan=0.0, posinf=np.inf).max(axis=0)
+        largest = np.nan_to_num(self.curve["largest_value"], nan=0.0, posinf=np.inf).max(axis=0)
         return (self.diverged_at >= 0) | (largest > _FAR * self.largest_return)
 
 
@@ -169,7 +169,7 @@ class Run:
         """Write the cells or problems whose files are missing."""
         named = {part.name: part for part in parts}
         jobs = [
-            Job(name.rpartition("-")[0], write, (part,), self.path(part), is_archive)
+            Job(name.rpartition("-")[0], write, (part,), self.path(part), is_result)
             for name, part in named.items()
         ]
         run_jobs(jobs, workers=self.workers, ray=self.ray)
@@ -189,27 +189,21 @@ def write_problem(path: Path, settings: ProblemSettings) -> None:
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
     """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
     store = path.with_name(f"{cell.problem.name}.npz")
-    if not is_archive(store):
+    if not is_result(store):
         write_problem(store, cell.problem)
-    result = vars(_train(cell, Problem.load(store, cell.problem), progress))
-    curves = {f"curve.{name}": curve for name, curve in result.pop("curves").items()}
-    write_arrays(path, {"name": cell.name, **curves, **result})
+    write_result(path, vars(_train(cell, Problem.load(store, cell.problem), progress)))
 
 
 def read_cell(path: Path) -> CellResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
-    with reading_result(path):
-        arrays = read_arrays(path)
-        curves = {name[6:]: array for name, array in arrays.items() if name.startswith("curve.")}
-        names = [part.name for part in fields(CellResult) if part.name != "curves"]
-        parts: Any = {n: arrays[n] if arrays[n].ndim else float(arrays[n]) for n in names}
-        return CellResult(curves=curves, **parts)
+    with reading_result(path) as parts:
+        return CellResult(**parts)
 
 
 def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:
     settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
-    table = problem.log.table(problem.world, scale)
+    table = as_table(problem.log, problem.world, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
     network: Any = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
@@ -224,7 +218,7 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
     )
     grid = (settings.seeds, len(settings.learning_rates))
     seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(MEASURES)).transpose(3, 0, 2, 1)
-    curves = {name: curve.astype(np.float32) for name, curve in zip(MEASURES, seen, strict=True)}
+    curves = dict(zip(MEASURES, seen.astype(np.float32), strict=True))
     ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
     means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
     objective = np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
@@ -232,7 +226,7 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
     return CellResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(settings.learning_rates),
-        curves={**curves, "objective": objective * np.float32(scale**2)},
+        curve={**curves, "objective": objective * np.float32(scale**2)},
         diverged_at=np.asarray(diverged).reshape(grid).T,
         held_out=held_out_kernel_loss(problem, record.network, scale).reshape(grid).T,
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),

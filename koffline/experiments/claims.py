@@ -14,25 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from koffline.experiments import ablation, evaluation
+from koffline.experiments import ablation, evaluation, style
 from koffline.experiments.cells import CellResult, Run
 from koffline.experiments.figure_toy import collect_toy, toy_tables
-from koffline.experiments.results import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    Claim,
-    Correlation,
-    Curves,
-    Results,
-    Row,
-    grouped,
-    interval_text,
-    read_results,
-    section,
-)
-from koffline.experiments.statistics import Interval, ratio_of_means
-from koffline.experiments.style import INK, LABELS, LONG_NAMES, METHODS, WORLD_NAMES, house_style
+from koffline.experiments.results import Claim, Correlation, Curves, Results, Row, grouped, read_results
+from koffline.experiments.statistics import FAILS, HOLDS, UNDECIDED, Interval, ratio_of_means
 
 GOOD_PROXY = 0.7  # smallest rank correlation of a good proxy
 UNSTABLE = 2.0  # a run oscillates if a late error is this many times its smallest one
@@ -47,12 +33,9 @@ def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
     worlds = [world for group in evaluation.WORLDS.values() for world in group]
     finished = run.train(evaluation.evaluation_cells(worlds, run.scale))
     cells = {(cell.problem.world, cell.method): result for cell, result in finished}
-    variants = [v for v in ablation.ablation_variants(run.scale) if v.group == "statistic"]
-    trained = run.train([variant.cell for variant in variants])
-    errors = {
-        (variant.cell.problem.world, variant.name): result.best_errors()
-        for variant, (_, result) in zip(variants, trained, strict=True)
-    }
+    statistics = [part for part in ablation.variants("ablation", run.scale) if part[0] == "statistic"]
+    trained = zip(statistics, run.train([cell for *_, cell in statistics]), strict=True)
+    errors = {(cell.problem.world, name): found.best_errors() for (_, name, cell), (_, found) in trained}
     toy, _ = collect_toy(run)
     parts = evaluation.parts_of(finished)
     found = (
@@ -75,7 +58,7 @@ def evaluation_claims(cells: Cells, correlations: Sequence[Correlation]) -> Iter
     yield from _against(cells, puddle, ("gtd2", "sbeed"), no_better, f"{demo} (a)")
     yield from _proxies(correlations)
     for world in evaluation.WORLDS["figure-bench"]:
-        general, rivals = "our method performs better than other methods in general", METHODS[:-1]
+        general, rivals = "our method performs better than other methods in general", style.METHODS[:-1]
         yield from _against(cells, world, rivals, general, "Section 5.2, fig:pol_bench")
     flags = [result.diverged() for (_, method), result in cells.items() if method == "kloss"]
     count, total = int(sum(part.sum() for part in flags)), sum(part.size for part in flags)
@@ -88,26 +71,23 @@ def evaluation_claims(cells: Cells, correlations: Sequence[Correlation]) -> Iter
 def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
     """Claims of Section 5.1 on the chain, from the rows of figure-toy."""
     rows, noise, where = {row.method: row for row in toy}, extra["lstd_weight_error"], "fig:toy_diverge"
-    kloss, rg = (
-        Interval(row.weight_error, row.weight_error_low, row.weight_error_high)
-        for row in (rows["kloss"], rows["rg"])
-    )
-    reached = kloss.high is not None and kloss.high <= 3 * noise
+    kloss, rg = (Interval.of(rows[method], "weight_error") for method in ("kloss", "rg"))
     yield Claim(
         "our method converges to the true weight w*", f"Section 5.1, {where} (c)", "chain",
-        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", *kloss, HOLDS if reached else FAILS,
+        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", *kloss,
+        HOLDS if kloss.high is not None and kloss.high <= 3 * noise else FAILS,
         "the rest is sampling error: LSTD ends at the same weights",
     )  # fmt: skip
     for method in ("fvi", "td0"):
         share = rows[method].diverged / rows[method].seeds
         yield Claim(
-            f"{LABELS[method]} diverges", f"Section 5.1, {where} (b, c)", "chain",
+            f"{style.LABELS[method]} diverges", f"Section 5.1, {where} (b, c)", "chain",
             "share of seeds whose weights pass 1e7", share, None, None, HOLDS if share == 1.0 else FAILS,
         )  # fmt: skip
-    wrong = rg.low is not None and rg.low > 3 * noise
-    verdict = HOLDS if wrong else FAILS
-    where = f"Section 5.1, {where} (c)"
-    yield Claim("RG converges to a wrong solution", where, "chain", "‖w − w*‖ at the end", *rg, verdict)
+    yield Claim(
+        "RG converges to a wrong solution", f"Section 5.1, {where} (c)", "chain", "‖w − w*‖ at the end", *rg,
+        HOLDS if rg.low is not None and rg.low > 3 * noise else FAILS,
+    )  # fmt: skip
 
 
 def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]:
@@ -142,7 +122,7 @@ def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, whe
     ours = cells[world, "kloss"]
     for other in others:
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
-        verdict, measured = ratio.verdict(1.0), f"MSE of {LABELS[other]} / MSE of K-loss"
+        verdict, measured = ratio.verdict(1.0), f"MSE of {style.LABELS[other]} / MSE of K-loss"
         reason = ratio.cost(1.0, np.log) or _reason(ours, cells[world, other], other, verdict)
         yield Claim(sentence, where, world, measured, *ratio, verdict, reason)
 
@@ -170,15 +150,15 @@ def _instability(cells: Cells) -> Iterator[Claim]:
         share, diverged = _swinging_share(result), int(result.diverged().sum())
         yield Claim(
             sentence, "Section 5.2, fig:pol_demo (a)", "puddle_world",
-            f"share of {result.held_out.size} runs of {LABELS[method]} whose error in the last fifth exceeds "
-            f"{UNSTABLE:g} times its smallest (K-loss: {ours:.2g}); {diverged} diverged",
+            f"share of {result.held_out.size} runs of {style.LABELS[method]} whose error in the last fifth "
+            f"exceeds {UNSTABLE:g} times its smallest (K-loss: {ours:.2g}); {diverged} diverged",
             share, None, None, HOLDS if share > max(0.5, ours) else FAILS,
         )  # fmt: skip
 
 
 def _swinging_share(result: CellResult) -> float:
     """Share of runs whose late error is far above their smallest one; diverged runs count."""
-    curves = result.curves["mse_monte_carlo"]  # (T, L, S)
+    curves = result.curve["mse_monte_carlo"]  # (T, L, S)
     late = curves[-max(1, len(curves) // 5) :]
     with np.errstate(invalid="ignore"):
         steady = late.max(axis=0) <= UNSTABLE * np.nanmin(curves, axis=0)
@@ -204,30 +184,31 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
 def draw_claims(results: Results, curves: Curves) -> Figure:
     """Ratios of errors on a logarithmic axis: right of 1 the K-loss (or V) has the smaller error."""
     ratios = [claim for claim in results.claims if claim.measured.count("MSE of") == 2]
-    with house_style():
-        figure = Figure(figsize=(11.0, 0.27 * len(ratios) + 1.3), layout="constrained")
-        axes = figure.subplots()
-        for line, claim in enumerate(ratios):
-            colour, marker = _VERDICTS[claim.verdict]
-            low, value, high = (
-                float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST))
-                for end in (claim.low, claim.value, claim.high)
-            )
-            axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
-            axes.plot(value, line, marker, color=colour, ms=6)
-        axes.set_xscale("log")
-        axes.set_xlim(_NARROWEST / 1.2, _WIDEST * 1.2)
-        axes.axvline(1.0, color=INK, lw=0.9)
-        axes.set_xlabel("ratio of mean squared errors, 95 % interval; right of 1: as the paper says")
-        labels = [f"{WORLD_NAMES.get(c.world, c.world)}: {c.measured.replace('MSE of ', '')}" for c in ratios]
-        axes.set_yticks(range(len(ratios)), labels, fontsize=8)
-        axes.set_ylim(len(ratios) - 0.4, -0.6)
-        handles = [
-            Line2D([], [], color=colour, marker=marker, ls="", ms=6, label=verdict)
-            for verdict, (colour, marker) in _VERDICTS.items()
-        ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
-        return figure
+    figure = Figure(figsize=(11.0, 0.27 * len(ratios) + 1.3), layout="constrained")
+    axes = figure.subplots()
+    for line, claim in enumerate(ratios):
+        colour, marker = _VERDICTS[claim.verdict]
+        low, value, high = (
+            float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST))
+            for end in (claim.low, claim.value, claim.high)
+        )
+        axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
+        axes.plot(value, line, marker, color=colour, ms=6)
+    axes.set_xscale("log")
+    axes.set_xlim(_NARROWEST / 1.2, _WIDEST * 1.2)
+    axes.axvline(1.0, color=style.INK, lw=0.9)
+    axes.set_xlabel("ratio of mean squared errors, 95 % interval; right of 1: as the paper says")
+    labels = [
+        f"{style.WORLD_NAMES.get(c.world, c.world)}: {c.measured.replace('MSE of ', '')}" for c in ratios
+    ]
+    axes.set_yticks(range(len(ratios)), labels, fontsize=8)
+    axes.set_ylim(len(ratios) - 0.4, -0.6)
+    handles = [
+        Line2D([], [], color=colour, marker=marker, ls="", ms=6, label=verdict)
+        for verdict, (colour, marker) in _VERDICTS.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
 
 
 def claims_tables(results: Results) -> Iterator[str]:
@@ -241,12 +222,12 @@ def claims_table(results: Results) -> str:
     """Table with one line per sentence of the paper."""
     cells = []
     for claim in results.claims:
-        is_measured = claim.value is not None or claim.low is not None
-        value = interval_text(claim.value, claim.low, claim.high) if is_measured else "–"
-        world = LONG_NAMES.get(claim.world, claim.world)
+        found = Interval(claim.value, claim.low, claim.high)
+        value = "–" if found[:2] == (None, None) else style.interval_text(found)
+        world = style.LONG_NAMES.get(claim.world, claim.world)
         said = (f"“{claim.sentence}”", claim.where, world, claim.measured)
         cells.append([*said, value, f"**{claim.verdict}**", claim.reason])
     by_verdict = grouped(results.claims, "verdict")
     summary = ", ".join(f"{len(by_verdict.get(kind, ()))} {kind}" for kind in _VERDICTS)
     header = "claim | where | world | measured | value | verdict | reason"
-    return section("## Claims", f"{len(results.claims)} sentences: {summary}.", header, cells)
+    return style.section("## Claims", f"{len(results.claims)} sentences: {summary}.", header, cells)

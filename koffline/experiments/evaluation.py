@@ -18,18 +18,8 @@ from koffline import objectives
 from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
-from koffline.experiments.results import (
-    Correlation,
-    Curves,
-    Results,
-    Row,
-    grouped,
-    interval_text,
-    named_text,
-    number_text,
-    section,
-)
-from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
+from koffline.experiments.results import Correlation, Curves, Results, Row, grouped
+from koffline.experiments.statistics import Interval, mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
 OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
@@ -42,6 +32,7 @@ OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}
 MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # the method that minimises each loss
+LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
 ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
 ERROR_NAMES = {"mse": "MSE", "bellman_error": "Bellman error"}
@@ -125,7 +116,7 @@ def curves_of(finished: Finished) -> Curves:
             "diverged_at": result.diverged_at,
             "held_out_loss": result.held_out,
             "value_variance": np.asarray(result.value_variance),
-            **result.curves,
+            **result.curve,
         }
         for cell, result in finished
     }
@@ -134,7 +125,7 @@ def curves_of(finished: Finished) -> Curves:
 def correlations_of(finished: Finished) -> Iterator[Correlation]:
     """Rank correlations of each loss with each error along training, all learning rates pooled."""
     for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
-        by_method = {cell.method: result.curves for cell, result in finished if cell.problem.world == world}
+        by_method = {cell.method: result.curve for cell, result in finished if cell.problem.world == world}
 
         def points(methods: Sequence[str], curve: str, by_method: Any = by_method) -> np.ndarray:
             """All records of all rates and runs, (points, seeds)."""
@@ -151,32 +142,30 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
 
 def draw_puddle(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on Puddle World."""
-    with style.house_style():
-        figure = Figure(figsize=(15.0, 3.9), layout="constrained")
-        mse, bellman, left, right = figure.subplots(1, 4)
-        _draw_mse(mse, results, curves, "puddle_world", "(a)")
-        _draw_bellman(bellman, results, curves, "puddle_world", "(b)")
-        for axes, error, title in (
-            (left, "mse", "(c) L2 / K-loss vs MSE"),
-            (right, "bellman_error", "(d) L2 / K-loss vs Bellman error"),
-        ):
-            _draw_scatter(axes, results, curves, "puddle_world", error)
-            axes.set_title(title)
-        _legend(figure, curves)
-        return figure
+    figure = Figure(figsize=(15.0, 3.9), layout="constrained")
+    mse, bellman, left, right = figure.subplots(1, 4)
+    _draw_mse(mse, results, curves, "puddle_world", "(a)")
+    _draw_bellman(bellman, results, curves, "puddle_world", "(b)")
+    for axes, error, title in (
+        (left, "mse", "(c) L2 / K-loss vs MSE"),
+        (right, "bellman_error", "(d) L2 / K-loss vs Bellman error"),
+    ):
+        _draw_scatter(axes, results, curves, "puddle_world", error)
+        axes.set_title(title)
+    _legend(figure, curves)
+    return figure
 
 
 def draw_bench(results: Results, curves: Curves) -> Figure:
     """Panels a–d of the paper's figure on CartPole and Mountain Car, and Gymnasium's pole in between."""
-    with style.house_style():
-        figure, worlds = Figure(figsize=(13.0, 7.2), layout="constrained"), WORLDS["figure-bench"]
-        panels = figure.subplots(2, len(worlds), squeeze=False).T
-        for world, pair, letters in zip(worlds, panels, ("ab", "ef", "cd"), strict=False):
-            name = style.WORLD_NAMES[world]
-            _draw_mse(pair[0], results, curves, world, f"({letters[0]}) {name}")
-            _draw_bellman(pair[1], results, curves, world, f"({letters[1]}) {name}")
-        _legend(figure, curves)
-        return figure
+    figure, worlds = Figure(figsize=(13.0, 7.2), layout="constrained"), WORLDS["figure-bench"]
+    panels = figure.subplots(2, len(worlds), squeeze=False).T
+    for world, pair, letters in zip(worlds, panels, ("ab", "ef", "cd"), strict=False):
+        name = style.WORLD_NAMES[world]
+        _draw_mse(pair[0], results, curves, world, f"({letters[0]}) {name}")
+        _draw_bellman(pair[1], results, curves, world, f"({letters[1]}) {name}")
+    _legend(figure, curves)
+    return figure
 
 
 def _at_best(
@@ -221,7 +210,7 @@ def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, erro
             good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
             step = max(1, int(good.sum()) // _MOST_POINTS)
             rank = ranks[world, loss, error, "own"]
-            label = f"{style.LOSSES[loss]}, ρ = {rank.spearman:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
+            label = f"{LOSSES[loss]}, ρ = {rank.spearman:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
             look: Any = {"color": style.COLOURS[method], "ms": 3.5, "alpha": 0.45, "mew": 0}
             axes.plot(x[good][::step], y[good][::step], ".", **look, label=label, rasterized=True)
     axes.set(xscale="log", yscale="log", xlabel=ERROR_NAMES[error], ylabel="loss on all tuples")
@@ -247,7 +236,9 @@ def evaluation_tables(results: Results) -> Iterator[str]:
         if world == "chain":  # rows of figure-toy, among the claims
             continue
         truth = results.extra["truths"][world]
-        variance, gap = map(number_text, (truth["value_variance"], truth["paper_against_monte_carlo_mse"]))
+        variance, gap = map(
+            style.number_text, (truth["value_variance"], truth["paper_against_monte_carlo_mse"])
+        )
         note = (
             "Mean squares over the training states in native reward units, mean and 95 % interval over "
             f"seeds. The best constant has MSE {variance} (the variance of V). "
@@ -255,21 +246,21 @@ def evaluation_tables(results: Results) -> Iterator[str]:
         )
         by_method = grouped(rows, "method")
         lines = [_method_cells(m, by_method[m]) for m in style.METHODS if m in by_method]
-        yield section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
+        yield style.section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
     networks = {"own": "the method trained by it", "both": "K-loss and RG"}
     lines = [
         [
             style.LONG_NAMES[found.world],
-            style.LOSSES[found.loss],
+            LOSSES[found.loss],
             ERROR_NAMES[found.error],
             networks[found.networks],
-            interval_text(found.spearman, found.low, found.high),
+            style.interval_text(Interval(found.spearman, found.low, found.high)),
             str(found.points),
         ]
         for found in results.correlations
     ]
     header = "world | loss | with | networks of | Spearman | points"
-    yield section("## What the losses tell about the errors", "", header, lines)
+    yield style.section("## What the losses tell about the errors", "", header, lines)
 
 
 def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
@@ -278,7 +269,9 @@ def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
     best = next(row for row in mine if row.best_by_truth)
     blind = next(row for row in mine if row.best_without_truth)
     by_grid = next(row for row in by_truth["paper"] if row.best_by_truth)
-    chosen = [t for row in (best, blind, by_grid) for t in (f"{row.learning_rate:g}", named_text(row, "mse"))]
-    at_best = (named_text(best, "bellman_error"), f"{best.diverged}/{best.seeds}")
+    chosen = [
+        t for row in (best, blind, by_grid) for t in (f"{row.learning_rate:g}", style.named_text(row, "mse"))
+    ]
+    at_best = (style.named_text(best, "bellman_error"), f"{best.diverged}/{best.seeds}")
     anywhere = f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}"
     return [style.LABELS[method], *chosen, *at_best, anywhere]

@@ -17,18 +17,8 @@ from koffline.experiments import mujoco, style
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_table
 from koffline.experiments.mujoco import MujocoResult, best_settings, finished_cells
-from koffline.experiments.results import (
-    FAILS,
-    HOLDS,
-    UNDECIDED,
-    Claim,
-    Curves,
-    Results,
-    ReturnRow,
-    grouped,
-    section,
-)
-from koffline.experiments.statistics import Interval, difference
+from koffline.experiments.results import Claim, Curves, Results, ReturnRow, grouped
+from koffline.experiments.statistics import FAILS, HOLDS, UNDECIDED, Interval, difference
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import spread_of
 
@@ -241,22 +231,21 @@ def draw_mujoco(
     if not shown:
         return None
     columns, lines = min(4, len(shown)), -(-len(shown) // 4)
-    with style.house_style():
-        figure = Figure(figsize=(3.1 * columns, 2.6 * lines + 0.5), layout="constrained")
-        panels = figure.subplots(lines, columns, squeeze=False).ravel()
-        for place, (axes, (group, found)) in enumerate(zip(panels, shown.items(), strict=False)):
-            noise = f", noise {group.noise:g}" if group.noise else ""
-            title = _TITLES.get(group.environment, group.environment)
-            axes.set_title(f"({'abcdefgh'[place]}) {title}{noise}")
-            series = {c: (np.asarray(part["steps"]), np.asarray(part[curve])) for c, part in found.items()}
-            style.draw_returns(axes, series, mujoco.BUDGETS[group.environment].threshold)
-            if place % columns == 0:
-                axes.set_ylabel(label, fontsize=8)
-        for axes in panels[len(shown) :]:
-            axes.axis("off")
-        critics = {critic for found in shown.values() for critic in found}
-        style.method_legend(figure, sorted(critics), {"solved": {"color": style.SOFT, **style.DOTTED}})
-        return figure
+    figure = Figure(figsize=(3.1 * columns, 2.6 * lines + 0.5), layout="constrained")
+    panels = figure.subplots(lines, columns, squeeze=False).ravel()
+    for place, (axes, (group, found)) in enumerate(zip(panels, shown.items(), strict=False)):
+        noise = f", noise {group.noise:g}" if group.noise else ""
+        title = _TITLES.get(group.environment, group.environment)
+        axes.set_title(f"({'abcdefgh'[place]}) {title}{noise}")
+        series = {c: (np.asarray(part["steps"]), np.asarray(part[curve])) for c, part in found.items()}
+        style.draw_returns(axes, series, mujoco.BUDGETS[group.environment].threshold)
+        if place % columns == 0:
+            axes.set_ylabel(label, fontsize=8)
+    for axes in panels[len(shown) :]:
+        axes.axis("off")
+    critics = {critic for found in shown.values() for critic in found}
+    style.method_legend(figure, sorted(critics), {"solved": {"color": style.SOFT, **style.DOTTED}})
+    return figure
 
 
 def mujoco_tables(results: Results) -> Iterator[str]:
@@ -276,24 +265,16 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
     first = rows[0]
     noise = f", noise {first.noise:g} per step on every velocity" if first.noise else ""
     about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
-    cells = [
-        [
-            style.LABELS[row.critic],
-            row.setting,
-            _text(row, "final"),
-            _text(row, "final_best"),
-            _text(row, "sampled"),
-            _text(row, "area"),
-            f"{'–' if row.reached is None else f'{row.reached:,.0f}'} ({row.reached_seeds}/{row.seeds})",
-            f"{row.diverged}/{row.seeds}",
-        ]
-        for row in rows
-    ]
-    return section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
+    cells = []
+    for row in rows:
+        final, sampled, area = (style.named_text(row, name, _text) for name in ("final", "sampled", "area"))
+        when = "–" if row.reached is None else f"{row.reached:,.0f}"
+        reached, diverged = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
+        numbers = (final, _text(row.final_best), sampled, area, reached, diverged)
+        cells.append([style.LABELS[row.critic], row.setting, *numbers])
+    return style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 
 
-def _text(row: ReturnRow, name: str) -> str:
+def _text(number: float) -> str:
     """Text of a return, from fractions to ten thousands: at least three digits, no exponents."""
-    ends = (getattr(row, f"{name}{end}", None) for end in ("", "_low", "_high"))
-    texts = [f"{end:.0f}" if abs(end) >= 100.0 else f"{end:.3g}" for end in ends if end is not None]
-    return f"{texts[0]} [{texts[1]}, {texts[2]}]" if len(texts) == 3 else texts[0]
+    return f"{number:.0f}" if abs(number) >= 100.0 else f"{number:.3g}"

@@ -23,8 +23,8 @@ from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
-from koffline.experiments.results import Curves, Results, Row, interval_text, named_text, number_text, section
-from koffline.experiments.statistics import mean_over_seeds
+from koffline.experiments.results import Curves, Results, Row
+from koffline.experiments.statistics import Interval, mean_over_seeds
 from koffline.kernel_loss import discount, feature_v_statistic, state_value_residual
 
 DIVERGED = 1e7  # descent stops at this ‖w‖; the largest true value is 1
@@ -210,43 +210,38 @@ def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarra
 
 def draw_toy(results: Results, curves: Curves) -> Figure:
     """The paper's panels b and c: errors of the six methods against iterations."""
-    with style.house_style():
-        figure = Figure(figsize=(8.5, 3.6), layout="constrained")
-        for axes, title, name, label, level in zip(
-            figure.subplots(1, 2),
-            ("(b) MSE", "(c) Weight error"),
-            ("mse", "weight_error"),
-            ("mean of $(V - V^*)^2$ over states", "$\\|w - w^*\\|$"),
-            ("lstd_mse", "lstd_weight_error"),
-            strict=True,
-        ):
-            groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
-            shown = {m: (group["iterations"][1:], group[name][1:]) for m, group in groups.items()}
-            style.draw_errors(axes, shown, _WIDEST)
-            axes.set(title=title, xlabel="iteration", ylabel=label, xscale="log")
-            if results.extra.get(level):
-                axes.axhline(results.extra[level], **_LSTD, zorder=1)
-        passed = {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7}
-        others = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
-        style.method_legend(figure, [group.removeprefix("chain/") for group in curves], others)
-        return figure
+    figure = Figure(figsize=(8.5, 3.6), layout="constrained")
+    groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
+    panels = (
+        ("mse", "(b) MSE", "mean of $(V - V^*)^2$ over states"),
+        ("weight_error", "(c) Weight error", "$\\|w - w^*\\|$"),
+    )
+    for axes, (name, title, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        shown = {m: (group["iterations"][1:], group[name][1:]) for m, group in groups.items()}
+        style.draw_errors(axes, shown, _WIDEST)
+        axes.set(title=title, xlabel="iteration", ylabel=label, xscale="log")
+        axes.axhline(results.extra[f"lstd_{name}"], **_LSTD, zorder=1)
+    passed = {"color": style.SOFT, "marker": "X", "ls": "", "ms": 7}
+    others = {"LSTD (sampling error)": _LSTD, "$\\|w\\|$ passed $10^7$": passed}
+    style.method_legend(figure, list(groups), others)
+    return figure
 
 
 def toy_tables(results: Results) -> Iterator[str]:
     """The methods at their last iteration."""
     rows: Sequence[Row] = results.select(world="chain")
-    extra, first = results.extra, rows[0]
-    error = interval_text(*(extra.get(f"lstd_weight_error{end}") for end in ("", "_low", "_high")))
+    extra, first, cells = results.extra, rows[0], []
+    lstd = Interval(*(extra[f"lstd_weight_error{end}"] for end in ("", "_low", "_high")))
     note = (
         f"Plain gradient descent, {first.epochs} iterations at learning rate {first.learning_rate:g}, "
-        f"{first.seeds} draws of the tuples. The LSTD solution of the same tuples is {error} away from w*: "
-        "that much is sampling error."
+        f"{first.seeds} draws of the tuples. The LSTD solution of the same tuples is "
+        f"{style.interval_text(lstd)} away from w*: that much is sampling error."
     )
-    gaps, cells = extra["largest_distance_from_lstd"], []
     for row in rows:
         steps = [step for step in row.diverged_at if step is not None]
         when = f" (iterations {min(steps)}–{max(steps)})" if steps else ""
-        errors = [named_text(row, "weight_error"), named_text(row, "mse"), number_text(gaps.get(row.method))]
-        cells.append([style.LABELS[row.method], *errors, f"{row.diverged}/{row.seeds}{when}"])
+        errors = (style.named_text(row, name) for name in ("weight_error", "mse"))
+        gap = style.number_text(extra["largest_distance_from_lstd"].get(row.method))
+        cells.append([style.LABELS[row.method], *errors, gap, f"{row.diverged}/{row.seeds}{when}"])
     header = "method | ‖w − w*‖ | MSE | largest distance from LSTD | diverged"
-    yield section(f"## {style.LONG_NAMES['chain']}", note, header, cells)
+    yield style.section(f"## {style.LONG_NAMES['chain']}", note, header, cells)

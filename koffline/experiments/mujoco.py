@@ -16,7 +16,7 @@ import math
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,11 @@ from jaxtyping import Float, Int
 from koffline.checkpoints import Saved, newest, save
 from koffline.envs import NOISY_MUJOCO
 from koffline.experiments.cells import Run
-from koffline.experiments.results import digest_of, grouped, is_archive, reading_result, write_arrays
+from koffline.experiments.results import digest_of, grouped, is_result, reading_result, write_result
 from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
-from koffline.untrusted.arrays import read_arrays
 
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
 _APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
@@ -218,7 +217,7 @@ def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Fin
     missing = []
     for part, environment in itertools.product(parts, BUDGETS):
         cells = part_cells(part, environment, chosen, run.scale.quick)
-        if all(is_archive(run.path(cell)) for cell in cells):
+        if all(is_result(run.path(cell)) for cell in cells):
             finished += [(cell, read_mujoco(run.path(cell))) for cell in cells]
         else:
             missing.append(f"{part} of {environment}")
@@ -241,8 +240,8 @@ def best_settings(finished: Finished) -> Choices:
 
 def read_mujoco(path: Path) -> MujocoResult:
     """The result of a cell. Raises ConfigError for a file that is damaged."""
-    with reading_result(path):
-        return MujocoResult(**read_arrays(path, [part.name for part in fields(MujocoResult)]))
+    with reading_result(path) as parts:
+        return MujocoResult(**parts)
 
 
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
@@ -252,7 +251,7 @@ def write_mujoco(path: Path, cell: MujocoCell) -> None:
     folder = path.with_suffix(".partial")
     with threads(1), contextlib.closing(LockStep(cell.runs)) as stack:
         result = _learn(cell, stack, folder)
-    write_arrays(path, {"name": cell.name, **vars(result)})
+    write_result(path, vars(result))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -15,14 +15,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.builders.uniform import discounted_returns, draw_uniform_tuples, learn_grid_policy
-from koffline.envs.boxes import BoxWorld, make_world, to_unit_square
+from koffline.builders.uniform import discounted_returns, draw_tuples, learn_grid_policy
+from koffline.envs.boxes import BoxWorld, Tuples, make_world, to_unit_square
 from koffline.envs.finite import discretise
-from koffline.experiments.results import digest_of, reading_result, write_arrays
+from koffline.experiments.results import digest_of, reading_result, write_result
 from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedNetwork
-from koffline.untrusted.arrays import read_arrays
 
 FORMAT = 2  # version of the files; part of the digest
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
@@ -64,22 +63,13 @@ class ProblemSettings:
         return replace(make_world(self.world), **dict(self.overrides), **noise)
 
 
-@dataclass(frozen=True, eq=False)
-class Tuples:
-    """Independent tuples (s, r, s', ended) with s uniform over the state space and a ~ π, in native units."""
-
-    states: Points
-    rewards: Column
-    next_states: Points
-    terminated: Bool[np.ndarray, " row"]
-
-    def table(self, world: BoxWorld, reward_scale: float) -> Table:
-        """States on the unit square, rewards divided by ``reward_scale``, single precision."""
-        states = torch.from_numpy(to_unit_square(world, self.states)).float()
-        following = torch.from_numpy(to_unit_square(world, self.next_states)).float()
-        discounts = torch.from_numpy(GAMMA * ~self.terminated).float()
-        rewards = torch.from_numpy(self.rewards / reward_scale).float()
-        return Table(states, following, rewards, discounts, kernel_inputs=states)
+def as_table(tuples: Tuples, world: BoxWorld, reward_scale: float = 1.0) -> Table:
+    """States on the unit square, rewards divided by ``reward_scale``, single precision."""
+    states, following = (
+        _tensor(to_unit_square(world, states)) for states in (tuples.states, tuples.next_states)
+    )
+    discounts, rewards = _tensor(GAMMA * ~tuples.terminated), _tensor(tuples.rewards / reward_scale)
+    return Table(states, following, rewards, discounts, kernel_inputs=states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,17 +123,12 @@ class Problem:
 
     def save(self, path: Path) -> None:
         """Write the arrays to an .npz."""
-        parts = ((name, vars(getattr(self, name))) for name in _PARTS)
-        write_arrays(path, {f"{name}.{key}": column for name, part in parts for key, column in part.items()})
+        write_result(path, {name: vars(getattr(self, name)) for name in _PARTS})
 
     @classmethod
     def load(cls, path: Path, settings: ProblemSettings) -> Problem:
         """Read what `save` wrote for these settings. Raises ConfigError for a file that is damaged."""
-        parts: dict[str, dict[str, Any]] = {name: {} for name in _PARTS}
-        with reading_result(path):
-            for name, column in read_arrays(path).items():
-                part, _, key = name.partition(".")
-                parts[part][key] = column
+        with reading_result(path) as parts:
             return cls(settings, **{name: kind(**parts[name]) for name, kind in _PARTS.items()})
 
 
@@ -167,12 +152,6 @@ def build_problem(settings: ProblemSettings) -> Problem:
         grid_values(world, policy, log.states, GAMMA, streams[3]),
         monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
     )
-
-
-def draw_tuples(world: BoxWorld, policy: Probabilities, n: int, generator: np.random.Generator) -> Tuples:
-    """n independent tuples of the policy from uniform states."""
-    drawn = draw_uniform_tuples(world, policy, n, generator)
-    return Tuples(drawn.states, drawn.outcome.reward, drawn.outcome.state, drawn.outcome.terminated)
 
 
 def _draw_backups(
@@ -246,7 +225,7 @@ class Metrics:
     def __init__(self, problem: Problem, reward_scale: float) -> None:
         world, backups = problem.world, problem.backups
         self._scale, self._noise = reward_scale, problem.monte_carlo.noise
-        self._table = problem.log.table(world, 1.0)
+        self._table = as_table(problem.log, world)
         self._truths = [_tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)]
         self._gram = _JUDGE.gram(self._table.inputs[:_LOSS_ROWS])
         self._states = _tensor(to_unit_square(world, backups.states))
@@ -289,7 +268,7 @@ def _tensor(array: np.ndarray) -> Tensor:
 @torch.no_grad()
 def held_out_kernel_loss(problem: Problem, network: StackedNetwork, reward_scale: float) -> np.ndarray:
     """The kernel loss (U-statistic, bandwidth 0.5) of tuples that no method saw, (R,): needs no truth."""
-    table = problem.held_out.table(problem.world, 1.0)
+    table = as_table(problem.held_out, problem.world)
     value, following = (
         network.forward(states).squeeze(-1).double() * reward_scale
         for states in (table.inputs, table.next_inputs)

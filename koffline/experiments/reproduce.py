@@ -18,7 +18,7 @@ from koffline.experiments.evaluation import collect_evaluation, draw_bench, draw
 from koffline.experiments.figure_mujoco import collect_mujoco, draw_mujoco, mujoco_tables
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
-from koffline.experiments.style import save_figure
+from koffline.experiments.style import house_style, save_figure
 from koffline.fitting import threads
 from koffline.store.files import write_text
 from koffline.store.run_record import start_run
@@ -78,10 +78,10 @@ def reproduce(run: Run) -> Results:
         results = Results(run.name, run.command, versions, settings, **parts, seconds=seconds)
         if curves:
             write_curves(curves, path.with_suffix(".curves.h5"))
-        for name, draw in {"": experiment.draw, **experiment.pages}.items():
-            figure = draw(results, curves)
-            if figure is not None:
-                save_figure(figure, run.folder / (f"{run.name}-{name}" if name else run.name))
+        for page, draw in {"": experiment.draw, **experiment.pages}.items():
+            with house_style():
+                if (figure := draw(results, curves)) is not None:
+                    save_figure(figure, run.folder / (f"{run.name}-{page}" if page else run.name))
         write_text(path.with_suffix(".md"), table_text(results))
         write_results(results, begun, path)  # written last: if it exists, all files do
         return results
@@ -89,11 +89,8 @@ def reproduce(run: Run) -> Results:
 
 def table_text(results: Results) -> str:
     """``NAME.md``: everything the results hold, as Markdown."""
-    versions, settings = (
-        ", ".join(f"{name} {value}" for name, value in part.items())
-        for part in (results.versions, results.settings)
-    )
-    head = (f"# {results.name}", f"`{results.command}`", f"{settings}; {versions}.")
+    how = f"{_words(results.settings)}; {_words(results.versions)}."
+    head = (f"# {results.name}", f"`{results.command}`", how)
     return "\n\n".join([*head, *EXPERIMENTS[results.name].tables(results)]) + "\n"
 
 
@@ -102,9 +99,13 @@ def _check_folder(run: Run, settings: Mapping[str, Any]) -> None:
     if path.exists():
         there = read_results(path).settings
         if there != settings:
-            was, this = (", ".join(f"{k} {v}" for k, v in part.items()) for part in (there, settings))
+            was, this = _words(there), _words(settings)
             raise ConfigError(f"{path} was run with {was}, this run has {this}; {remedy}")
     elif not run.cells_folder.exists():  # an interrupted run leaves its cells
         for suffix in (".md", ".png", ".svg", ".curves.h5"):
             if path.with_suffix(suffix).exists():
                 raise ConfigError(f"{path.with_suffix(suffix)} exists already; {remedy}")
+
+
+def _words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())

@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +25,6 @@ from koffline.store.run_record import FILE, StartedRun
 from koffline.untrusted.arrays import read_arrays
 
 VERSION = 1
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 Record = TypeVar("Record")
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
@@ -192,35 +191,45 @@ def read_results(path: Path) -> Results:
         raise ConfigError(f"{path} is no results file ({reason}); delete it and run again") from None
 
 
-@contextlib.contextmanager
-def reading_result(path: Path) -> Iterator[None]:
-    """Turn any error of reading a result file into a ConfigError."""
-    try:
-        yield
-    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
-        raise ConfigError(
-            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
-        ) from None
-
-
 def digest_of(*settings: Any) -> str:
     """Digest of records of settings, by which the file of a result is named."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
-def is_archive(path: Path) -> bool:
-    """Whether ``path`` is a complete .npz; anything else is computed again."""
-    try:
-        arrays = read_arrays(path, ("name",))
-    except Exception:  # any of many types, as in reading_result
-        return False
-    return "name" not in arrays or str(arrays["name"]) == path.stem
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write an .npz, whole or not at all."""
+def write_result(path: Path, parts: Mapping[str, Any]) -> None:
+    """Write arrays and numbers as an .npz, whole or not at all; those of a mapping are named PART.KEY."""
+    arrays: dict[str, Any] = {"name": path.stem}
+    for name, part in parts.items():
+        group = {f"{name}.{key}": array for key, array in part.items()} if isinstance(part, Mapping) else None
+        arrays |= {name: part} if group is None else group
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
+
+
+def is_result(path: Path) -> bool:
+    """Whether ``path`` is a complete result; anything else is computed again."""
+    try:
+        return str(read_arrays(path, ("name",))["name"]) == path.stem
+    except Exception:  # any of many types, as in reading_result
+        return False
+
+
+@contextlib.contextmanager
+def reading_result(path: Path) -> Iterator[dict[str, Any]]:
+    """Give the parts that `write_result` wrote. Any error of reading or using them is a ConfigError."""
+    try:
+        parts: dict[str, Any] = {}
+        for name, array in read_arrays(path).items():
+            part, is_grouped, key = name.partition(".")
+            if is_grouped:
+                parts.setdefault(part, {})[key] = array
+            elif part != "name":
+                parts[part] = array if array.ndim else array.item()
+        yield parts
+    except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
+        raise ConfigError(
+            f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"
+        ) from None
 
 
 def write_curves(curves: Curves, path: Path) -> None:
@@ -230,36 +239,3 @@ def write_curves(curves: Curves, path: Path) -> None:
             for key, array in datasets.items():
                 options = {"compression": "gzip", "shuffle": True} if np.ndim(array) else {}
                 file.create_dataset(f"{name}/{key}", data=array, **options)
-
-
-def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:
-    """A part of ``NAME.md``: a Markdown table under a title and a note; header: the names between bars."""
-    names = header.split(" | ")
-    lines = (names, ["---"] * len(names), *rows)
-    table = "\n".join(
-        # A bar inside a cell would end it.
-        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
-        for line in lines
-    )
-    return "\n\n".join(part for part in (title, note, table) if part)
-
-
-def interval_text(value: float | None, low: float | None, high: float | None) -> str:
-    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
-    if value is None or math.isnan(value):
-        return "not finite"
-    if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return number_text(value)
-    return f"{number_text(value)} [{number_text(low)}, {number_text(high)}]"
-
-
-def named_text(record: Any, name: str) -> str:
-    """Text of a field of a record with its interval."""
-    return interval_text(*(getattr(record, f"{name}{end}") for end in ("", "_low", "_high")))
-
-
-def number_text(value: float | None) -> str:
-    """Number as text with three digits; a dash for None."""
-    if value is None or math.isnan(value):
-        return "–"
-    return "∞" if math.isinf(value) else f"{value:.3g}"

@@ -17,9 +17,9 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 from scipy import stats
 
-from koffline.experiments.results import FAILS, HOLDS, UNDECIDED
 from koffline.spread import LEVEL, interquartile_mean, tail_share
 
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
 LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
 _DRAWS, _BAND_DRAWS = 10_000, 2_000
@@ -34,6 +34,11 @@ class Interval(NamedTuple):
     value: Any
     low: Any
     high: Any
+
+    @classmethod
+    def of(cls, record: Any, name: str) -> Interval:
+        """A number with its interval that a row of results holds."""
+        return cls(*(getattr(record, f"{name}{end}") for end in ("", "_low", "_high")))
 
     def named(self, name: str) -> dict[str, Any]:
         """Mapping with the keys name, name_low and name_high, as in a row of results."""

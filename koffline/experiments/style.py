@@ -1,8 +1,9 @@
-"""Common style of the experiments' figures: names, colours, curves with bands, files."""
+"""Common style of the experiments' figures and tables: names, colours, curves with bands, files, texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from koffline.experiments.statistics import band, mean_over_seeds
+from koffline.experiments.statistics import Interval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 from koffline.store.files import atomic_file
 
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
 METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
-LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
 # Okabe and Ito's palette, safe for colour-blind readers, and a marker each for those who print in grey.
 _PALETTE = ("#56B4E9", "#0072B2", "#009E73", "#7F7F7F", "#CC79A7", "#D55E00", "#1F1F1F", "#E69F00")
 COLOURS = dict(zip(LABELS, _PALETTE, strict=True))
@@ -34,9 +34,8 @@ WORLD_NAMES = {
     "gymnasium_pole": "Gymnasium's pole",
     "mountain_car": "Mountain Car",
 }
-LONG_NAMES = {
+LONG_NAMES = WORLD_NAMES | {
     "chain": "Chain of Tsitsiklis and Van Roy",
-    "puddle_world": "Puddle World",
     "cart_pole": "CartPole (noisy pole)",
     "gymnasium_pole": "CartPole (Gymnasium's pole, noisy)",
     "mountain_car": "Mountain Car (noisy)",
@@ -65,25 +64,31 @@ def house_style() -> AbstractContextManager[None]:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write ``path`` as .png and .svg; the same figure gives the same bytes (no dates, no versions)."""
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-    with house_style():
-        # Round the positions of the layout, because the last bits of its solver differ between runs.
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-        for axes in figure.axes:
-            axes.set_position(np.round(axes.get_position(original=True).bounds, 6).tolist())
-        dpi = min(_TALLEST / float(figure.get_size_inches()[1]), float(_DPI))
-        for kind, fixed in metadata.items():
-            with atomic_file(path.with_name(f"{path.name}.{kind}"), force=True) as temporary:
-                figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
+    # Round the positions of the layout, because the last bits of its solver differ between runs.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position(np.round(axes.get_position(original=True).bounds, 6).tolist())
+    dpi = min(_TALLEST / float(figure.get_size_inches()[1]), float(_DPI))
+    for kind, fixed in metadata.items():
+        with atomic_file(path.with_name(f"{path.name}.{kind}"), force=True) as temporary:
+            figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
 def draw_errors(axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = np.inf) -> None:
     """Curves of methods, (T,) and (T, S), on a logarithmic axis up to ``most``; where seeds diverged."""
     for method, (x, values) in shown.items():
         _draw_curve(axes, method, x, values, most)
-    _log_limits(axes, [mean_over_seeds(values).value for _, values in shown.values()], most)
-    for method, (x, values) in shown.items():
         _mark_divergences(axes, method, x, values)
+    means = np.concatenate([mean_over_seeds(values).value for _, values in shown.values()])
+    positive = means[np.isfinite(means) & (means > 0.0)]
+    axes.set_yscale("log")
+    if len(positive):
+        low = float(positive.min())
+        high = max(min(float(positive.max()), most), 2.0 * low)
+        room = (high / low) ** 0.06
+        axes.set_ylim(low / room, high * room)
+        tidy_log_ticks(axes.yaxis)
 
 
 def _draw_curve(
@@ -139,27 +144,10 @@ def _mark_divergences(
         return
     # Methods have different heights, so that crosses at the same x do not overlap.
     place = (float(x[gone.any(axis=1).argmax()]), 0.975 - 0.07 * METHODS.index(method))
-    transform, colour = axes.get_xaxis_transform(), COLOURS[method]
-    axes.plot(
-        *place, "X", color=colour, ms=8, mec="white", mew=0.7, transform=transform, clip_on=False, zorder=6
-    )
-    axes.annotate(
-        f"{gone.any(axis=0).sum()}/{values.shape[1]}", place, xycoords=transform, xytext=(6, 0),
-        textcoords="offset points", va="center", fontsize=7, color=colour, zorder=6,
-    )  # fmt: skip
-
-
-def _log_limits(axes: Axes, series: Sequence[Shaped[np.ndarray, "..."]], most: float = np.inf) -> None:
-    """A logarithmic y axis around the positive values of the series, cut at ``most``."""
-    joined = np.concatenate([np.ravel(values) for values in series])
-    positive = joined[np.isfinite(joined) & (joined > 0.0)]
-    axes.set_yscale("log")
-    if len(positive):
-        low = float(positive.min())
-        high = max(min(float(positive.max()), most), 2.0 * low)
-        room = (high / low) ** 0.06
-        axes.set_ylim(low / room, high * room)
-        tidy_log_ticks(axes.yaxis)
+    transform, look = axes.get_xaxis_transform(), dict[str, Any](color=COLOURS[method], zorder=6)
+    axes.plot(*place, "X", **look, ms=8, mec="white", mew=0.7, transform=transform, clip_on=False)
+    look |= {"textcoords": "offset points", "va": "center", "fontsize": 7}
+    axes.annotate(f"{gone.any(axis=0).sum()}/{values.shape[1]}", place, (6, 0), transform, **look)
 
 
 def tidy_log_ticks(axis: Axis) -> None:
@@ -179,8 +167,38 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
         if m in methods
     ]
     handles += [Line2D([], [], label=label, **look) for label, look in extra.items()]
-    columns = min(len(handles), 10)
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, frameon=False, handlelength=2.0,
-        columnspacing=1.6,
-    )  # fmt: skip
+    shape = {"ncols": min(len(handles), 10), "frameon": False, "handlelength": 2.0, "columnspacing": 1.6}
+    figure.legend(handles=handles, loc="outside lower center", **shape)
+
+
+def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:
+    """A part of ``NAME.md``: a Markdown table under a title and a note; header: the names between bars."""
+    names = header.split(" | ")
+    lines = (names, ["---"] * len(names), *rows)
+    table = "\n".join(
+        # A bar inside a cell would end it.
+        "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
+        for line in lines
+    )
+    return "\n\n".join(part for part in (title, note, table) if part)
+
+
+def number_text(value: float | None) -> str:
+    """Number as text with three digits; a dash for None."""
+    if value is None or math.isnan(value):
+        return "–"
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def interval_text(found: Interval, text: Callable[[Any], str] = number_text) -> str:
+    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
+    if found.value is None or math.isnan(found.value):
+        return "not finite"
+    if any(end is None or not math.isfinite(end) for end in (found.low, found.high)):
+        return text(found.value)
+    return f"{text(found.value)} [{text(found.low)}, {text(found.high)}]"
+
+
+def named_text(record: Any, name: str, text: Callable[[Any], str] = number_text) -> str:
+    """Text of a field of a record with its interval."""
+    return interval_text(Interval.of(record, name), text)

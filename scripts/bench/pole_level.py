@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from koffline.batches import ReplicaPlan
-from koffline.builders.uniform import learn_grid_policy
-from koffline.envs.boxes import make_world, to_unit_square
+from koffline.builders.uniform import draw_tuples, learn_grid_policy
+from koffline.envs.boxes import Tuples, make_world, to_unit_square
 from koffline.experiments.evaluation import OBJECTIVES
-from koffline.experiments.problem import GAMMA, Tuples, draw_tuples, monte_carlo_values
+from koffline.experiments.problem import GAMMA, as_table, monte_carlo_values
 from koffline.fitting import FitSettings, fit, threads
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian
@@ -54,7 +54,7 @@ def main() -> None:
     true = [(truth(part.states), truth(part.next_states)) for part in (log, fresh)]
     print("kernel loss at bandwidths", BANDWIDTHS, "of tuples learned from, then of fresh ones")
     print("truth    ", *(losses(part, *values) for part, values in zip((log, fresh), true, strict=True)))
-    table, values = log.table(world, world.reward_scale), true[0][0]
+    table, values = as_table(log, world, world.reward_scale), true[0][0]
     fifth = np.digitize(values, np.quantile(values, [0.2, 0.4, 0.6, 0.8]))
     print("truth     by fifths", *(f"{values[fifth == part].mean():.2f}" for part in range(5)))
     per_epoch = _ROWS // _BATCH

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 import koffline
-from koffline.builders.resumable import add_to_manifest, read_manifest
+from koffline.builders import add_to_manifest, read_manifest
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.builders.uniform import build_chain
 from koffline.cli import cli
