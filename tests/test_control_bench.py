@@ -10,17 +10,9 @@ from scripts.bench import control
 from scripts.bench.control_report import collect, page
 
 OPTIONS = argparse.Namespace(
-    **{"seeds": 2, "steps": 4, "steps_of": [], "evaluate_every": 2, "episodes": 1, "hidden": [4]},
-    **{
-        "batch_size": 8,
-        "set": [],
-        "logs": "",
-        "algos": "all",
-        "original_rates": "3e-3",
-        "variants": True,
-        "by_rule": False,
-    },
-)
+    seeds=2, steps=4, steps_of=[], evaluate_every=2, episodes=1, hidden=[4], batch_size=8, set=[], logs="",
+    algos="all", original_rates="3e-3", variants=True, by_rule=False,
+)  # fmt: skip
 
 
 def cell(log, algo, seed, returns):

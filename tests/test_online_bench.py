@@ -1,5 +1,7 @@
 """The benchmark of online runs: it measures what it says, and the plain side is the same algorithm."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -8,22 +10,6 @@ from scripts.bench.plain_trust_pcl import BATCH, DISCOUNT, PlainRun, PlainSettin
 from tests.online import reference_trust_pcl as reference
 
 CRITICS = ("kloss", "fvi", "td0", "rg")
-
-
-@pytest.fixture
-def plain():
-    """A plain run in Pendulum-v1 that has collected and learned a little."""
-    runs = []
-
-    def make(critic):
-        runs.append(PlainRun(PlainSettings("Pendulum-v1", critic), seed=1))
-        while runs[-1].steps < 900:
-            runs[-1].iterate()
-        return runs[-1]
-
-    yield make
-    for run in runs:
-        run.close()
 
 
 def as_reference(run):
@@ -61,10 +47,12 @@ def test_the_librarys_side_takes_every_setting_of_the_plain_one() -> None:
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_plain_gradients_are_the_algorithms(critic, plain):
-    """In float32 against the naive float64 version."""
-    run = plain(critic)
-    window = run.draw_windows()
+def test_plain_gradients_are_the_algorithms(critic):
+    """In float32 against the naive float64 version, in Pendulum-v1 after a little learning."""
+    with contextlib.closing(PlainRun(PlainSettings("Pendulum-v1", critic), seed=1)) as run:
+        while run.steps < 900:
+            run.iterate()
+        window = run.draw_windows()
     settings = reference.Settings(
         critic, DISCOUNT, 10, kl_coef=run.kl_coef, diag_weight=1.0 / BATCH, bandwidth_scale=1.0
     )

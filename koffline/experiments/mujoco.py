@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from koffline.checkpoints import Saved, newest, save
 from koffline.envs import NOISY_MUJOCO
 from koffline.experiments.cells import Run
-from koffline.experiments.results import digest_of, grouped, is_result, reading_result, write_result
+from koffline.experiments.results import digest_of, is_result, reading_result, write_result
 from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
@@ -177,37 +177,33 @@ def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False
     seeds = SEARCH_SEEDS[part] if is_search else range(QUICK_SEEDS if quick else SEEDS)
     found: list[MujocoCell] = []
     for noise in NOISE_LEVELS.get(environment, ()) if part == "noise" else (0.0,):
-        where: dict[str, Any] = {"env": f"{environment}-v5"}
+        where: dict[str, Any] = {"env": f"{environment}-v5", "evaluation_interval": interval, "steps": steps}
         if noise:
             options = {"environment": where["env"], "transition_noise": noise}
-            where = {"env": NOISY_MUJOCO, "env_options": options}
-        where |= {"steps": min(steps, NOISE_STEPS) if noise else steps, "evaluation_interval": interval}
+            where |= {"env": NOISY_MUJOCO, "env_options": options, "steps": min(steps, NOISE_STEPS)}
         configs: list[OnlineConfig] = []
         for critic in PAPER_CRITICS if is_paper else CRITICS:
-            learner = dict(PAPER_BASE) if is_paper else {}
+            learner: dict[str, Any] = {"reward_scale": budget.reward_scale, "evaluation_episodes": 2}
+            learner |= PAPER_BASE if is_paper else {}
             if is_paper and critic == "kloss":
                 learner["bandwidth_scale"] = _LARGEST_BANDWIDTH
-            usual = OnlineConfig(
-                critic=critic,
-                reward_scale=budget.reward_scale,
-                evaluation_episodes=2,
-                **learner,
-                **where,
-            )
+            usual = OnlineConfig(critic=critic, **learner, **where)
             if is_search:
                 grid = search_settings(part, critic)[-2 if quick else None :]
                 configs += [usual.with_changes(**setting) for setting in grid]
             else:
                 config = chosen.get((environment, SEARCHES[part], critic), usual)
                 configs.append(config.with_changes(**where))
-        for is_apart in (False, True):
-            together = [config for config in configs if (config.critic == _APART) is is_apart]
-            runs = [OnlineRun(config, seed) for seed in seeds for config in together]
-            for alike in grouped(runs, "config.window_length").values():  # all else may differ in a stack
-                stacks = math.ceil(len(alike) / (_MOST_SEARCH_RUNS if is_search else _MOST_RUNS))
-                size = math.ceil(len(alike) / stacks)
-                parts = [tuple(alike[start : start + size]) for start in range(0, len(alike), size)]
-                found += [MujocoCell(part, environment, noise, runs) for runs in parts]
+        configs.sort(key=lambda config: config.critic == _APART)
+        runs = [OnlineRun(config, seed) for seed in seeds for config in configs]
+        stacks: dict[Any, list[OnlineRun]] = {}
+        for run in runs:  # all else may differ in a stack
+            stacks.setdefault((run.config.critic == _APART, run.config.window_length), []).append(run)
+        for alike in stacks.values():
+            count = math.ceil(len(alike) / (_MOST_SEARCH_RUNS if is_search else _MOST_RUNS))
+            size = math.ceil(len(alike) / count)
+            parts = [tuple(alike[start : start + size]) for start in range(0, len(alike), size)]
+            found += [MujocoCell(part, environment, noise, runs) for runs in parts]
     return found
 
 

@@ -157,7 +157,6 @@ def build_problem(settings: ProblemSettings) -> Problem:
 def _draw_backups(
     world: BoxWorld, policy: Probabilities, states: Points, generator: np.random.Generator
 ) -> Backups:
-    assert world.n_actions is not None
     shape = (len(states), world.n_actions, _BACKUP_DRAWS)
     start = np.repeat(states, math.prod(shape[1:]), axis=0)
     actions = np.tile(np.repeat(np.arange(shape[1]), shape[2]), shape[0])
@@ -199,17 +198,13 @@ def monte_carlo_values(
     repeats: int = 200,
 ) -> StateValues:
     """Mean discounted return of ``repeats`` ≥ 2 rollouts from every state, cut where gamma^t < 1e-4."""
-    horizon = math.ceil(math.log(_CUT) / math.log(gamma))
-    count = len(states)
-    together = max(1, _CHUNK // count)
-    sums, squares, done = np.zeros(count), np.zeros(count), 0
-    while done < repeats:
+    horizon, count = math.ceil(math.log(_CUT) / math.log(gamma)), len(states)
+    sums, squares, together = np.zeros(count), np.zeros(count), max(1, _CHUNK // count)
+    for done in range(0, repeats, together):
         copies = min(together, repeats - done)
-        start = np.asarray(states, dtype=np.float64)
-        table = discounted_returns(world, policy, start, gamma, generator, copies, horizon)
+        table = discounted_returns(world, policy, states, gamma, generator, copies, horizon)
         sums += table.sum(axis=0)
         squares += (table**2).sum(axis=0)
-        done += copies
     means = sums / repeats
     spread = np.maximum(squares / repeats - means**2, 0.0) * repeats / (repeats - 1)
     return StateValues(means, np.sqrt(spread / repeats))

@@ -71,10 +71,8 @@ class Row:
     def shares(self) -> list[float | None]:
         """The error and the ends of its interval over the variance of V; None where they are not finite."""
         variance = self.value_variance or math.nan
-        shares = (
-            math.nan if end is None else end / variance for end in (self.mse, self.mse_low, self.mse_high)
-        )
-        return [share if math.isfinite(share) else None for share in shares]
+        shares = (end and end / variance for end in (self.mse, self.mse_low, self.mse_high))
+        return [share if share is not None and math.isfinite(share) else None for share in shares]
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy
+from koffline.policies.builtin import Mlp
 from tests.builders import environments  # noqa: F401 (it registers them)
 from tests.refusals import assert_refused
 
@@ -112,8 +113,10 @@ def test_a_smaller_replay_is_whole_episodes_and_a_cut_one(seed):
 
 
 def test_medium_is_half_way():
+    network = Mlp((np.zeros((4, 2)),), (np.zeros(2),), "argmax")
+    what = network, DiscretePolicy(2, network.discrete)
     returns = [-9.0, -7.0, -4.0, 0.0, -5.0]
-    learned = Learned({}, [Snapshot(step, None, None, value) for step, value in enumerate(returns)])
+    learned = Learned({}, [Snapshot(step, *what, value) for step, value in enumerate(returns)])
     found = medium_and_expert(learned, -10.0)
     assert (found["medium"].step, found["expert"].step) == (2, 3)
 

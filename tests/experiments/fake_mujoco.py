@@ -11,7 +11,7 @@ import numpy as np
 
 from koffline.experiments.cells import Run, Scale
 from koffline.experiments.mujoco import MujocoCell, MujocoResult
-from koffline.experiments.results import write_arrays
+from koffline.experiments.results import write_result
 from koffline.online.config import OnlineRun
 
 Level = Callable[[OnlineRun], float]
@@ -40,7 +40,7 @@ def make_result(cell: MujocoCell, level: Level, points: int = 21) -> MujocoResul
 
 def write_cells(cells: list[MujocoCell], run: Run, level: Level) -> None:
     for cell in cells:
-        write_arrays(run.path(cell), {"name": cell.name, **vars(make_result(cell, level))})
+        write_result(run.path(cell), vars(make_result(cell, level)))
 
 
 def folder_run(folder: Path) -> Run:

@@ -36,9 +36,7 @@ def shrink_experiments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Scale, "training", lambda self, world: TINY)
     small = replace(figure_toy.ToySettings(), seeds=2, tuples=300, iterations=60)
     monkeypatch.setattr(figure_toy, "ToySettings", lambda **changes: replace(small, **changes))
-    whole = ablation.ablation_variants
+    whole = ablation.variants
     monkeypatch.setattr(
-        ablation,
-        "ablation_variants",
-        lambda scale: [v for v in whole(scale) if v.group == "statistic" and v.name in KEPT],
+        ablation, "variants", lambda *of: [v for v in whole(*of) if v[0] == "statistic" and v[1] in KEPT]
     )

@@ -54,24 +54,24 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
     assert not path.exists()
     write_cell(path, cell)
     one, two = read_cell(whole), read_cell(path)
-    for name, curve in one.curves.items():
-        np.testing.assert_array_equal(curve, two.curves[name])
+    for name, curve in one.curve.items():
+        np.testing.assert_array_equal(curve, two.curve[name])
 
 
 def test_best_rates_and_divergence(run):
     """By hand, and for an objective that is to fall it falls."""
     rg = read_cell(run.path(CELLS["rg"]))
-    assert (rg.curves["objective"][-1] < rg.curves["objective"][0]).all()
+    assert (rg.curve["objective"][-1] < rg.curve["objective"][0]).all()
     result = read_cell(run.path(CELLS["td0"]))
     assert 0.0 < result.value_variance < 0.3
     finals = result.final("mse_paper")
-    np.testing.assert_allclose(finals, result.curves["mse_paper"][-5:].mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(finals, result.curve["mse_paper"][-5:].mean(axis=0), rtol=1e-6)
     assert result.best_by_truth("paper") == finals.mean(axis=1).argmin()
     assert result.best_without_truth() == result.held_out.mean(axis=1).argmin()
     assert not result.diverged().any()
-    result.curves["mse_paper"][-1, 0, 1] = np.nan
+    result.curve["mse_paper"][-1, 0, 1] = np.nan
     result.diverged_at[0, 1] = 77
-    result.curves["largest_value"][1, 1, 0] = 1e9
+    result.curve["largest_value"][1, 1, 0] = 1e9
     assert result.best_by_truth("paper") == 1  # a rate with a diverged seed loses
     assert result.diverged().tolist() == [[False, True], [True, False]]
 
@@ -82,8 +82,8 @@ def test_divergence_is_a_result(beside):
     result = read_cell(beside / "cell.npz")
     assert (result.diverged_at[0] >= 0).all()
     assert (result.diverged_at[1] == -1).all()
-    assert np.isnan(result.curves["mse_paper"][-1, 0]).all()
-    assert np.isfinite(result.curves["mse_paper"][-1, 1]).all()
+    assert np.isnan(result.curve["mse_paper"][-1, 0]).all()
+    assert np.isfinite(result.curve["mse_paper"][-1, 1]).all()
 
 
 def test_a_learned_offset_has_the_gradient_of_autograd():

@@ -21,7 +21,7 @@ def result_of(error, swing=1.0, bellman=0.1, diverged=False):
     return CellResult(
         epochs=np.arange(30),
         learning_rates=np.array([0.001]),
-        curves={
+        curve={
             **dict.fromkeys(names, curve),
             "bellman_error": np.full_like(curve, bellman),
             "largest_value": np.ones_like(curve),

@@ -10,42 +10,22 @@ import pytest
 from koffline.experiments import mujoco
 from koffline.experiments.cells import Run
 from koffline.experiments.figure_mujoco import finished_parts, setting_words
-from koffline.experiments.mujoco import (
-    BUDGETS,
-    CRITICS,
-    NOISE_LEVELS,
-    PAPER_BASE,
-    SEARCH_SEEDS,
-    SEEDS,
-    MujocoCell,
-    best_settings,
-    part_cells,
-    read_mujoco,
-    search_settings,
-    write_mujoco,
-)
+from koffline.experiments.mujoco import BUDGETS, CRITICS, MujocoCell, part_cells, read_mujoco, write_mujoco
 from koffline.online.config import OnlineConfig, OnlineRun
-from tests.experiments.fake_mujoco import (
-    FakeLockStep,
-    by_critic,
-    fake_return,
-    folder_run,
-    make_result,
-    write_cells,
-)
+from tests.experiments import fake_mujoco as fake
 
 PENDULUM = "InvertedPendulum"
-NOISE = NOISE_LEVELS[PENDULUM]
-LEVELS = by_critic(memory=1000.0, kloss_slow=1000.0, kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
-COUNT = len(search_settings("search", "kloss"))
+NOISE = mujoco.NOISE_LEVELS[PENDULUM]
+LEVELS = fake.by_critic(memory=1000.0, kloss_slow=1000.0, kloss=1000.0, td0=880.0, fvi=800.0, rg=1000.0)
+COUNT = len(mujoco.search_settings("search", "kloss"))
 USUAL = setting_words(OnlineConfig(env="any"))  # what stands there for the defaults
 
 
 def test_the_papers_grid_is_the_papers() -> None:
-    assert {s["learning_rate"] for s in search_settings("paper-search", "rg")} == {1e-3, 3e-4, 1e-4}
-    ours = search_settings("paper-search", "kloss")
+    assert {s["learning_rate"] for s in mujoco.search_settings("paper-search", "rg")} == {1e-3, 3e-4, 1e-4}
+    ours = mujoco.search_settings("paper-search", "kloss")
     assert len(ours) == 54
-    assert PAPER_BASE["learning_rate"] == 1e-3
+    assert mujoco.PAPER_BASE["learning_rate"] == 1e-3
     assert not any("learning_rate" in s for s in ours)
     assert {s["bandwidth_scale"] for s in ours} == {0.1, 0.01, 1.0 / math.sqrt(math.log(64))}
     assert {(s["entropy_coef"], s.get("entropy_decay")) for s in ours} == {(0.0, None), (0.1, 0.1)}
@@ -55,8 +35,8 @@ def test_the_papers_grid_is_the_papers() -> None:
 
 def test_a_search_uses_seeds_of_its_own() -> None:
     runs = [run for cell in part_cells("search", PENDULUM, {}) for run in cell.runs]
-    assert len(runs) == COUNT * len(CRITICS) * len(SEARCH_SEEDS["search"])
-    assert min(run.seed for run in runs) >= SEEDS
+    assert len(runs) == COUNT * len(CRITICS) * len(mujoco.SEARCH_SEEDS["search"])
+    assert min(run.seed for run in runs) >= mujoco.SEEDS
     assert {run.config.steps for run in runs} == {BUDGETS[PENDULUM].search_steps}
     assert part_cells("paper-search", "Ant", {}) == []
 
@@ -66,7 +46,7 @@ def test_a_part_has_every_critic_with_every_seed_once() -> None:
     choices = {("Swimmer", "search", "rg"): best}
     cells = part_cells("final", "Swimmer", choices)
     runs = [run for cell in cells for run in cell.runs]
-    whole = Counter((critic, seed) for critic in CRITICS for seed in range(SEEDS))
+    whole = Counter((critic, seed) for critic in CRITICS for seed in range(mujoco.SEEDS))
     assert Counter((run.config.critic, run.seed) for run in runs) == whole
     usual = OnlineConfig(env="Swimmer-v5")
     for config in (run.config for run in runs):
@@ -85,13 +65,13 @@ def make_cell(steps: int = 5_000, seeds: int = 2, interval: int = 1_000, **chang
     return MujocoCell("final", PENDULUM, 0.0, runs)
 
 
-def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], tmp_path: Path) -> None:
+def test_a_result_comes_back_as_it_was_learned(fake_stack: type[fake.FakeLockStep], tmp_path: Path) -> None:
     cell = make_cell(steps=4_500)  # the last stretch is a short one
     path = tmp_path / "cell.npz"
     write_mujoco(path, cell)
     result = read_mujoco(path)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
-    expected = np.array([[fake_return(run, int(step)) for step in result.steps] for run in cell.runs])
+    expected = np.array([[fake.fake_return(run, int(step)) for step in result.steps] for run in cell.runs])
     np.testing.assert_allclose(result.returns, expected)
     np.testing.assert_allclose(result.lengths, expected + 1.0)
     np.testing.assert_allclose(result.sampled[:, 1:], expected[:, 1:] / 2.0)
@@ -100,7 +80,7 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[FakeLockStep], t
 
 
 def test_a_killed_cell_goes_on_from_its_checkpoint(
-    fake_stack: type[FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake_stack: type[fake.FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = make_cell(steps=500, interval=100)
     whole, path = (tmp_path / name / "cell.npz" for name in ("whole", "cut"))
@@ -124,11 +104,11 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     assert not path.with_suffix(".partial").exists()
 
 
-def test_a_cell_is_known_by_what_it_learns(fake_stack: type[FakeLockStep], tmp_path: Path) -> None:
+def test_a_cell_is_known_by_what_it_learns(fake_stack: type[fake.FakeLockStep], tmp_path: Path) -> None:
     assert make_cell().name == make_cell(keep_checkpoints=7).name
     assert make_cell().name != make_cell(target_decay=0.5).name
     cell = make_cell(steps=1_000)
-    run = folder_run(tmp_path)
+    run = fake.folder_run(tmp_path)
     for _ in range(2):
         run.work_off([cell], write_mujoco)
     assert fake_stack.made == 1
@@ -151,10 +131,10 @@ def searched(run: OnlineRun) -> float:
 @pytest.fixture(scope="module")
 def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """The final part of InvertedPendulum and its noise are finished, the final part of Ant is not."""
-    run = folder_run(tmp_path_factory.mktemp("mujoco"))
+    run = fake.folder_run(tmp_path_factory.mktemp("mujoco"))
     for part in ("final", "noise"):
-        write_cells(part_cells(part, PENDULUM, {}), run, scattered)
-    write_cells(part_cells("final", "Ant", {})[1:], run, scattered)
+        fake.write_cells(part_cells(part, PENDULUM, {}), run, scattered)
+    fake.write_cells(part_cells("final", "Ant", {})[1:], run, scattered)
     return run
 
 
@@ -198,27 +178,27 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
 def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    levels = by_critic(memory=90.0, kloss_slow=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
-    run = folder_run(tmp_path)
-    write_cells(part_cells("final", "Swimmer", {}), run, levels)
+    levels = fake.by_critic(memory=90.0, kloss_slow=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
+    run = fake.folder_run(tmp_path)
+    fake.write_cells(part_cells("final", "Swimmer", {}), run, levels)
     claims = finished_parts(run)[0]["claims"]
     assert next(c for c in claims if "consistently" in c.sentence).verdict == "does not hold"
     monkeypatch.setattr(mujoco, "SEEDS", 2)
-    write_cells(part_cells("final", "Swimmer", {}), run, levels)
+    fake.write_cells(part_cells("final", "Swimmer", {}), run, levels)
     assert {claim.verdict for claim in finished_parts(run)[0]["claims"]} == {"undecided"}
 
 
 def test_the_search_chooses_by_area_and_finals_follow(tmp_path: Path) -> None:
-    run = folder_run(tmp_path)
+    run = fake.folder_run(tmp_path)
     cells = part_cells("search", PENDULUM, {})
-    choices = best_settings([(cell, make_result(cell, searched)) for cell in cells])
+    choices = mujoco.best_settings([(cell, fake.make_result(cell, searched)) for cell in cells])
     for critic in CRITICS:
         chosen = choices[PENDULUM, "search", critic]
         assert (chosen.window_length, chosen.learning_rate) == (1 if critic == "rg" else 10, 3e-3)
-    write_cells(part_cells("final", PENDULUM, choices), run, scattered)
-    write_cells(cells[1:], run, searched)
+    fake.write_cells(part_cells("final", PENDULUM, choices), run, scattered)
+    fake.write_cells(cells[1:], run, searched)
     assert finished_parts(run)[0]["returns"] == ()  # not whole: it chooses nothing
-    write_cells(cells, run, searched)
+    fake.write_cells(cells, run, searched)
     settings = {row.critic: row.setting for row in finished_parts(run)[0]["returns"]}
     assert settings["rg"].startswith("d 1, ")
     assert settings["kloss"].startswith("d 10, ")

@@ -1,7 +1,10 @@
 """Tables and figures of the committed results, and of what they do not hold: divergence, single seeds."""
 
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
@@ -9,9 +12,31 @@ from matplotlib.lines import Line2D
 
 from koffline.experiments.mujoco import CRITICS
 from koffline.experiments.reproduce import EXPERIMENTS, table_text
-from koffline.experiments.results import Curves
-from koffline.experiments.style import COLOURS, save_figure
-from tests.experiments.committed import FOLDER, committed
+from koffline.experiments.results import Curves, Results, read_results
+from koffline.experiments.style import COLOURS, house_style, save_figure
+
+FOLDER = Path(__file__).parents[2] / "docs" / "reproduce"
+
+
+@pytest.fixture(autouse=True)
+def styled() -> Iterator[None]:
+    with house_style():
+        yield
+
+
+@cache
+def committed(name: str) -> tuple[Results, Curves]:
+    """Results and curves; whoever changes them changes a copy."""
+    curves: dict[str, dict[str, np.ndarray]] = {}
+    path = FOLDER / f"{name}.curves.h5"
+    if path.exists():
+        with h5py.File(path) as file:
+            curves = {
+                f"{world}/{method}": {key: part[()] for key, part in group.items()}
+                for world, methods in file.items()
+                for method, group in methods.items()
+            }
+    return read_results(FOLDER / f"{name}.json"), curves
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,10 +1,7 @@
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from koffline.envs.finite import TSITSIKLIS_FEATURES
 from koffline.experiments.figure_toy import LinearKernelLoss, ToySettings, descend, draw_log, weight_errors
 from koffline.kernel_loss import state_value_residual
 from koffline.kernels import Linear
@@ -18,18 +15,6 @@ SETTINGS = ToySettings(seeds=3, iterations=800, copy_every=5)
 def run() -> dict[str, dict[str, np.ndarray]]:
     log = draw_log(SETTINGS)
     return {method: descend(method, log, SETTINGS) for method in METHODS}
-
-
-def test_the_log_is_the_chains() -> None:
-    log = draw_log(ToySettings(seeds=2, tuples=4000))
-    columns = (log.features[0], log.next_features[0], log.reward[0, :, None], log.discount[0, :, None])
-    seen = {tuple(row) for row in torch.cat(columns, dim=1).tolist()}
-    s1, s2, s3, s4, end = TSITSIKLIS_FEATURES
-    steps = ((s1, s2, 0, 1), (s1, s3, 0, 1), (s2, end, 1, 0), (s3, s4, 0, 1), (s4, s4, 0, 1), (s4, end, 0, 0))
-    assert seen == {(*now, *then, reward, going_on) for now, then, reward, going_on in steps}
-    share_of_s2 = (log.reward == 1.0).double().mean(dim=1)
-    assert share_of_s2.numpy() == pytest.approx(0.25, abs=4 * math.sqrt(0.25 * 0.75 / 4000))
-    assert not torch.equal(log.features[0], log.features[1])
 
 
 def test_the_linear_time_loss_is_the_kernel_loss() -> None:
@@ -84,4 +69,6 @@ def test_rg_settles_at_its_own_minimum(run: dict[str, dict[str, np.ndarray]]) ->
     solution = torch.linalg.lstsq(change, log.reward.unsqueeze(-1)).solution.squeeze(-1)
     assert run["rg"]["weights"] == pytest.approx(solution.numpy(), abs=1e-9)
     # The minimum over infinitely many tuples is 0.179 away from w*; LSTD's is w* itself.
-    assert np.all(run["rg"]["weight_error"][-1] > 3 * weight_errors(log.least_squares().numpy()))
+    errors = weight_errors(log.least_squares().numpy())
+    assert np.all(run["rg"]["weight_error"][-1] > 3 * errors)
+    assert np.all(errors < 0.06)
