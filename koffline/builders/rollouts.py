@@ -257,13 +257,7 @@ class PartsFolder:
         """Number of batches of this build on the disk."""
         return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
 
-    def build(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Transitions:
-        """Play or read all batches and join them into one log."""
-        return player.join(list(self.batches(player, progress)))
-
-    def build_shards(
-        self, player: RolloutPlayer, writer: ShardWriter, progress: Progress = lambda episodes: None
-    ) -> None:
+    def build_shards(self, player: RolloutPlayer, writer: ShardWriter, progress: Progress) -> None:
         """Play or read all batches and write them as shards, one batch in memory at a time."""
         clipped = 0
         with writer:
@@ -272,7 +266,7 @@ class PartsFolder:
                 writer.append(player.join([part]))
             writer.metadata = player.metadata(clipped)
 
-    def batches(self, player: RolloutPlayer, progress: Progress = lambda episodes: None) -> Iterator[Columns]:
+    def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
         """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""
         played = player.play(n for n in range(player.batches) if self._read(n) is None)
         for number in range(player.batches):

@@ -200,7 +200,7 @@ def rollouts(
                 if shards is not None:
                     parts.build_shards(player, shards, progress)
                 else:
-                    log = parts.build(player, progress)
+                    log = player.join(list(parts.batches(player, progress)))
             if shards is not None:
                 target.record(open_lazy(target.path))
             else:

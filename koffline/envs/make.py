@@ -162,10 +162,9 @@ class Copies:
 
 
 def _flattened(name: str, space: spaces.Space[Any]) -> spaces.Box:
-    try:
-        flat: spaces.Space[Any] = spaces.flatten_space(space)
-    except (NotImplementedError, ValueError):
-        flat = space
+    flat: spaces.Space[Any] | None = None
+    with contextlib.suppress(NotImplementedError, ValueError):
+        flat = spaces.flatten_space(space)
     if not isinstance(flat, spaces.Box) or not math.prod(flat.shape):
         raise ConfigError(f"{name} has observations of {space}; wrap it so that they are arrays of numbers")
     return flat

@@ -7,6 +7,7 @@ dashed line. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -31,11 +32,9 @@ OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}
-MINIMISERS = {"kloss": "kloss", "l2": "rg"}  # the method that minimises each loss
-LOSSES = {"kloss": "K-loss", "l2": "L2 loss"}
-LOSS_CURVES = {"kloss": "kernel_loss", "l2": "l2_loss"}
-ERRORS = {"mse": "mse_monte_carlo", "bellman_error": "bellman_error"}
-ERROR_NAMES = {"mse": "MSE", "bellman_error": "Bellman error"}
+# The name, the curve, and of a loss the method that minimises it.
+LOSSES = {"kloss": ("K-loss", "kernel_loss", "kloss"), "l2": ("L2 loss", "l2_loss", "rg")}
+ERRORS = {"mse": ("MSE", "mse_monte_carlo"), "bellman_error": ("Bellman error", "bellman_error")}
 _SLOW_FIRST = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
 # Errors of an unstable run may be a billion: the axes end at this many times the variance of V.
 _WIDEST = 30.0
@@ -132,12 +131,12 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
             curves = [by_method[method][curve] for method in methods]
             return np.concatenate([curve.reshape(-1, curve.shape[-1]) for curve in curves])
 
-        for loss, trained in MINIMISERS.items():
-            for networks, methods in (("own", (trained,)), ("both", tuple(MINIMISERS.values()))):
-                for error, error_curve in ERRORS.items():
-                    x, y = points(methods, LOSS_CURVES[loss]), points(methods, error_curve)
-                    rank, count = spearman_over_seeds(x, y), int(np.isfinite(x * y).sum())
-                    yield Correlation(world, loss, error, networks, *rank, count)
+        both = tuple(method for *_, method in LOSSES.values())
+        for (loss, (_, curve, own)), kind in itertools.product(LOSSES.items(), ("own", "both")):
+            for error, (_, error_curve) in ERRORS.items():
+                x, y = (points((own,) if kind == "own" else both, name) for name in (curve, error_curve))
+                rank, count = spearman_over_seeds(x, y), int(np.isfinite(x * y).sum())
+                yield Correlation(world, loss, error, kind, *rank, count)
 
 
 def draw_puddle(results: Results, curves: Curves) -> Figure:
@@ -146,12 +145,9 @@ def draw_puddle(results: Results, curves: Curves) -> Figure:
     mse, bellman, left, right = figure.subplots(1, 4)
     _draw_mse(mse, results, curves, "puddle_world", "(a)")
     _draw_bellman(bellman, results, curves, "puddle_world", "(b)")
-    for axes, error, title in (
-        (left, "mse", "(c) L2 / K-loss vs MSE"),
-        (right, "bellman_error", "(d) L2 / K-loss vs Bellman error"),
-    ):
+    for axes, letter, error in ((left, "c", "mse"), (right, "d", "bellman_error")):
         _draw_scatter(axes, results, curves, "puddle_world", error)
-        axes.set_title(title)
+        axes.set_title(f"({letter}) L2 / K-loss vs {ERRORS[error][0]}")
     _legend(figure, curves)
     return figure
 
@@ -204,16 +200,17 @@ def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, titl
 def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
     """Scatter each loss against the error, for the networks of the method that minimises it (all runs)."""
     ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
-    for loss, method in MINIMISERS.items():
+    name, error_curve = ERRORS[error]
+    for loss, (loss_name, curve, method) in LOSSES.items():
         if group := curves.get(f"{world}/{method}"):
-            x, y = np.ravel(group[ERRORS[error]]), np.ravel(group[LOSS_CURVES[loss]])
+            x, y = np.ravel(group[error_curve]), np.ravel(group[curve])
             good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
             step = max(1, int(good.sum()) // _MOST_POINTS)
             rank = ranks[world, loss, error, "own"]
-            label = f"{LOSSES[loss]}, ρ = {rank.spearman:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
+            label = f"{loss_name}, ρ = {rank.spearman:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
             look: Any = {"color": style.COLOURS[method], "ms": 3.5, "alpha": 0.45, "mew": 0}
             axes.plot(x[good][::step], y[good][::step], ".", **look, label=label, rasterized=True)
-    axes.set(xscale="log", yscale="log", xlabel=ERROR_NAMES[error], ylabel="loss on all tuples")
+    axes.set(xscale="log", yscale="log", xlabel=name, ylabel="loss on all tuples")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.22)  # room for the legend above the points
     style.tidy_log_ticks(axes.xaxis)
@@ -236,13 +233,11 @@ def evaluation_tables(results: Results) -> Iterator[str]:
         if world == "chain":  # rows of figure-toy, among the claims
             continue
         truth = results.extra["truths"][world]
-        variance, gap = map(
-            style.number_text, (truth["value_variance"], truth["paper_against_monte_carlo_mse"])
-        )
+        variance, gap = truth["value_variance"], truth["paper_against_monte_carlo_mse"]
         note = (
             "Mean squares over the training states in native reward units, mean and 95 % interval over "
-            f"seeds. The best constant has MSE {variance} (the variance of V). "
-            f"The paper's grid itself is off by MSE {gap} against Monte Carlo."
+            f"seeds. The best constant has MSE {style.number_text(variance)} (the variance of V). "
+            f"The paper's grid itself is off by MSE {style.number_text(gap)} against Monte Carlo."
         )
         by_method = grouped(rows, "method")
         lines = [_method_cells(m, by_method[m]) for m in style.METHODS if m in by_method]
@@ -251,8 +246,8 @@ def evaluation_tables(results: Results) -> Iterator[str]:
     lines = [
         [
             style.LONG_NAMES[found.world],
-            LOSSES[found.loss],
-            ERROR_NAMES[found.error],
+            LOSSES[found.loss][0],
+            ERRORS[found.error][0],
             networks[found.networks],
             style.interval_text(Interval(found.spearman, found.low, found.high)),
             str(found.points),
@@ -269,9 +264,8 @@ def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
     best = next(row for row in mine if row.best_by_truth)
     blind = next(row for row in mine if row.best_without_truth)
     by_grid = next(row for row in by_truth["paper"] if row.best_by_truth)
-    chosen = [
-        t for row in (best, blind, by_grid) for t in (f"{row.learning_rate:g}", style.named_text(row, "mse"))
-    ]
-    at_best = (style.named_text(best, "bellman_error"), f"{best.diverged}/{best.seeds}")
-    anywhere = f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}"
-    return [style.LABELS[method], *chosen, *at_best, anywhere]
+    cells = [style.LABELS[method]]
+    for row in (best, blind, by_grid):
+        cells += [f"{row.learning_rate:g}", style.named_text(row, "mse")]
+    cells += [style.named_text(best, "bellman_error"), f"{best.diverged}/{best.seeds}"]
+    return [*cells, f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}"]
