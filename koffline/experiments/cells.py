@@ -19,17 +19,7 @@ from torch import Tensor
 from koffline.batches import ReplicaPlan
 from koffline.dual_objectives import DualObjective
 from koffline.experiments import ENVIRONMENTS, PARTS
-from koffline.experiments.problem import (
-    FORMAT,
-    GAMMA,
-    MEASURES,
-    Metrics,
-    Problem,
-    ProblemSettings,
-    as_table,
-    build_problem,
-    held_out_kernel_loss,
-)
+from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings
 from koffline.experiments.results import digest_of, is_result, reading_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
@@ -176,21 +166,16 @@ class Run:
 
     def train(self, cells: Sequence[Cell]) -> Finished:
         """Build the missing problems, train the missing cells, and read the results of all cells."""
-        self.work_off([cell.problem for cell in cells], write_problem)
+        self.work_off([cell.problem for cell in cells], Problem.write)
         self.work_off(cells, write_cell)
         return [(cell, read_cell(self.path(cell))) for cell in cells]
-
-
-def write_problem(path: Path, settings: ProblemSettings) -> None:
-    """Build a problem and write it."""
-    build_problem(settings).save(path)
 
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
     """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
     store = path.with_name(f"{cell.problem.name}.npz")
     if not is_result(store):
-        write_problem(store, cell.problem)
+        Problem.write(store, cell.problem)
     write_result(path, vars(_train(cell, Problem.load(store, cell.problem), progress)))
 
 
@@ -203,7 +188,7 @@ def read_cell(path: Path) -> CellResult:
 def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:
     settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
-    table = as_table(problem.log, problem.world, scale)
+    table, metrics = problem.table(scale), Metrics(problem, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
     network: Any = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
@@ -212,7 +197,7 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
         cell.objective,
         plan,
         FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
-        probe=Metrics(problem, scale),
+        probe=metrics,
         probe_every=settings.probe_every * per_epoch,
         progress=progress,
     )
@@ -228,7 +213,7 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
         learning_rates=np.asarray(settings.learning_rates),
         curve={**curves, "objective": objective * np.float32(scale**2)},
         diverged_at=np.asarray(diverged).reshape(grid).T,
-        held_out=held_out_kernel_loss(problem, record.network, scale).reshape(grid).T,
+        held_out=metrics.held_out_loss(record.network).reshape(grid).T,
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
         value_variance=problem.monte_carlo.variance,
         largest_return=float(np.abs(problem.log.rewards).max()) / (1.0 - GAMMA),

@@ -121,6 +121,15 @@ class Problem:
         """The world with its noise."""
         return self.settings.build_world()
 
+    def table(self, reward_scale: float) -> Table:
+        """The log to learn from."""
+        return as_table(self.log, self.world, reward_scale)
+
+    @staticmethod
+    def write(path: Path, settings: ProblemSettings) -> None:
+        """Build a problem and write it."""
+        build_problem(settings).save(path)
+
     def save(self, path: Path) -> None:
         """Write the arrays to an .npz."""
         write_result(path, {name: vars(getattr(self, name)) for name in _PARTS})
@@ -220,7 +229,7 @@ class Metrics:
     def __init__(self, problem: Problem, reward_scale: float) -> None:
         world, backups = problem.world, problem.backups
         self._scale, self._noise = reward_scale, problem.monte_carlo.noise
-        self._table = as_table(problem.log, world)
+        self._table, self._held_out = problem.table(1.0), as_table(problem.held_out, world)
         self._truths = [_tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)]
         self._gram = _JUDGE.gram(self._table.inputs[:_LOSS_ROWS])
         self._states = _tensor(to_unit_square(world, backups.states))
@@ -255,19 +264,18 @@ class Metrics:
         )
         return (first * second).mean(dim=1)
 
+    @torch.no_grad()
+    def held_out_loss(self, network: StackedNetwork) -> Float[np.ndarray, " replica"]:
+        """Kernel loss (U-statistic, bandwidth 0.5) of tuples that no method saw; it needs no truth."""
+        table = self._held_out
+        value, following = (
+            network.forward(states).squeeze(-1).double() * self._scale
+            for states in (table.inputs, table.next_inputs)
+        )
+        rewards, discounts = (part.double().expand_as(value) for part in (table.rewards, table.discounts))
+        residual = state_value_residual(rewards, discounts, value, following)
+        return u_statistic(residual, _JUDGE.gram(table.inputs.double())).numpy()
+
 
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).float()
-
-
-@torch.no_grad()
-def held_out_kernel_loss(problem: Problem, network: StackedNetwork, reward_scale: float) -> np.ndarray:
-    """The kernel loss (U-statistic, bandwidth 0.5) of tuples that no method saw, (R,): needs no truth."""
-    table = as_table(problem.held_out, problem.world)
-    value, following = (
-        network.forward(states).squeeze(-1).double() * reward_scale
-        for states in (table.inputs, table.next_inputs)
-    )
-    rewards, discounts = (part.double().expand_as(value) for part in (table.rewards, table.discounts))
-    residual = state_value_residual(rewards, discounts, value, following)
-    return u_statistic(residual, _JUDGE.gram(table.inputs.double())).numpy()

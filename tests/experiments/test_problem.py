@@ -15,7 +15,6 @@ from koffline.experiments.problem import (
     ProblemSettings,
     build_problem,
     grid_values,
-    held_out_kernel_loss,
     monte_carlo_values,
 )
 from koffline.replicas import StackedMLP
@@ -152,7 +151,7 @@ def test_losses_and_held_out_loss_are_double_sums(problem, network):
     delta, k = residuals(problem.held_out), gram(problem.held_out)
     np.fill_diagonal(k, 0.0)
     expected = delta @ k @ delta / (len(delta) * (len(delta) - 1))
-    assert held_out_kernel_loss(problem, network, 10.0)[0] == pytest.approx(expected, rel=1e-4, abs=1e-8)
+    assert Metrics(problem, 10.0).held_out_loss(network)[0] == pytest.approx(expected, rel=1e-4, abs=1e-8)
 
 
 def test_the_same_settings_give_the_same_problem(problem, tmp_path):
