@@ -82,6 +82,20 @@ RECIPES = {
         ),
         medium_step=20_000, medium_noise=0.1,
     ),
+    "Hopper-v5": Recipe(
+        LearningSettings(
+            env="Hopper-v5", steps=75_000, hidden=(128, 128), reward_factor=0.1, random_steps=2000,
+            evaluate_every=2500, episodes=5,
+        ),
+        medium_step=57_500, medium_noise=0.1,
+    ),
+    "Walker2d-v5": Recipe(
+        LearningSettings(
+            env="Walker2d-v5", steps=120_000, hidden=(128, 128), reward_factor=0.1, random_steps=2000,
+            evaluate_every=2500, episodes=5,
+        ),
+        medium_step=115_000, medium_noise=0.1,
+    ),
 }  # fmt: skip
 
 
