@@ -149,6 +149,6 @@ def test_a_log_that_does_not_fit_is_named(tmp_path, space, shape):
 )
 def test_files_that_are_wrong_are_refused_with_their_name(tmp_path, change):
     arrays = {"low": GRID.low, "high": GRID.high, "action_values": GRID.action_values, "temperature": 2.0}
-    write_arrays(tmp_path / "bad.npz", "koffline-grid-policy", 1, arrays | change)
+    write_arrays(tmp_path / "bad.npz", "koffline-grid-policy", arrays | change)
     with refused(PolicyError, r"bad\.npz"):
         load_policy(tmp_path / "bad.npz", Discrete(3), (2,))

@@ -32,6 +32,7 @@ VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_h
 _NEAR = 1e-6  # tolerance relative to the box: actions were stored as float32
 _LARGEST_SQUASHED = 1.0 - 1e-6  # tanh of anything beyond 7.25 is stored as ±1
 _HALF_LOG_TAU = 0.5 * float(np.log(2.0 * np.pi))
+_ZERO, _ONE = np.float64(0.0), np.float64(1.0)
 
 
 def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
@@ -170,8 +171,8 @@ class Mlp:
     output: str
     activation: str = "relu"
     temperature: float = 1.0
-    observation_mean: np.ndarray | None = None
-    observation_std: np.ndarray | None = None
+    observation_mean: np.ndarray | np.float64 = _ZERO
+    observation_std: np.ndarray | np.float64 = _ONE
     std: np.ndarray | None = None
     action_low: np.ndarray | None = None
     action_high: np.ndarray | None = None
@@ -222,10 +223,7 @@ class Mlp:
     def last_layer(self, observations: Observations) -> Actions:
         """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
-        if self.observation_mean is not None:
-            x = x - self.observation_mean
-        if self.observation_std is not None:
-            x = x / self.observation_std
+        x = (x - self.observation_mean) / self.observation_std
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer:
                 x = np.maximum(x, 0.0) if self.activation == "relu" else np.tanh(x)

@@ -19,8 +19,7 @@ import multiprocessing
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -203,27 +202,11 @@ def read_torchscript(path: Path) -> Any:
 def _unpack(content: bytes) -> Any:
     import torch
 
-    copyreg.pickle(torch.jit.RecursiveScriptModule, _pack)
-    with _no_deprecation():
-        return torch.jit.load(io.BytesIO(content), map_location="cpu")
-
-
-def _pack(module: Any) -> tuple[Callable[..., Any], tuple[bytes]]:
-    """Pickle a loaded module as the content of a file."""
-    import torch
-
-    file = io.BytesIO()
-    with _no_deprecation():
-        torch.jit.save(module, file)
-    return _unpack, (file.getvalue(),)
-
-
-@contextmanager
-def _no_deprecation() -> Iterator[None]:
-    """Hide torch's deprecation of TorchScript, the only format that d3rlpy writes."""
-    with warnings.catch_warnings():
+    # Loaded modules travel to other processes as the content of a file.
+    copyreg.pickle(torch.jit.RecursiveScriptModule, lambda module: (_unpack, (module.save_to_buffer(),)))
+    with warnings.catch_warnings():  # the only format that d3rlpy writes is deprecated
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
-        yield
+        return torch.jit.load(io.BytesIO(content), map_location="cpu")
 
 
 class OnnxFunction:

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from koffline.ope.intervals.calibrated import invert_test, make_profile, studentised_quantile
-from koffline.ope.intervals.settings import KernelIntervalSettings
+from koffline.ope.intervals import invert_test, studentised_quantile
+from koffline.ope.intervals.base import KernelIntervalSettings, make_profile
 from tests.ope.intervals.systems import small_system
 
 _SETTINGS = KernelIntervalSettings(draws=199)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from koffline.ope.intervals.calibrated import best_constant
+from koffline.ope.intervals.base import KernelIntervalSettings, best_constant
 from koffline.ope.intervals.kernel_sets import (
     Feasible,
     feature_interval,
@@ -17,7 +17,6 @@ from koffline.ope.intervals.kernel_sets import (
     start_deviation,
     target_range,
 )
-from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from tests.ope.intervals.systems import finite_system, small_system, true_parameters
 
