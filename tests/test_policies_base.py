@@ -76,7 +76,7 @@ def test_what_is_no_policy_or_fails_is_named():
     def broken(observations):
         raise ValueError("first\nsecond")
 
-    with pytest.raises(PolicyError, match=r"^broken: .*\(4, 3\) with ValueError: first second; check"):
+    with pytest.raises(PolicyError, match=r"^broken: .*\(4, 3\) \(ValueError: first second\); check"):
         as_policy(broken, Discrete(2), (3,)).probabilities(rows(4))
 
 

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import Grid
 from koffline.errors import DataError, PolicyError, nearest_name
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, one_line, refuse
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading, refuse
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
@@ -98,19 +98,15 @@ def save_mlp_policy(
         columns |= {f"W{layer}": weight, f"b{layer}": bias}
     columns |= {"output": output, **{key: value for key, value in settings.items() if value is not None}}
     arrays = {key: _stored(value) for key, value in columns.items()}
-    try:
+    with reading(f"cannot write {path}", "the arrays make no policy", "give numbers"):
         mlp_from_arrays(arrays)  # checked before writing: the file must be readable
-    except PolicyError as error:
-        raise PolicyError(f"cannot write {path}: {error}") from error
     write_arrays(Path(path), FORMAT, arrays)
 
 
 def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The network or grid in a file as a policy for a log with these spaces. Raises PolicyError."""
-    try:
+    with reading(path, "the .npz cannot be read", _REMEDY):
         arrays = untrusted.read_arrays(path)
-    except Exception as error:  # a hostile or truncated archive raises errors of any type
-        raise PolicyError(f"{path}: the .npz cannot be read ({one_line(error)}); {_REMEDY}") from error
     kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
     known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
     is_old = version is None or version.shape != () or version != VERSION
@@ -119,12 +115,8 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
         f"policy file version {version}; this koffline reads version {VERSION}": is_old,
     }
     refuse(wrong, str(path))
-    try:
+    with reading(path, "the arrays make no policy", _REMEDY):  # TypeError, for text in place of numbers
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
-    except PolicyError as error:
-        raise PolicyError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError) as error:  # other names, text in place of numbers
-        raise PolicyError(f"{path}: the arrays make no policy ({one_line(error)}); {_REMEDY}") from error
     if isinstance(made, Mlp):
         return mlp_policy(made, str(path), action_space, observation_shape)
     check_spaces(str(path), Discrete(made.n), (2,), action_space, observation_shape)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import KofflineError, PolicyError
+from koffline.untrusted.limits import Refused
 
 CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
@@ -159,6 +162,22 @@ def one_line(error: BaseException) -> str:
     return f"{kind}: {message[:240]}" if message else kind
 
 
+@contextmanager
+def reading(name: str | Path, what: str, remedy: str) -> Iterator[None]:
+    """Turn errors, of any type in damaged or hostile files, into a PolicyError of one line with the name."""
+    try:
+        yield
+    except PolicyError as error:
+        named = str(error).startswith(f"{name}: ")
+        raise error if named else PolicyError(f"{name}: {error}") from error.__cause__
+    except KofflineError:
+        raise
+    except Refused as error:
+        raise PolicyError(f"{name}: it is not read: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"{name}: {what} ({one_line(error)}); {remedy}") from error
+
+
 def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
     """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
     for sentence, holds in wrong.items():
@@ -179,17 +198,9 @@ def _in_chunks(
     for start in range(0, len(observations), policy.chunk_rows):
         rows = slice(start, start + policy.chunk_rows)
         given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
-        try:
-            raw = function(*given)
-        except KofflineError:
-            raise
-        except (Exception, SystemExit) as error:
-            what = f"the policy failed on observations of shape {given[0].shape} with {one_line(error)}"
-            raise PolicyError(f"{policy.name}: {what}; check that it accepts such a batch") from error
-        try:
-            result[rows] = check(_numbers(raw), len(given[0]), *columns)
-        except PolicyError as error:
-            raise PolicyError(f"{policy.name}: {error}") from error.__cause__
+        failed = f"the policy failed on observations of shape {given[0].shape}"
+        with reading(policy.name, failed, "check that it accepts such a batch"):
+            result[rows] = check(_numbers(function(*given)), len(given[0]), *columns)
     return result
 
 

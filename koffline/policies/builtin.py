@@ -198,15 +198,14 @@ class Mlp:
                 is_off = value.shape not in ((), (size,)) or not ((value > least) & (value < math.inf)).all()
                 kind = f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
                 refuse({f"{what} is {value}; give {kind}": is_off})
-        low, high = self.action_low, self.action_high
-        ordered = low is None if high is None else low is not None and bool(np.all(low < high))
+        low, high, is_gaussian = self.action_low, self.action_high, self.output == "gaussian"
+        is_boxed = low is not None and high is not None and bool(np.all(low < high))
         bounded = "action_low and action_high: give both, lower bounds below upper ones, and only for output"
         wrong = {
             f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
-            'std; give it with output "gaussian", and only there': (self.std is None)
-            == (self.output == "gaussian"),
-            f'{bounded} "tanh" or "gaussian"': not ordered
-            or (low is not None and self.output not in ("tanh", "gaussian")),
+            'std; give it with output "gaussian", and only there': (self.std is None) == is_gaussian,
+            f'{bounded} "tanh" or "gaussian"': (low is not None or high is not None)
+            and not (is_boxed and (is_gaussian or self.output == "tanh")),
         }
         refuse(wrong)
 

@@ -88,22 +88,22 @@ def draw_signs(case: BellmanCase, features: int, generator: np.random.Generator)
     Products across folds would be biased under cross-fitting: a fold's noise enters its own residuals and,
     through the models fitted to it, the others' with the opposite sign.
     """
-    kernel, draws, drawn = case.kernel, case.settings.draws, []
+    kernel, inputs, draws, drawn = case.kernel, case.inputs, case.settings.draws, []
+    if features:
+        seeded = torch.Generator().manual_seed(case.settings.seed)
+        mapping = random_fourier_features(kernel, inputs.shape[1], features, seeded)
     for rows in case.folds:
         rows = rows[case.weights[rows] > 0.0]
         scores, shifts = (case.weights[rows] * each[rows] for each in (case.residuals, case.shifts))
-        inputs = case.inputs[torch.as_tensor(rows)]
-        if features == 0:
-            gram = kernel.gram(inputs)
-        else:
-            seeded = torch.Generator().manual_seed(case.settings.seed)
-            mapping = random_fourier_features(kernel, inputs.shape[1], features, seeded)
-            if not 0 < len(rows) <= min(features, _EXACT_ROWS):
-                drawn.append(draw_by_features(scores, shifts, inputs, mapping, case.n, draws, generator))
-                continue
-            columns = mapping(inputs)
-            gram = columns @ columns.mT
-        drawn.append(draw_by_gram(scores, shifts, gram.numpy(), case.n, draws, generator))
+        here = inputs[torch.as_tensor(rows)]
+        if features and not 0 < len(rows) <= min(features, _EXACT_ROWS):
+            drawn.append(draw_by_features(scores, shifts, here, mapping, case.n, draws, generator))
+            continue
+        psi = mapping(here) if features else None
+        gram = (kernel.gram(here) if psi is None else psi @ psi.mT).numpy()
+        pairs = (scores, scores), (shifts, scores), (shifts, shifts)
+        products = [one[:, None] * gram * other / case.n for one, other in pairs]
+        drawn.append(draw_by_products(*products, draws, generator))
     totals: list[Any] = [sum(parts) for parts in zip(*drawn, strict=True)]
     return SignDraws(*totals)
 
@@ -119,20 +119,6 @@ def count_features(case: BellmanCase) -> int:
             "features out or give some thousand"
         )
     return count
-
-
-def draw_by_gram(
-    scores: Float[np.ndarray, " score"],
-    shifts: Float[np.ndarray, " score"],
-    gram: Float[np.ndarray, "score score"],
-    rows: int,
-    draws: int,
-    generator: np.random.Generator,
-) -> SignDraws:
-    """B draws with a Gram matrix, O(G²). rows: n."""
-    against, shift_against = scores[:, None] * gram, shifts[:, None] * gram
-    crossed, shifted = shift_against * scores / rows, shift_against * shifts / rows
-    return draw_by_products(against * scores / rows, crossed, shifted, draws, generator)
 
 
 def draw_by_products(

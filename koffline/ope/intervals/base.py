@@ -137,7 +137,6 @@ class Profile:
     residuals: Float[Tensor, " row"]
     influences: Float[Tensor, " influence"]
     slopes: Float[Tensor, " influence"]
-    leverage: Float[Tensor, " row"]
     loss: float
 
 
@@ -166,7 +165,6 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
         residuals=residuals,
         influences=torch.cat([share * residuals, start_design @ theta]),
         slopes=torch.cat([-row_design @ path, start_design @ path]),
-        leverage=leverage,
         loss=float((vector - matrix @ theta).square().sum()),
     )
 
