@@ -1,5 +1,6 @@
 """T against loops over pairs and in features, weights, and the law of random signs with its power."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -10,7 +11,7 @@ import koffline
 from koffline.kernels import random_fourier_features
 from koffline.ope.bellman_test import forms
 from koffline.ope.bellman_test.case import make_case, make_settings
-from koffline.ope.bellman_test.forms import SignDraws, draw_by_features, draw_by_gram, draw_by_products
+from koffline.ope.bellman_test.forms import SignDraws, draw_by_features, draw_by_products, draw_signs
 from koffline.ope.value_functions import as_value_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import known_problem, simple_q
@@ -22,14 +23,9 @@ def case_of(log, policy, **options):
     return make_case(function, log, policy, make_settings(gamma=0.9, **options))
 
 
-def columns_of(case):
-    """Scores and what the alternative adds to them, (N,)."""
-    return case.weights * case.residuals, case.weights * case.shifts
-
-
-def exact_draws(case, draws: int = 1, seed: int = 0) -> SignDraws:
-    generator = np.random.default_rng(seed)
-    return draw_by_gram(*columns_of(case), case.kernel.gram(case.inputs).numpy(), case.n, draws, generator)
+def drawn_of(case, features: int = 0, draws: int = 1, seed: int = 0) -> SignDraws:
+    settings = case.settings.model_copy(update={"draws": draws})
+    return draw_signs(dataclasses.replace(case, settings=settings), features, np.random.default_rng(seed))
 
 
 def random_scores(units: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +47,7 @@ def test_statistic_is_the_double_loop_and_a_permutation_changes_nothing() -> Non
     log = discrete_log(weights=weights)
     case = case_of(log, SOFT)
     columns = case.residuals, case.inputs.numpy(), case.kernel.bandwidth, case.weights
-    assert exact_draws(case).statistic == pytest.approx(reference.statistic(*columns), rel=1e-10)
+    assert drawn_of(case).statistic == pytest.approx(reference.statistic(*columns), rel=1e-10)
     known = known_problem(1, 80)
     order = np.random.default_rng(0).permutation(80)
     first, second = (
@@ -61,43 +57,35 @@ def test_statistic_is_the_double_loop_and_a_permutation_changes_nothing() -> Non
     assert first.statistic == pytest.approx(second.statistic, rel=1e-6)
 
 
-def test_draws_are_loops() -> None:
-    case = case_of(discrete_log(20, 5), SOFT)
-    near = reference.products(np.eye(20), case.inputs.numpy(), case.kernel.bandwidth, case.n)
-    scores, shifts = columns_of(case)
-    drawn, signs = exact_draws(case, 7, 5), forms.random_signs((7, 20), np.random.default_rng(5))
+@pytest.mark.parametrize("kind", ["exact", "features", "blocks of features"])
+def test_draws_are_loops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In features, with the Gram matrix of the features themselves, whatever the blocks."""
+    case, features = case_of(discrete_log(20, 5), SOFT), 0 if kind == "exact" else 64
+    near, signs = case.kernel.gram(case.inputs), forms.random_signs((7, 20), np.random.default_rng(5))
+    scores, shifts = case.weights * case.residuals, case.weights * case.shifts
+    generator = torch.Generator().manual_seed(case.settings.seed)
+    if kind == "exact":
+        own = reference.products(np.eye(20), case.inputs.numpy(), case.kernel.bandwidth, 1)
+        np.testing.assert_allclose(near, own, atol=1e-12)
+    else:
+        mapping = random_fourier_features(case.kernel, case.inputs.shape[1], features, generator)
+        near = mapping(case.inputs) @ mapping(case.inputs).mT
+    drawn = drawn_of(case, features, 7, 5)
+    if kind == "blocks of features":
+        monkeypatch.setattr(forms, "_BLOCK", 7)
+        found = draw_by_features(scores, shifts, case.inputs, mapping, 20, 7, np.random.default_rng(5))
+        drawn_at_once, bits = drawn, np.random.default_rng(5)
+        signs = np.concatenate([forms.random_signs((rows, 7), bits) for rows in (7, 7, 6)]).T
+        drawn = found
+        assert (drawn.growth_2, drawn.statistic) == (0.0, pytest.approx(drawn_at_once.statistic, rel=1e-10))
+    near = near.numpy() / 20
+    others = near - np.diag(np.diagonal(near))
     assert set(np.unique(signs)) == {-1.0, 1.0}
-    others = near - np.diag(np.diagonal(near))
-    for draw in range(7):
-        expected = (signs[draw] * scores) @ near @ (signs[draw] * scores)
-        assert drawn.statistics[draw] == pytest.approx(expected, rel=1e-10)
-        linear = shifts @ others @ (signs[draw] * scores)
-        assert drawn.linear[draw] == pytest.approx(linear, rel=1e-10)
-    assert drawn.mean == pytest.approx(np.diagonal(near) @ scores**2, rel=1e-10)
-    assert drawn.quadratic == pytest.approx(shifts @ others @ shifts, rel=1e-10)
-
-
-def test_features_and_gram_are_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the Gram matrix of the features themselves everything agrees to rounding, whatever the blocks."""
-    case = case_of(discrete_log(), SOFT)
-    columns, generator = columns_of(case), torch.Generator().manual_seed(0)
-    features = random_fourier_features(case.kernel, case.inputs.shape[1], 64, generator)
-    psi = features(case.inputs).numpy()
-
-    exact = draw_by_gram(*columns, psi @ psi.T, case.n, 3, np.random.default_rng(1))
-    signs = forms.random_signs((60, 3), np.random.default_rng(1)).T
-    near = psi @ psi.T / case.n
-    others = near - np.diag(np.diagonal(near))
-    for block in (7, 8192):
-        monkeypatch.setattr(forms, "_BLOCK", block)
-        found = draw_by_features(*columns, case.inputs, features, case.n, 3, np.random.default_rng(1))
-        assert found.statistic == pytest.approx(exact.statistic, rel=1e-10)
-    scores, shifts = columns
-    for draw in range(3):
-        signed = signs[draw] * scores
-        assert found.statistics[draw] == pytest.approx(signed @ near @ signed, rel=1e-9)
-        assert found.linear[draw] == pytest.approx(shifts @ others @ signed, rel=1e-8)
-    assert (found.mean, found.quadratic) == pytest.approx((exact.mean, exact.quadratic), rel=1e-9)
+    for draw, signed in enumerate(signs * scores):
+        assert drawn.statistics[draw] == pytest.approx(signed @ near @ signed, rel=1e-9)
+        assert drawn.linear[draw] == pytest.approx(shifts @ others @ signed, rel=1e-8)
+    assert drawn.mean == pytest.approx(np.diagonal(near) @ scores**2, rel=1e-9)
+    assert drawn.quadratic == pytest.approx(shifts @ others @ shifts, rel=1e-9)
 
 
 def test_units_scale_with_rewards() -> None:

@@ -130,8 +130,3 @@ def test_size_is_near_the_level() -> None:
 def test_size(kind: str) -> None:
     """200 repetitions: outside 2 … 21 with probability 0.002 where the rate is 5 %."""
     assert 2 <= rejections(200, 200, kind, draws=299) <= 21
-
-
-@pytest.mark.slow
-def test_power_against_wrong_values() -> None:
-    assert rejections(10, 150, "iid", error=1.5) >= 8

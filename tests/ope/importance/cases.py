@@ -1,7 +1,5 @@
 """Logs for the tests of importance sampling: random ones, and one that holds every path of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How often intervals over episodes hold the exact value: 300 logs of a chain, off-policy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Intervals over episodes against textbook formulas, scipy, exact binomial chances and their own promises."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -50,6 +48,7 @@ def test_one_episode_or_too_few_with_weight_have_none() -> None:
     log = random_case(1).transitions
     only_first = np.where(np.arange(len(log)) < log.episode_lengths[0], 0.0, -np.inf)
     mean = make_statistic("wis", weighed(log, only_first))
+    assert student_interval(mean.value, mean.deviations, 0.95, 1.0) is None
     # A third of the draws leave that episode out, and have no weight at all.
     assert bootstrap_interval(mean, 0.95, 200, np.random.default_rng(0)) is None
 

@@ -1,7 +1,5 @@
 """Each estimator against plain loops, exact expectations; deviations, draws and the blend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +9,7 @@ from scipy.optimize import minimize
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.importance.statistics import (
-    cut_steps,
-    least_error_mix,
-    magic,
-    make_statistic,
-    plain_mean,
-    standard_error,
-)
+from koffline.ope.importance.statistics import cut_steps, least_error_mix, magic
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
 from tests.ope.importance.cases import Case, episode_estimates, random_case, three_states, weighed
@@ -89,17 +80,6 @@ def test_deviations_leave_episodes_out_and_draws_repeat_them(case: Case, name: s
         assert here.deviations[i] == pytest.approx(here.value - without, rel=1e-9, abs=1e-12)
     for draw, counts in zip(here.resampled(COUNTS), COUNTS, strict=True):
         assert draw == pytest.approx(counted(case, counts).statistic(name).value, rel=1e-9)
-
-
-def test_standard_errors() -> None:
-    """The textbook one of a mean; none from one episode or one with all the weight."""
-    values = np.random.default_rng(0).standard_normal(11)
-    mean = plain_mean(values, np.full(11, 1 / 11))
-    assert standard_error(mean.deviations) == pytest.approx(np.std(values, ddof=1) / np.sqrt(11))
-    assert standard_error(random_case(6, n_episodes=1).statistic("is").deviations) is None
-    problem = random_case(7).problem
-    alone = np.where(np.arange(len(problem.rewards)) < problem.lengths[0], 0.0, -np.inf)
-    assert standard_error(make_statistic("wis", replace(problem, log_weights=alone)).deviations) is None
 
 
 def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
