@@ -102,8 +102,8 @@ def draw_signs(case: BellmanCase, features: int, generator: np.random.Generator)
         psi = mapping(here) if features else None
         gram = (kernel.gram(here) if psi is None else psi @ psi.mT).numpy()
         pairs = (scores, scores), (shifts, scores), (shifts, shifts)
-        products = [one[:, None] * gram * other / case.n for one, other in pairs]
-        drawn.append(draw_by_products(*products, draws, generator))
+        products, crossed, shifted = (one[:, None] * gram * other / case.n for one, other in pairs)
+        drawn.append(draw_by_products(products, crossed, shifted, draws, generator))
     totals: list[Any] = [sum(parts) for parts in zip(*drawn, strict=True)]
     return SignDraws(*totals)
 

@@ -8,24 +8,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-import torch
-from jaxtyping import Float
-from torch import Tensor
-
 from koffline.config import read_section
 from koffline.errors import ConfigError
-from koffline.ope.bellman_test.forms import random_signs
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.base import (
-    STREAM,
     IntervalResult,
     KernelIntervalSettings,
     describe_misspecified,
     describe_starts,
     enough_draws,
+    invert_test,
     make_profile,
-    upper_quantile,
+    studentised_quantile,
     wild_threshold,
 )
 from koffline.ope.intervals.kernel_sets import feature_interval
@@ -33,11 +27,9 @@ from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.results import Interval
 
-_NORMAL_FROM = 200.0  # effective influences above which the bootstrap equals its normal limit to 0.1 %
 _ALARM_DRAWS = 199  # draws, enough for a warning
 _FEW = 30.0
 _FEW_STARTS = 10
-_SIGNED = 1000  # the largest influences get random signs, the sum of the others is drawn as a normal
 _ASSUMPTIONS = (
     "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
     "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
@@ -101,38 +93,3 @@ def calibrated_interval(
         misspecified=profile.loss > threshold,
         warnings=tuple(sentence for sentence, applies in sentences.items() if applies),
     )
-
-
-def studentised_quantile(
-    influences: Float[Tensor, " influence"], settings: KernelIntervalSettings
-) -> tuple[float, float]:
-    """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and how many influences count.
-
-    The effective number is (Σa²)²/Σa⁴; if it is large the normal quantile is used.
-    """
-    from scipy import stats
-
-    squares = influences.square()
-    share = squares / squares.sum()
-    counted = 0.0 if float(squares.sum()) == 0.0 else 1.0 / float(share.square().sum())
-    if counted == 0.0 or counted >= _NORMAL_FROM:
-        return float(stats.norm.ppf(0.5 + settings.level / 2.0)), counted
-    generator = np.random.default_rng([settings.seed, STREAM])
-    ordered = torch.sqrt(share).sort(descending=True).values
-    largest, rest = ordered[:_SIGNED], float(ordered[_SIGNED:].square().sum())
-    draws = torch.as_tensor(random_signs((settings.draws, len(largest)), generator)) @ largest
-    draws += math.sqrt(rest) * torch.as_tensor(generator.standard_normal(settings.draws))
-    return upper_quantile(draws.abs(), settings.level), counted
-
-
-def invert_test(
-    influences: Float[Tensor, " influence"], slopes: Float[Tensor, " influence"], quantile: float
-) -> tuple[float, float]:
-    """All t with t² ≤ q² Σ (a + t·slope)²: both ends, infinite where no t is rejected far out."""
-    constant = quantile**2 * float(influences.square().sum())
-    linear = quantile**2 * float(influences @ slopes)
-    quadratic = 1.0 - quantile**2 * float(slopes.square().sum())
-    if quadratic <= 0.0:
-        return -math.inf, math.inf
-    root = math.sqrt(max(linear**2 + quadratic * constant, 0.0))
-    return (linear - root) / quadratic, (linear + root) / quadratic

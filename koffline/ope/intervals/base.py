@@ -30,7 +30,9 @@ RIDGE = 1e-6  # ridge of the fit, relative to the mean curvature; its bias is fa
 _PATH_RIDGE = 1e-8  # ridge of the path through other values, relative to the mean curvature of its form
 _BLOCK, _SIGNS_BLOCK = 8192, 4096
 _MOST_LEVERAGE = 0.9
-STREAM = 6063  # random stream, other than that of a log simulated from the same seed
+_NORMAL_FROM = 200.0  # effective influences above which the bootstrap equals its normal limit to 0.1 %
+_SIGNED = 1000  # the largest influences get random signs, the sum of the others is drawn as a normal
+_STREAM = 6063  # random stream, other than that of a log simulated from the same seed
 
 
 class KernelIntervalSettings(Section):
@@ -237,16 +239,51 @@ def _quietest_path(
 @torch.no_grad()
 def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float) -> float:
     """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
-    generator = np.random.default_rng([seed, STREAM])
+    generator = np.random.default_rng([seed, _STREAM])
     scaled = profile.residuals * system.row_weights / len(system)
     totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])
     for rows, psi in instruments(system, _SIGNS_BLOCK):
         signs = torch.as_tensor(random_signs((draws, len(psi)), generator))
         totals += (signs * scaled[rows]) @ psi  # (draws, B) @ (B, m)
-    return upper_quantile(totals.square().sum(dim=1), level)
+    return _upper_quantile(totals.square().sum(dim=1), level)
 
 
-def upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:
+def studentised_quantile(
+    influences: Float[Tensor, " influence"], settings: KernelIntervalSettings
+) -> tuple[float, float]:
+    """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and how many influences count.
+
+    The effective number is (Σa²)²/Σa⁴; if it is large the normal quantile is used.
+    """
+    from scipy import stats
+
+    squares = influences.square()
+    share = squares / squares.sum()
+    counted = 0.0 if float(squares.sum()) == 0.0 else 1.0 / float(share.square().sum())
+    if counted == 0.0 or counted >= _NORMAL_FROM:
+        return float(stats.norm.ppf(0.5 + settings.level / 2.0)), counted
+    generator = np.random.default_rng([settings.seed, _STREAM])
+    ordered = torch.sqrt(share).sort(descending=True).values
+    largest, rest = ordered[:_SIGNED], float(ordered[_SIGNED:].square().sum())
+    draws = torch.as_tensor(random_signs((settings.draws, len(largest)), generator)) @ largest
+    draws += math.sqrt(rest) * torch.as_tensor(generator.standard_normal(settings.draws))
+    return _upper_quantile(draws.abs(), settings.level), counted
+
+
+def invert_test(
+    influences: Float[Tensor, " influence"], slopes: Float[Tensor, " influence"], quantile: float
+) -> tuple[float, float]:
+    """All t with t² ≤ q² Σ (a + t·slope)²: both ends, infinite where no t is rejected far out."""
+    constant = quantile**2 * float(influences.square().sum())
+    linear = quantile**2 * float(influences @ slopes)
+    quadratic = 1.0 - quantile**2 * float(slopes.square().sum())
+    if quadratic <= 0.0:
+        return -math.inf, math.inf
+    root = math.sqrt(max(linear**2 + quadratic * constant, 0.0))
+    return (linear - root) / quadratic, (linear + root) / quadratic
+
+
+def _upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:
     """The ⌈level · (draws + 1)⌉-th smallest: exceeded by a fresh draw with probability 1 − level at most."""
     rank = min(math.ceil(level * (len(draws) + 1) - 1e-9), len(draws))
     return float(draws.kthvalue(rank).values)

@@ -6,8 +6,12 @@ import math
 import pytest
 import torch
 
-from koffline.ope.intervals import invert_test, studentised_quantile
-from koffline.ope.intervals.base import KernelIntervalSettings, make_profile
+from koffline.ope.intervals.base import (
+    KernelIntervalSettings,
+    invert_test,
+    make_profile,
+    studentised_quantile,
+)
 from tests.ope.intervals.systems import small_system
 
 _SETTINGS = KernelIntervalSettings(draws=199)
