@@ -114,7 +114,10 @@ def as_policy(
     if is_instance_of_loaded("torch.nn", "Module", policy):
         policy = ModuleFunction(policy)
     if _parameters(policy)[:1] == ("table",):
-        policy = TableFunction(policy, _fitting(features, observation_shape, name))
+        if features is None or tuple(observation_shape) != (len(features.names),):
+            said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
+            raise PolicyError(f"{name}: {said}; take the array of observations instead")
+        policy = TableFunction(policy, features)
     if features is not None and isinstance(action_space, Discrete):
         policy = partial(_numbered, policy, name, features)
     return callable_policy(policy, name, action_space, observation_shape)
@@ -126,14 +129,6 @@ def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
         return tuple(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return ()
-
-
-def _fitting(features: Features | None, observation_shape: Sequence[int], name: str) -> Features:
-    """The features, where they name the numbers of an observation. Raises PolicyError."""
-    if features is None or tuple(observation_shape) != (len(features.names),):
-        said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
-        raise PolicyError(f"{name}: {said}; take the array of observations instead")
-    return features
 
 
 class TableFunction:

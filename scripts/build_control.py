@@ -31,7 +31,7 @@ from koffline.builders.control_learning import (
     policy_returns,
 )
 from koffline.errors import KofflineError
-from koffline.policies import FORMAT, VERSION, write_arrays
+from koffline.policies import FORMAT, write_arrays
 from koffline.policies.builtin import Mlp
 from scripts.build_uniform import DATASETS, build
 from scripts.learn_policies import write_entries
@@ -55,7 +55,7 @@ def learn_policies(env: str, folder: Path) -> None:
     for level, snapshot in found.items():
         path = folder / f"{name}_{level}.npz"
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        write_arrays(temporary, FORMAT, VERSION, policy_arrays(snapshot.network))
+        write_arrays(temporary, FORMAT, policy_arrays(snapshot.network))
         os.replace(temporary, path)
         entry: dict[str, Any] = {
             "command": f"python scripts/build_control.py --env {env}",

@@ -1,7 +1,5 @@
 """d3rlpy models: what their policy is; files that are refused, and code in them cannot run."""
 
-from __future__ import annotations
-
 import io
 import os
 import pickle
@@ -128,21 +126,30 @@ def test_code_in_the_pickle_is_refused_and_does_not_run(load, dqn_file, tmp_path
     assert not marker.exists()
 
 
-def test_code_in_the_weights_is_refused_and_does_not_run(load, dqn_file, tmp_path):
-    marker = tmp_path / "ran"
+def _weights_with(payload: _Shell) -> bytes:
     buffer = io.BytesIO()
-    torch.save({"q_funcs": _Shell(marker)}, buffer)
-    assert _ran(marker, lambda: torch.load(io.BytesIO(buffer.getvalue()), weights_only=False))
-    path = rewritten(dqn_file, tmp_path / "model.d3", torch=buffer.getvalue())
-    with pytest.raises(PolicyError, match=r"weights asks to import \w+\.system.*nothing ran"):
-        load(path)
-    assert not marker.exists()
+    torch.save({"q_funcs": payload}, buffer)
+    return buffer.getvalue()
 
 
-def test_weights_in_an_older_layout_are_refused_unread(load, dqn_file, tmp_path):
+@pytest.mark.parametrize(
+    ("made", "unpickle", "words"),
+    [
+        (
+            _weights_with,
+            lambda content: torch.load(io.BytesIO(content), weights_only=False),
+            r"weights asks to import \w+\.system.*nothing ran",
+        ),
+        (lambda payload: pickle.dumps(payload, 2), pickle.loads, "not in torch's zip layout"),
+    ],
+    ids=["zip", "older layout"],
+)
+def test_code_in_the_weights_is_refused_and_does_not_run(load, dqn_file, tmp_path, made, unpickle, words):
     marker = tmp_path / "ran"
-    path = rewritten(dqn_file, tmp_path / "model.d3", torch=pickle.dumps(_Shell(marker), 2))
-    with pytest.raises(PolicyError, match="not in torch's zip layout"):
+    content = made(_Shell(marker))
+    assert _ran(marker, lambda: unpickle(content))
+    path = rewritten(dqn_file, tmp_path / "model.d3", torch=content)
+    with pytest.raises(PolicyError, match=words):
         load(path)
     assert not marker.exists()
 

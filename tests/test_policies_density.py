@@ -1,7 +1,5 @@
 """Densities of continuous policies: total mass one, and the shares of draws that fall where they say."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Policy files of other tools, TorchScript and ONNX, and telling files apart."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The bundled target policies: rebuilt bit for bit, as good as said, and a DQN as the second source."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -18,7 +18,8 @@ from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import names
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.intervals import IntervalResult, make_interval
+from koffline.ope.intervals import make_interval
+from koffline.ope.intervals.base import IntervalResult
 from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import contradiction
 from koffline.ope.network_estimates import estimate_by_networks

@@ -8,7 +8,6 @@ A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b
 
 from __future__ import annotations
 
-import io
 import math
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from numpy.typing import ArrayLike
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import Grid
 from koffline.errors import DataError, PolicyError, nearest_name
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, one_line, refuse
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading, refuse
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted
@@ -40,8 +39,7 @@ __all__ = [
 FORMAT, GRID_FORMAT = "koffline-policy", "koffline-grid-policy"
 VERSION = 1
 _KEYS = (*CHOICES, "temperature", *VECTORS, "log_std")
-_GRID_KEYS = ("low", "high", "action_values", "temperature")
-_REMEDY = "write it with koffline.policies.save_mlp_policy"
+_REMEDY = "write it with koffline.policies.save_mlp_policy or save_grid_policy"
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +80,7 @@ class GridPolicy:
 
 def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
     """Write a policy file; the same policy gives the same bytes, and the file appears whole or not at all."""
-    write_arrays(Path(path), GRID_FORMAT, VERSION, {key: getattr(policy, key) for key in _GRID_KEYS})
+    write_arrays(Path(path), GRID_FORMAT, vars(policy))
 
 
 def save_mlp_policy(
@@ -100,19 +98,15 @@ def save_mlp_policy(
         columns |= {f"W{layer}": weight, f"b{layer}": bias}
     columns |= {"output": output, **{key: value for key, value in settings.items() if value is not None}}
     arrays = {key: _stored(value) for key, value in columns.items()}
-    try:
+    with reading(f"cannot write {path}", "the arrays make no policy", "give numbers"):
         mlp_from_arrays(arrays)  # checked before writing: the file must be readable
-    except PolicyError as error:
-        raise PolicyError(f"cannot write {path}: {error}") from error
-    write_arrays(Path(path), FORMAT, VERSION, arrays)
+    write_arrays(Path(path), FORMAT, arrays)
 
 
 def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The network or grid in a file as a policy for a log with these spaces. Raises PolicyError."""
-    try:
+    with reading(path, "the .npz cannot be read", _REMEDY):
         arrays = untrusted.read_arrays(path)
-    except Exception as error:  # a hostile or truncated archive raises errors of any type
-        raise PolicyError(f"{path}: the .npz cannot be read ({one_line(error)}); {_REMEDY}") from error
     kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
     known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
     is_old = version is None or version.shape != () or version != VERSION
@@ -121,34 +115,25 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
         f"policy file version {version}; this koffline reads version {VERSION}": is_old,
     }
     refuse(wrong, str(path))
-    try:
+    with reading(path, "the arrays make no policy", _REMEDY):  # TypeError, for text in place of numbers
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
-    except PolicyError as error:
-        raise PolicyError(f"{path}: {error}") from error
-    except (TypeError, ValueError) as error:  # of NumPy, for text in place of numbers
-        raise PolicyError(f"{path}: the arrays make no policy ({one_line(error)}); {_REMEDY}") from error
     if isinstance(made, Mlp):
         return mlp_policy(made, str(path), action_space, observation_shape)
     check_spaces(str(path), Discrete(made.n), (2,), action_space, observation_shape)
     return DiscretePolicy(made.n, made, str(path), (2,))
 
 
-def write_arrays(path: Path, kind: str, version: int, arrays: Mapping[str, Any]) -> None:
+def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
     """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
-    stored = {"format": np.array(kind), "version": np.array(version, np.int64)}
+    stored = {"format": np.array(kind), "version": np.array(VERSION, np.int64)}
     stored |= {key: _stored(value) for key, value in arrays.items()}
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for key, array in stored.items():  # fixed time stamps: the bytes depend on the content alone
-            entry = zipfile.ZipInfo(f"{key}.npy", date_time=(1980, 1, 1, 0, 0, 0))
-            entry.create_system = 3
-            entry.external_attr = 0o644 << 16
-            content = io.BytesIO()
-            np.lib.format.write_array(content, array, version=(1, 0), allow_pickle=False)
-            archive.writestr(entry, content.getvalue())
     try:
-        with atomic_file(path, force=True) as temporary:
-            temporary.write_bytes(buffer.getvalue())
+        with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+            for key, array in stored.items():  # without time stamps: the bytes depend on the content alone
+                entry = zipfile.ZipInfo(f"{key}.npy")
+                entry.create_system, entry.external_attr = 3, 0o644 << 16
+                with archive.open(entry, "w") as file:
+                    np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
     except DataError as error:
         raise PolicyError(str(error)) from None
 
@@ -175,10 +160,10 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
-    if set(arrays) != set(_GRID_KEYS):
-        raise PolicyError(f"the arrays are {', '.join(sorted(arrays))}; {', '.join(_GRID_KEYS)} are needed")
-    low, high = arrays["low"].astype(np.float64).tolist(), arrays["high"].astype(np.float64).tolist()
-    return GridPolicy(tuple(low), tuple(high), arrays["action_values"], float(arrays["temperature"]))
+    given: dict[str, Any] = {
+        side: tuple(arrays[side].astype(np.float64).tolist()) for side in ("low", "high")
+    }
+    return GridPolicy(**{**arrays, **given, "temperature": float(arrays["temperature"])})
 
 
 def _stored(value: Any) -> np.ndarray:

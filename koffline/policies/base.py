@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import KofflineError, PolicyError
+from koffline.untrusted.limits import Refused
 
 CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
@@ -97,13 +100,13 @@ class ContinuousPolicy:
         """Actions (N, k), float64; of a random policy their mean, if known. Raises PolicyError."""
         if self.mean_function is None:
             raise PolicyError(f"{self.name}: the mean of its draws is unknown; draw actions by sample")
-        return _in_chunks(self, self.mean_function, checked_actions, (self.k,), observations)
+        return _in_chunks(self, self.mean_function, _actions, (self.k,), observations)
 
     def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
         """One draw (N, k), float64, per observation; the same generator state gives the same draws."""
         if self.sample_function is None:
             return self.mean(observations)
-        return _in_chunks(self, self.sample_function, checked_actions, (self.k,), observations, generator)
+        return _in_chunks(self, self.sample_function, _actions, (self.k,), observations, generator)
 
     @property
     def why_no_density(self) -> str:
@@ -159,6 +162,22 @@ def one_line(error: BaseException) -> str:
     return f"{kind}: {message[:240]}" if message else kind
 
 
+@contextmanager
+def reading(name: str | Path, what: str, remedy: str) -> Iterator[None]:
+    """Turn errors, of any type in damaged or hostile files, into a PolicyError of one line with the name."""
+    try:
+        yield
+    except PolicyError as error:
+        named = str(error).startswith(f"{name}: ")
+        raise error if named else PolicyError(f"{name}: {error}") from error.__cause__
+    except KofflineError:
+        raise
+    except Refused as error:
+        raise PolicyError(f"{name}: it is not read: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise PolicyError(f"{name}: {what} ({one_line(error)}); {remedy}") from error
+
+
 def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
     """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
     for sentence, holds in wrong.items():
@@ -179,22 +198,13 @@ def _in_chunks(
     for start in range(0, len(observations), policy.chunk_rows):
         rows = slice(start, start + policy.chunk_rows)
         given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
-        raw = _call(function, policy.name, *given)
-        result[rows] = check(raw, len(given[0]), *columns, policy.name)
+        failed = f"the policy failed on observations of shape {given[0].shape}"
+        with reading(policy.name, failed, "check that it accepts such a batch"):
+            result[rows] = check(_numbers(function(*given)), len(given[0]), *columns)
     return result
 
 
-def _call(function: Callable[..., Any], name: str, observations: np.ndarray, *arguments: Any) -> Any:
-    try:
-        return function(observations, *arguments)
-    except KofflineError:
-        raise
-    except (Exception, SystemExit) as error:
-        what = f"the policy failed on observations of shape {observations.shape} with {one_line(error)}"
-        raise PolicyError(f"{name}: {what}; check that it accepts such a batch") from error
-
-
-def _numbers(raw: Any, name: str) -> np.ndarray:
+def _numbers(raw: Any) -> np.ndarray:
     if "torch" in sys.modules and isinstance(raw, sys.modules["torch"].Tensor):
         raw = raw.detach().cpu()
     try:
@@ -203,34 +213,24 @@ def _numbers(raw: Any, name: str) -> np.ndarray:
         return np.asarray(raw, dtype=np.float64)
     except (TypeError, ValueError) as error:
         what = f"the output is no array of numbers ({one_line(error)})"
-        raise PolicyError(f"{name}: {what}; return a row per observation") from error
+        raise PolicyError(f"{what}; return a row per observation") from error
 
 
-def _output(raw: Any, rows: int, size: int, name: str, is_discrete: bool) -> np.ndarray:
-    """Output as an array: probabilities or actions (N, size), or action indices (N,); values unchecked."""
-    array = _numbers(raw, name)
-    if array.shape == (rows, size) and (size > 1 or not is_discrete):
-        return array
-    if array.shape in ((rows,), (rows, 1)) and (size == 1 or is_discrete):
-        return array.reshape((rows,) if is_discrete else (rows, 1))
-    wanted = f"{size} action dimensions; return actions of shape ({rows}, {size})"
-    if is_discrete:
-        wanted = f"{size} actions; return probabilities of shape ({rows}, {size}) or action indices ({rows},)"
-    raise PolicyError(f"{name}: the output has shape {array.shape} for {rows} observations and {wanted}")
-
-
-def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
+def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     """Check probabilities (N, n): rows that sum to 1 within 1e-4 are renormalised, indices become one-hot."""
-    array = _finite(_output(raw, rows, n, name, is_discrete=True), "probabilities", name)
-    if n == 1:  # the single action is certain, given as a probability or an index
-        return np.ones((rows, 1))
-    if array.ndim == 1:
-        wrong = (array != np.floor(array)) | (array < 0) | (array >= n)
+    if output.shape in ((rows,), (rows, 1)):
+        indices = _finite(output.reshape(rows), "probabilities")
+        if n == 1:  # the single action is certain, given as a probability or an index
+            return np.ones((rows, 1))
+        wrong = (indices != np.floor(indices)) | (indices < 0) | (indices >= n)
         if wrong.any():
             row = int(wrong.argmax())
-            what = f"row {row} of the output is {array[row]:g}, not an action index in 0..{n - 1}"
-            raise PolicyError(f"{name}: {what}; return whole numbers in that range, or probabilities")
-        return np.eye(n)[array.astype(np.int64)]
+            what = f"row {row} of the output is {indices[row]:g}, not an action index in 0..{n - 1}"
+            raise PolicyError(f"{what}; return whole numbers in that range, or probabilities")
+        return np.eye(n)[indices.astype(np.int64)]
+    wanted = f"return probabilities of shape ({rows}, {n}) or action indices ({rows},)"
+    _check_shape(output, (rows, n), f"{n} actions; {wanted}")
+    array = _finite(output, "probabilities")
     with np.errstate(over="ignore"):  # of 1e308: refused below
         sums, least = array.sum(axis=1), array.min(axis=1, initial=np.inf)
     is_off = np.abs(sums - 1.0) > SUM_TOLERANCE
@@ -239,30 +239,37 @@ def _probabilities(raw: Any, rows: int, n: int, name: str) -> Actions:
         row = int(wrong.argmax())
         what = f"sums to {sums[row]:.6g}" if is_off[row] else f"contains {least[row]:.6g}"
         remedy = "for logits return softmax(logits), for action values return their argmax"
-        raise PolicyError(f"{name}: row {row} of the probabilities {what}; {remedy}")
+        raise PolicyError(f"row {row} of the probabilities {what}; {remedy}")
     array = np.clip(array, 0.0, None)
     return array / array.sum(axis=1, keepdims=True)
 
 
-def checked_actions(raw: Any, rows: int, k: int, name: str) -> Actions:
-    """Actions (N, k). Raises PolicyError for another shape or values that are not finite."""
-    return _finite(_output(raw, rows, k, name, is_discrete=False), "actions", name)
+def _actions(output: np.ndarray, rows: int, k: int) -> Actions:
+    """Check actions (N, k)."""
+    if k == 1 and output.shape == (rows,):
+        output = output.reshape(rows, 1)
+    _check_shape(output, (rows, k), f"{k} action dimensions; return actions of shape ({rows}, {k})")
+    return _finite(output, "actions")
 
 
-def _log_densities(raw: Any, rows: int, name: str) -> Float[np.ndarray, " row"]:
+def _log_densities(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
     """Check log densities (N,); −inf is allowed."""
-    array = _numbers(raw, name)
-    is_wrong = array.shape not in ((rows,), (rows, 1)) or np.isnan(array) | (array == np.inf)
+    is_wrong = output.shape not in ((rows,), (rows, 1)) or np.isnan(output) | (output == np.inf)
     if np.any(is_wrong):
-        what = f"the log density has shape {array.shape} for {rows} rows, or is nan or +inf"
-        raise PolicyError(f"{name}: {what}; return one number per row, -inf for impossible actions")
-    return array.reshape(rows)
+        what = f"the log density has shape {output.shape} for {rows} rows, or is nan or +inf"
+        raise PolicyError(f"{what}; return one number per row, -inf for impossible actions")
+    return output.reshape(rows)
 
 
-def _finite(array: np.ndarray, what: str, name: str) -> np.ndarray:
+def _check_shape(output: np.ndarray, shape: tuple[int, int], wanted: str) -> None:
+    if output.shape != shape:
+        raise PolicyError(f"the output has shape {output.shape} for {shape[0]} observations and {wanted}")
+
+
+def _finite(array: np.ndarray, what: str) -> np.ndarray:
     is_wrong = ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
     if is_wrong.any():
         row = int(is_wrong.argmax())
         what = f"row {row} of the {what} is not finite ({array[row]})"
-        raise PolicyError(f"{name}: {what}; check the policy's weights and the range of the observations")
+        raise PolicyError(f"{what}; check the policy's weights and the range of the observations")
     return array

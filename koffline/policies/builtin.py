@@ -32,6 +32,7 @@ VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_h
 _NEAR = 1e-6  # tolerance relative to the box: actions were stored as float32
 _LARGEST_SQUASHED = 1.0 - 1e-6  # tanh of anything beyond 7.25 is stored as ±1
 _HALF_LOG_TAU = 0.5 * float(np.log(2.0 * np.pi))
+_ZERO, _ONE = np.float64(0.0), np.float64(1.0)
 
 
 def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
@@ -170,8 +171,8 @@ class Mlp:
     output: str
     activation: str = "relu"
     temperature: float = 1.0
-    observation_mean: np.ndarray | None = None
-    observation_std: np.ndarray | None = None
+    observation_mean: np.ndarray | np.float64 = _ZERO
+    observation_std: np.ndarray | np.float64 = _ONE
     std: np.ndarray | None = None
     action_low: np.ndarray | None = None
     action_high: np.ndarray | None = None
@@ -197,15 +198,14 @@ class Mlp:
                 is_off = value.shape not in ((), (size,)) or not ((value > least) & (value < math.inf)).all()
                 kind = f"{'positive' if least == 0.0 else 'finite'} numbers, one or {size}"
                 refuse({f"{what} is {value}; give {kind}": is_off})
-        low, high = self.action_low, self.action_high
-        ordered = low is None if high is None else low is not None and bool(np.all(low < high))
+        low, high, is_gaussian = self.action_low, self.action_high, self.output == "gaussian"
+        is_boxed = low is not None and high is not None and bool(np.all(low < high))
         bounded = "action_low and action_high: give both, lower bounds below upper ones, and only for output"
         wrong = {
             f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
-            'std; give it with output "gaussian", and only there': (self.std is None)
-            == (self.output == "gaussian"),
-            f'{bounded} "tanh" or "gaussian"': not ordered
-            or (low is not None and self.output not in ("tanh", "gaussian")),
+            'std; give it with output "gaussian", and only there': (self.std is None) == is_gaussian,
+            f'{bounded} "tanh" or "gaussian"': (low is not None or high is not None)
+            and not (is_boxed and (is_gaussian or self.output == "tanh")),
         }
         refuse(wrong)
 
@@ -222,10 +222,7 @@ class Mlp:
     def last_layer(self, observations: Observations) -> Actions:
         """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
-        if self.observation_mean is not None:
-            x = x - self.observation_mean
-        if self.observation_std is not None:
-            x = x / self.observation_std
+        x = (x - self.observation_mean) / self.observation_std
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if layer:
                 x = np.maximum(x, 0.0) if self.activation == "relu" else np.tanh(x)

@@ -19,19 +19,19 @@ import multiprocessing
 import re
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, PositiveInt, ValidationError
+from pydantic import BaseModel, PositiveInt
 
 from koffline.errors import PolicyError
-from koffline.policies.base import one_line, refuse
+from koffline.policies.base import one_line, reading, refuse
 from koffline.untrusted.arrays import PlainUnpickler, WantsImport, check_onnx, load_tensors
-from koffline.untrusted.limits import Refused, check_memory, check_regular
+from koffline.untrusted.limits import check_memory, check_regular
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
@@ -58,15 +58,10 @@ _SAID: set[str] = set()
 
 def detect(path: Path) -> str:
     """One of "d3", "torchscript", "npz", "onnx"; the name plays no part. Raises PolicyError for others."""
-    try:
+    with reading(path, "cannot be read", "check the path and its permissions"):
         check_regular(path)
         with path.open("rb") as file:
             head = file.read(8)
-    except Refused as error:
-        raise PolicyError(f"{path}: {error}") from None
-    except OSError as error:
-        what = f"cannot be read ({one_line(error)})"
-        raise PolicyError(f"{path}: {what}; check the path and its permissions") from error
     if head.startswith(_ZIP):
         return _kind_of_zip(path)
     if head[:1] == b"\x80" and head[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
@@ -81,12 +76,11 @@ def detect(path: Path) -> str:
 
 
 def _kind_of_zip(path: Path) -> str:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
-    except Exception as error:  # a damaged archive raises errors of any type
-        what = f"the archive is truncated or corrupt ({one_line(error)})"
-        raise PolicyError(f"{path}: {what}; copy it again") from error
+    with (
+        reading(path, "the archive is truncated or corrupt", "copy it again"),
+        zipfile.ZipFile(path) as archive,
+    ):
+        names = archive.namelist()
     if any(name.endswith("/constants.pkl") for name in names):
         return "torchscript"
     if any(name.endswith("/data.pkl") for name in names):
@@ -110,7 +104,6 @@ class D3File:
     name: str
     algorithm: str
     observation_shape: Shape | tuple[Shape, ...]
-    action_size: int
     config: str = field(repr=False)
     version: str
     states: dict[str, Any] = field(repr=False)
@@ -141,42 +134,38 @@ def read_d3(path: Path) -> D3File:
 def read_d3_model(path: Path) -> D3File:
     """Read any model's file as data: algorithms, evaluators, sequence models. Raises PolicyError."""
     name = str(path)
-    content = _loaded(lambda: _read_plain(path), f"{name}: its pickle")
+    with _without_imports(name, "its pickle"):
+        check_regular(path)
+        check_memory(path.stat().st_size)
+        content = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     if not (isinstance(content, dict) and all(isinstance(content.get(k), t) for k, t in _PARTS.items())):
         what = f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a {type(content).__name__}"
         raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
-    try:
+    with reading(path, "the configuration makes no sense", _SAVE_AGAIN):
         config = _Config.model_validate_json(content["config"])
-    except ValidationError as error:
-        what = f"the configuration makes no sense ({one_line(error)})"
-        raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}") from error
     if not content["torch"].startswith(_ZIP):
         raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
-    states = _loaded(lambda: load_tensors(content["torch"]), f"{name}: the archive of its weights")
+    with _without_imports(name, "the archive of its weights"):
+        states = load_tensors(content["torch"])
     if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
         raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
-    kind, shape, size = config.config.type, config.observation_shape, config.action_size
-    return D3File(name, kind, shape, size, content["config"], content["version"], states)
+    about = config.config.type, config.observation_shape, content["config"], content["version"]
+    return D3File(name, *about, states)
 
 
-def _read_plain(path: Path) -> Any:
-    check_regular(path)
-    check_memory(path.stat().st_size)
-    return PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-
-
-def _loaded(load: Callable[[], Any], what: str) -> Any:
-    try:
-        return load()
-    except (Refused, OSError) as error:
-        raise PolicyError(f"{what} is not read: {error}; {_SAVE_AGAIN}") from None
-    except Exception as error:  # a hostile or truncated pickle raises errors of any type
-        asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
-        wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
-        if wanted:
+@contextmanager
+def _without_imports(name: str, what: str) -> Iterator[None]:
+    """`reading`, in which a pickle that asks to import something is refused by that name."""
+    with reading(name, f"{what} is truncated or corrupt", _SAVE_AGAIN):
+        try:
+            yield
+        except Exception as error:
+            asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
+            wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
+            if not wanted:
+                raise
             refusal = "so loading it could run code; it was refused and nothing ran"
-            raise PolicyError(f"{what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
-        raise PolicyError(f"{what} is truncated or corrupt ({one_line(error)}); {_SAVE_AGAIN}") from error
+            raise PolicyError(f"{name}: {what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
 
 
 def say_it_runs_code(name: str, how: str) -> None:
@@ -193,37 +182,18 @@ def say_it_runs_code(name: str, how: str) -> None:
 def read_torchscript(path: Path) -> Any:
     """The module of a TorchScript file, on the CPU. Raises PolicyError for a corrupt file."""
     say_it_runs_code(str(path), "is a TorchScript program, which can read and write files")
-    try:
+    with reading(path, "the TorchScript file cannot be read", "export it again"):
         return _unpack(path.read_bytes())
-    except Exception as error:
-        what = f"the TorchScript file cannot be read ({one_line(error)})"
-        raise PolicyError(f"{path}: {what}; export it again") from error
 
 
 def _unpack(content: bytes) -> Any:
     import torch
 
-    copyreg.pickle(torch.jit.RecursiveScriptModule, _pack)
-    with _no_deprecation():
-        return torch.jit.load(io.BytesIO(content), map_location="cpu")
-
-
-def _pack(module: Any) -> tuple[Callable[..., Any], tuple[bytes]]:
-    """Pickle a loaded module as the content of a file."""
-    import torch
-
-    file = io.BytesIO()
-    with _no_deprecation():
-        torch.jit.save(module, file)
-    return _unpack, (file.getvalue(),)
-
-
-@contextmanager
-def _no_deprecation() -> Iterator[None]:
-    """Hide torch's deprecation of TorchScript, the only format that d3rlpy writes."""
-    with warnings.catch_warnings():
+    # Loaded modules travel to other processes as the content of a file.
+    copyreg.pickle(torch.jit.RecursiveScriptModule, lambda module: (_unpack, (module.save_to_buffer(),)))
+    with warnings.catch_warnings():  # the only format that d3rlpy writes is deprecated
         warnings.filterwarnings("ignore", message=".*torch.jit.*", category=DeprecationWarning)
-        yield
+        return torch.jit.load(io.BytesIO(content), map_location="cpu")
 
 
 class OnnxFunction:
@@ -252,14 +222,11 @@ class OnnxFunction:
 def load_onnx(path: Path) -> OnnxFunction:
     """The function in a file. Raises PolicyError for a missing onnxruntime and a corrupt file."""
     try:
-        content = path.read_bytes()
-        check_onnx(content)
-        return OnnxFunction(content)
+        import onnxruntime  # noqa: F401  (its extra may be missing)
     except ImportError as error:
         what = f"reading ONNX needs onnxruntime ({one_line(error)})"
         raise PolicyError(f"{path}: {what}; pip install 'koffline[onnx]'") from error
-    except Refused as error:
-        raise PolicyError(f"{path}: it is not read: {error}") from None
-    except Exception as error:
-        what = f"the ONNX file cannot be read ({one_line(error)})"
-        raise PolicyError(f"{path}: {what}; export it again") from error
+    with reading(path, "the ONNX file cannot be read", "export it again"):
+        content = path.read_bytes()
+        check_onnx(content)
+        return OnnxFunction(content)

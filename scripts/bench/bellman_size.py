@@ -30,9 +30,8 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.ope.bellman_test import make_forms
 from koffline.ope.bellman_test.case import make_case, make_settings
-from koffline.ope.bellman_test.forms import Moments, NullLaw, SignDraws, draw_signs, random_signs
+from koffline.ope.bellman_test.forms import SignDraws, count_features, draw_signs, random_signs
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from scripts.bench.coverage import clopper_pearson
@@ -160,10 +159,9 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
         features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
     )
     case = make_case(q, log, draw.policy, settings)
-    forms, _ = make_forms(case)
-    law = NullLaw(draw_signs(forms, DRAWS, np.random.default_rng(seed)), LEVEL)
-    power = 0.0 if case.is_hopeless else law.power(0.3 * draw.scale)
-    return {"p_value": law.p_value(law.draws.statistic), "power": power}
+    drawn = draw_signs(case, count_features(case), np.random.default_rng(seed))
+    power = 0.0 if case.is_hopeless else drawn.power(0.3 * draw.scale, LEVEL)
+    return {"p_value": drawn.p_value(drawn.statistic), "power": power}
 
 
 def study(cell: Cell) -> dict[str, Any]:
@@ -207,14 +205,13 @@ def repeat_by_pairs(data: str, n: int, seed: int) -> float:
     pairs, first, numbers = np.unique(states * ACTIONS + log.actions, return_index=True, return_inverse=True)
     q = as_value_function(lambda s, a: draw.q[draw.states_of(s), a], log.action_space, log.observation_shape)
     case = make_case(q, log, draw.policy, make_settings(gamma=DISCOUNT))
-    gram = case.space.kernel.gram(case.inputs[first]).numpy()
+    gram = case.kernel.gram(case.inputs[first]).numpy()
     scores = residuals[:, None] * np.eye(len(pairs))[numbers]  # (n, pairs)
     total = scores.sum(axis=0)
     drawn = random_signs((DRAWS, n), np.random.default_rng(seed)) @ scores  # (B, pairs)
     statistics = np.einsum("bp,pq,bq->b", drawn, gram, drawn, optimize=True) / n
     statistic = float(total @ gram @ total) / n
-    law = NullLaw(SignDraws(statistic, statistics, np.zeros(DRAWS), Moments(0.0, 0.0, 0.0)), LEVEL)
-    return law.p_value(statistic)
+    return SignDraws(statistic, statistics, np.zeros(DRAWS), 0.0, 0.0, 0.0).p_value(statistic)
 
 
 def study_by_pairs(sizes: Sequence[int], repetitions: int) -> Iterator[dict[str, Any]]:

@@ -21,8 +21,7 @@ import torch
 from scipy import stats
 
 import koffline
-from koffline.ope.bellman_test import make_forms
-from koffline.ope.bellman_test.forms import NullLaw, draw_signs
+from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.cross_fit import CrossFitted, cross_fit
 from koffline.ope.features import default_features, make_feature_system
 from koffline.ope.problem import prepare_problem
@@ -68,9 +67,8 @@ def p_values(problem: ExactProblem, exact: Any, seed: int) -> dict[str, float]:
         for kind, (q, rows) in tested.items()
     }
     case = dataclasses.replace(found["cross_fit"].rows, folds=(np.arange(len(log)),))
-    forms, _ = make_forms(case)
-    law = NullLaw(draw_signs(forms, case.settings.draws, np.random.default_rng(seed + 1)), LEVEL)
-    return {"pooled": law.p_value(law.draws.statistic)} | {kind: test.p_value for kind, test in found.items()}
+    drawn = draw_signs(case, count_features(case), np.random.default_rng(seed + 1))
+    return {"pooled": drawn.p_value(drawn.statistic)} | {kind: test.p_value for kind, test in found.items()}
 
 
 def main() -> None:

@@ -195,7 +195,7 @@ def test_models_of_different_folds_are_never_multiplied() -> None:
     made = cross_fit(LOG, lambda part: lambda s, a: np.full(len(s), part.rewards.mean()), folds=2, seed=0)
     found = bellman_test(made, LOG, SOFT, 0.9, draws=99, features=0)
     assert found.held_out
-    gram = found.rows.space.kernel.gram(found.rows.inputs).numpy()
+    gram = found.rows.kernel.gram(found.rows.inputs).numpy()
     together = made.folds[:, None] == made.folds
     residuals = found.rows.residuals
     total = residuals @ (gram * together) @ residuals

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError
-from koffline.kernels import random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
-from koffline.ope.bellman_test.forms import FeatureForm, GramForm, NullLaw, draw_signs, gram_form
+from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness, read_value_function
 from koffline.ope.results import Record
@@ -22,10 +19,7 @@ from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.policy_specs import as_policy
 
-_FEATURES = 1000
 _SHOWN = {"level", "gamma", "draws", "seed"}
-_EXACT_ROWS = 3000  # the Gram matrix of as many rows takes 72 MB and a second
-_MOST_EXACT_ROWS = 20_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,17 +138,17 @@ def bellman_test(
     if not isinstance(function, CrossFitted):
         held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
     case = make_case(function, transitions, policy, settings)
-    forms, features = make_forms(case)
-    drawn = draw_signs(forms, settings.draws, np.random.default_rng(seed + 1))
-    law, statistic = NullLaw(drawn, settings.level), drawn.statistic
-    shift, share = settings.alternative * case.reward_scale, case.weights / case.weights.sum()
+    features = count_features(case)
+    drawn = draw_signs(case, features, np.random.default_rng(seed + 1))
+    statistic, scale, level = drawn.statistic, case.problem.reward_scale, settings.level
+    shift, share = settings.alternative * scale, case.weights / case.weights.sum()
     return BellmanTest(
         **settings.model_dump(include=_SHOWN),
         statistic=statistic,
-        p_value=law.p_value(statistic),
-        power=0.0 if case.is_hopeless else law.power(shift),
+        p_value=drawn.p_value(statistic),
+        power=0.0 if case.is_hopeless else drawn.power(shift, level),
         alternative=shift,
-        detectable=None if case.is_hopeless else law.detectable_shift(shift),
+        detectable=None if case.is_hopeless else drawn.detectable_shift(shift, level),
         n=case.n,
         units=case.signs,
         held_out=held_out,
@@ -163,8 +157,8 @@ def bellman_test(
         kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
-        return_scale=case.reward_scale,
-        bandwidth=case.space.kernel.bandwidth,
+        return_scale=scale,
+        bandwidth=case.kernel.bandwidth,
         features=features,
         seconds=time.perf_counter() - started,
         warnings=(*function.notes, *said, *case.warnings),
@@ -194,31 +188,3 @@ def _read(
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     return read_value_function(q, space, shape), policy, settings
-
-
-def make_forms(case: BellmanCase) -> tuple[list[GramForm | FeatureForm], int]:
-    """A form per value function: exact for few rows, else in random features; their number, 0 where exact."""
-    count, rows = case.settings.features, len(case.transitions)
-    if count is None:
-        count = 0 if rows <= _EXACT_ROWS else _FEATURES
-    if count == 0 and rows > _MOST_EXACT_ROWS:
-        raise ConfigError(
-            f"features=0 asks for the Gram matrix of {rows} rows, more than {_MOST_EXACT_ROWS}; leave "
-            "features out or give some thousand"
-        )
-    return [_form_of_rows(case, rows, count) for rows in case.folds], count
-
-
-def _form_of_rows(case: BellmanCase, rows: np.ndarray, count: int) -> GramForm | FeatureForm:
-    """The form of the rows of one value function."""
-    rows, kernel = rows[case.weights[rows] > 0.0], case.space.kernel
-    scores, shifts = (case.weights[rows] * each[rows] for each in (case.residuals, case.shifts))
-    inputs = case.inputs[torch.as_tensor(rows)]
-    if count == 0:
-        return gram_form(scores, shifts, kernel.gram(inputs).numpy(), case.n)
-    generator = torch.Generator().manual_seed(case.settings.seed)
-    features = random_fourier_features(kernel, inputs.shape[1], count, generator)
-    if not 0 < len(rows) <= min(count, _EXACT_ROWS):
-        return FeatureForm(scores, shifts, inputs, features, case.n)
-    columns = features(inputs)
-    return gram_form(scores, shifts, (columns @ columns.mT).numpy(), case.n)

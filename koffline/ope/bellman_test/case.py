@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,6 @@ from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 
-_FAR = 10.0  # as in `koffline.ope.problem`: one outlier must not dominate the scale
 _MEDIAN_ROWS = 1500  # rows for the median distance, evenly spaced: enough for an error of 1 %
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # largest residual whose fourth power is finite
@@ -66,50 +64,39 @@ def make_settings(**options: Any) -> BellmanSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class KernelSpace:
-    """Coordinates and kernel of the test; the same coordinates as `EvaluationProblem.kernel_inputs`.
-
-    ``location``, ``scale (k,)``: of states and continuous actions. ``n_actions``: discrete actions stand
-    beside the state as one-hot columns; None otherwise.
-    """
-
-    kernel: Gaussian
-    location: np.ndarray
-    scale: np.ndarray
-    n_actions: int | None
-
-    def place(self, observations: np.ndarray, actions: np.ndarray) -> Float[Tensor, "row k"]:
-        """Kernel inputs (N, k) float64 of observations (N, …) and actions (N,) or (N, a)."""
-        columns = np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-        if self.n_actions is None:
-            columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
-        placed = np.clip((columns - self.location) / self.scale, -_FAR, _FAR)
-        if self.n_actions is not None:
-            placed = np.concatenate([placed, np.eye(self.n_actions)[np.asarray(actions)]], axis=1)
-        return torch.as_tensor(placed)
-
-
-@dataclass(frozen=True, eq=False)
 class BellmanCase:
     """A value function, a log and a policy, ready for the statistic; (N,) arrays in the user's units.
 
     ``residuals``: δ; ``values``: Q(s, a); ``weights``: the log's own, of mean one over the rows where they
-    are positive. ``shifts``: what one unit of the alternative adds to δ. ``inputs (N, k)``: rows in the
-    kernel's ``space``. ``folds``: rows of each of several value functions, whose residuals must not be
-    multiplied with each other's. ``warnings``: sentences for a person.
+    are positive. ``folds``: rows of each of several value functions, whose residuals must not be
+    multiplied with each other's.
     """
 
     transitions: Transitions
     settings: BellmanSettings
-    reward_scale: float
+    problem: EvaluationProblem
+    kernel: Gaussian
     weights: Float[np.ndarray, " row"]
     residuals: Float[np.ndarray, " row"]
     values: Float[np.ndarray, " row"]
-    shifts: Float[np.ndarray, " row"]
-    space: KernelSpace
-    inputs: Float[Tensor, "row k"]
     folds: tuple[np.ndarray, ...]
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def shifts(self) -> Float[np.ndarray, " row"]:
+        """What one unit of the alternative, an error of one everywhere, adds to δ."""
+        return self.problem.discounts - 1.0
+
+    @property
+    def inputs(self) -> Float[Tensor, "row k"]:
+        """Rows as the kernel compares them."""
+        return torch.as_tensor(self.problem.kernel_inputs)
+
+    def place(self, observations: np.ndarray, actions: np.ndarray) -> Float[Tensor, "row k"]:
+        """The like of ``inputs`` for other observations (Q, …) and actions (Q,) or (Q, a)."""
+        placed = self.problem.standardise(observations, actions)
+        if self.problem.n_actions is not None:
+            placed = np.concatenate([placed, np.eye(self.problem.n_actions)[np.asarray(actions)]], axis=1)
+        return torch.as_tensor(placed)
 
     @property
     def pairs(self) -> float:
@@ -120,7 +107,7 @@ class BellmanCase:
     @property
     def own_products(self) -> float:
         """Σ_i w_i² δ_i² k(x_i, x_i)."""
-        diagonal = self.space.kernel.diagonal(self.inputs).numpy()
+        diagonal = self.kernel.diagonal(self.inputs).numpy()
         return float(np.square(self.weights * self.residuals) @ diagonal)
 
     @property
@@ -137,6 +124,21 @@ class BellmanCase:
     def is_hopeless(self) -> bool:
         """Whether there are too few signs for a p-value as small as the level."""
         return 2.0 ** (1 - self.signs) > self.settings.level
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences on why the result may be uninformative."""
+        signs, level = self.signs, self.settings.level
+        if signs == 0:
+            return ("Every residual is zero up to rounding: there is nothing to test.",)
+        if self.is_hopeless:
+            few = (
+                f"{signs} rows with a residual are too few for level {level:g}: random signs give no p-value"
+            )
+            return (f"{few} below {2.0 ** (1 - signs):.2g}, so that nothing can be rejected; use more rows.",)
+        if signs < _FEW_SIGNS:
+            return (f"Only {signs} rows have a residual: the level is only roughly kept.",)
+        return ()
 
 
 def make_case(
@@ -160,19 +162,16 @@ def make_case(
     inputs = torch.as_tensor(problem.kernel_inputs)
     spaced = np.linspace(0, len(counted) - 1, min(len(counted), _MEDIAN_ROWS)).astype(np.int64)
     kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[torch.as_tensor(counted[spaced])]))
-    case = BellmanCase(
+    return BellmanCase(
         transitions=transitions,
         settings=settings,
-        reward_scale=problem.reward_scale,
+        problem=problem,
+        kernel=kernel,
         weights=weights,
         residuals=_residuals(transitions, problem, values, later, weights),
         values=values,
-        shifts=problem.discounts - 1.0,  # effect of an error of one everywhere
-        space=KernelSpace(kernel, problem.input_location, problem.input_scale, problem.n_actions),
-        inputs=inputs,
         folds=tuple(rows for rows, _ in row_parts(q, transitions)),
     )
-    return dataclasses.replace(case, warnings=tuple(_doubts(case)))
 
 
 def _residuals(
@@ -203,18 +202,3 @@ def _residuals(
     sizes = sizes + np.finfo(transitions.rewards.dtype).eps * np.abs(rewards)
     usual = np.sqrt(np.average(np.square(sizes), weights=weights))
     return np.where(np.abs(residuals) <= _ULPS * np.maximum(sizes, usual), 0.0, residuals)
-
-
-def _doubts(case: BellmanCase) -> list[str]:
-    """Sentences on why the result may be uninformative."""
-    found, signs = [], case.signs
-    if signs == 0:
-        found.append("Every residual is zero up to rounding: there is nothing to test.")
-    elif case.is_hopeless:
-        found.append(
-            f"{signs} rows with a residual are too few for level {case.settings.level:g}: random signs "
-            f"give no p-value below {2.0 ** (1 - signs):.2g}, so that nothing can be rejected; use more rows."
-        )
-    elif signs < _FEW_SIGNS:
-        found.append(f"Only {signs} rows have a residual: the level is only roughly kept.")
-    return found

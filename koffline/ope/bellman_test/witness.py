@@ -92,7 +92,7 @@ class Witness:
         if observations.shape[1:] != shape or not np.isfinite(observations).all():
             received = f"observations have shape {observations.shape}, the log's rows {shape}"
             raise DataError(f"{received}; give finite numbers (Q, …) of the same shape")
-        places = self.case.space.place(observations, actions).numpy()
+        places = self.case.place(observations, actions).numpy()
         total, spread = self._sums(places)
         seen = total[:, 1] > 1e-8
         mass = np.where(seen, total[:, 1], np.nan)
@@ -147,7 +147,7 @@ class Witness:
         size = max(1, _BLOCK_NUMBERS // max(len(places), 1))
         for start in range(0, len(residual), size):
             rows = slice(start, start + size)
-            near = self.case.space.kernel.gram(torch.as_tensor(places), self.case.inputs[rows]).numpy()
+            near = self.case.kernel.gram(torch.as_tensor(places), self.case.inputs[rows]).numpy()
             columns = np.column_stack([residual[rows], weights[rows], residual[rows, None] * signs[rows]])
             total += near @ columns  # (Q, b) @ (b, 2 + B)
             spread += np.square(near) @ np.square(columns[:, :2])
@@ -155,15 +155,15 @@ class Witness:
 
     def _region(self, row: int, score: float, threshold: float) -> Region:
         """Rows of positive weight within a bandwidth of one row; of its action where actions are discrete."""
-        log, space = self.case.transitions, self.case.space
-        close = space.kernel.gram(self.case.inputs[row : row + 1], self.case.inputs)[0].numpy()
+        log, is_discrete = self.case.transitions, self.case.problem.n_actions is not None
+        close = self.case.kernel.gram(self.case.inputs[row : row + 1], self.case.inputs)[0].numpy()
         inside = (close >= np.exp(-1.0)) & (self.case.weights > 0.0)
-        if space.n_actions is not None:
+        if is_discrete:
             inside &= np.asarray(log.actions) == log.actions[row]
         rows = np.flatnonzero(inside)
         residual, share = self.case.residuals[rows], self.case.weights[rows]
         share = share / share.sum()
-        action = share @ log.actions[rows] if space.n_actions is None else int(log.actions[row])
+        action = int(log.actions[row]) if is_discrete else share @ log.actions[rows]
         mean, error = float(share @ residual), float(np.sqrt(share**2 @ residual**2))
         center, clear = share @ self._flat(rows), abs(score) > threshold
         return Region(center, action, len(rows), mean, error, score, threshold, clear, rows)

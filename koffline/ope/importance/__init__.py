@@ -11,12 +11,10 @@ from koffline.ope import names
 from koffline.ope.importance import episode_intervals as intervals
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
 from koffline.ope.importance.statistics import (
-    Deviations,
     EpisodeStatistic,
     StepwiseMean,
     magic,
     make_statistic,
-    plain_mean,
     standard_error,
 )
 from koffline.ope.results import PointEstimate, Uplift
@@ -54,33 +52,32 @@ def estimate_one(
     """
     if reason := _why_not(name, problem, model):
         raise DataError(reason)
-    generator = np.random.default_rng([seed, 13, names.OVER_EPISODES.index(name)])
-    weights, own, mixed = problem.weights, None, {}
+    generator, own = np.random.default_rng([seed, 13, names.OVER_EPISODES.index(name)]), None
     if name in names.WITH_MODEL:
         assert model is not None
-        own = problem.select(model)
-    whole = make_statistic(name, weights, problem.rewards, problem.discounts, problem.gamma, own)
-    value, error = whole.value, standard_error(whole)
+        rows, episodes = problem.counted
+        own = RowValues(model.now[rows], model.later[rows], model.starts[episodes])
+    whole = make_statistic(name, problem, own)
+    value, error, mixed = whole.value, standard_error(whole.deviations), {}
     if name == "magic":
         assert isinstance(whole, StepwiseMean)
-        cuts, mix = magic(whole, intervals.resample(whole, weights.n_episodes, draws, generator))
+        cuts, mix = magic(whole, intervals.resample(whole, problem.n_episodes, draws, generator))
         value, error = float(mix @ whole.partial_values(cuts)), None
         mixed = {"blend_steps": cuts, "blend_shares": mix.tolist()}
     if not np.isfinite(value):
         raise DataError(
-            f"the largest weight is e^{weights.log_weights.max():.0f}, beyond what numbers hold; cap "
+            f"the largest weight is e^{problem.log_weights.max():.0f}, beyond what numbers hold; cap "
             "weights with clip, or use a self-normalised estimator (wis, wpdis)"
         )
     size = problem.effective_size(stepwise=name not in names.WHOLE_WEIGHT)
     made = {
-        names.EPISODES_T: intervals.student_interval(whole, level, size),
+        names.EPISODES_T: intervals.student_interval(whole.value, whole.deviations, level, size),
         names.EPISODES_BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
     }
     if name in names.CERTIFIABLE and not problem.ratios.is_estimated:
         for kind in names.CERTIFIED_EPISODE_KINDS:
-            made[kind] = intervals.certified_interval(
-                weights, problem.rewards, problem.gamma, level, kind, reward_range, names.CERTIFIABLE[name]
-            )
+            stepwise = names.CERTIFIABLE[name]
+            made[kind] = intervals.certified_interval(problem, level, kind, reward_range, stepwise)
     found = {kind: one for kind, one in made.items() if one is not None}
     if mixed:  # the blend's own spread omits the model's error, so that a wrong model would seem exact
         found = {
@@ -110,27 +107,25 @@ def estimate_one(
 
 def _uplift(problem: EpisodeProblem, whole: EpisodeStatistic, level: float, size: float) -> Uplift | None:
     """Uplift over the mean return of the same episodes; None if episodes were cut."""
-    weights = problem.weights
-    if np.where(problem.is_cut, problem.gamma**weights.lengths, 0.0).max() > _CUT_SHARE:
+    if problem.unseen.max() > _CUT_SHARE:
         return None
-    returns = weights.episode_sums(problem.gamma**weights.steps * problem.rewards)
-    logged = plain_mean(returns, weights.shares)
-    gap = Deviations(whole.value - logged.value, whole.deviations - logged.deviations)
-    own = 1.0 / float(np.square(weights.shares).sum())
-    ends = intervals.student_interval(gap, level, size), intervals.student_interval(logged, level, own)
-    return Uplift(gap.value, ends[0], logged.value, ends[1])
+    logged = make_statistic("pdis", replace(problem, log_weights=np.zeros(len(problem.rewards))))
+    gap, own = whole.value - logged.value, 1.0 / float(np.square(problem.shares).sum())
+    more = intervals.student_interval(gap, whole.deviations - logged.deviations, level, size)
+    worth = intervals.student_interval(logged.value, logged.deviations, level, own)
+    return Uplift(gap, more, logged.value, worth)
 
 
 def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str | None:
     """Reason why an estimator does not apply; None if it does."""
     if name in names.WITH_MODEL and model is None:
         return f"{name} needs a value function of the policy; give q, for instance one fitted by kloss or fqe"
-    if name == "magic" and problem.weights.n_episodes < 2:
+    if name == "magic" and problem.n_episodes < 2:
         return f"{name} weighs bias against variance over episodes, this log has one; give more, or use wdr"
     gone = problem.weightless_from
     if gone == 0:
         return _NO_WEIGHT.format(steps="the first step")
-    if name in names.WHOLE_WEIGHT and not (problem.weights.last > -np.inf).any():
+    if name in names.WHOLE_WEIGHT and not (problem.last > -np.inf).any():
         return _NO_WEIGHT.format(steps=f"{gone} steps" if gone else "its last step")
     return None
 
@@ -139,7 +134,7 @@ def _warnings(
     name: str, problem: EpisodeProblem, model: RowValues | None, size: float, interval: str, found: bool
 ) -> tuple[str, ...]:
     """Sentences about this estimate, those on the weights first."""
-    episodes, gone, cut = problem.weights.n_episodes, problem.weightless_from, problem.cut_share
+    episodes, gone, cut = problem.n_episodes, problem.weightless_from, problem.cut_share
     rest = "rewards from there are left out" if model is None else "the model stands alone there"
     few = size < _FEW_EPISODES
     sentences = {

@@ -8,9 +8,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special, stats
 
-from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeWeights
-from koffline.ope.importance.statistics import Deviations, EpisodeStatistic, standard_error
-from koffline.ope.intervals.settings import check_reward_bounds
+from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeProblem
+from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
+from koffline.ope.intervals.base import check_reward_bounds
 from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
 
@@ -34,20 +34,19 @@ _FEWEST_DRAWS = 0.9  # share of draws that must be finite
 
 
 def student_interval(
-    statistic: EpisodeStatistic | Deviations, level: float, effective_size: float
+    value: float, deviations: Float[np.ndarray, " episode"], level: float, effective_size: float
 ) -> Interval | None:
     """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
 
     Degrees of freedom: the effective number of episodes minus one, at least one.
     """
-    error = standard_error(statistic)
+    error, n = standard_error(deviations), len(deviations)
     if error is None:
         return None
-    n = len(statistic.deviations)
     freedom = max(min(effective_size, n) - 1.0, 1.0)
     half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
     text = _T_ASSUMPTIONS.format(n=n, freedom=freedom)
-    return Interval(statistic.value - half, statistic.value + half, level, EPISODES_T, text)
+    return Interval(value - half, value + half, level, EPISODES_T, text)
 
 
 def bootstrap_interval(
@@ -107,9 +106,7 @@ def bca_levels(
 
 
 def certified_interval(
-    weights: EpisodeWeights,
-    rewards: Float[np.ndarray, " row"],
-    gamma: float,
+    episodes: EpisodeProblem,
     level: float,
     kind: str,
     reward_range: tuple[float, float] | None = None,
@@ -127,40 +124,42 @@ def certified_interval(
     not given. Raises ConfigError when the log exceeds the range.
     (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
     """
-    if not np.allclose(weights.shares, weights.shares[0]):
+    if not np.allclose(episodes.shares, episodes.shares[0]):
         return None
-    low, high = check_reward_bounds(reward_range, (float(rewards.min()), float(rewards.max())))
+    low, high = check_reward_bounds(
+        reward_range, (float(episodes.rewards.min()), float(episodes.rewards.max()))
+    )
     if low == high:
         return None
-    horizon, (bottom, top) = weights.horizon, (low, high)
-    powers = gamma ** np.arange(horizon)
+    horizon, (bottom, top) = episodes.horizon, (low, high)
+    powers = episodes.gamma ** np.arange(horizon)
     total, lengths = float(powers.sum()), f" all of {horizon} steps"
-    if np.any(weights.lengths < horizon):
+    if np.any(episodes.lengths < horizon):
         bottom, top, lengths = min(low, 0.0), max(high, 0.0), f" at most of {horizon} steps"
-        if gamma < 1.0:
-            total, lengths = 1.0 / (1.0 - gamma), " of any length"
+        if episodes.gamma < 1.0:
+            total, lengths = 1.0 / (1.0 - episodes.gamma), " of any length"
 
-    later = (total - np.cumsum(powers))[weights.lengths - 1]  # Σ γ^t after each episode's end
+    later = (total - np.cumsum(powers))[episodes.lengths - 1]  # Σ γ^t after each episode's end
 
     def lower_end(rewards: np.ndarray, bottom: float, top: float) -> tuple[float, float]:
         """The best lower bound over the caps, and its cap; ended episodes go on with a reward of zero."""
         alpha, bounds = (1.0 - level) / 2.0 / len(_CAPS), [(bottom * total, _CAPS[0])]
-        rows, tails = powers[weights.steps] * (rewards - bottom), -bottom * later
+        rows, tails = powers[episodes.steps] * (rewards - bottom), -bottom * later
         for cap in _CAPS:
-            last = np.exp(np.minimum(weights.last, math.log(cap)))
+            last = np.exp(np.minimum(episodes.last, math.log(cap)))
             if stepwise:
-                capped = rows * np.exp(np.minimum(weights.log_weights, math.log(cap)))
-                sums = weights.episode_sums(capped) + last * tails
+                capped = rows * np.exp(np.minimum(episodes.log_weights, math.log(cap)))
+                sums = episodes.episode_sums(capped) + last * tails
             else:
-                sums = last * (weights.episode_sums(rows) + tails)
+                sums = last * (episodes.episode_sums(rows) + tails)
             bound = mean_lower_bound(sums, cap * (top - bottom) * total, alpha, kind)
             bounds.append((bottom * total + bound, cap))
         return max(bounds, key=lambda pair: pair[0])
 
-    lower, low_cap = lower_end(rewards, bottom, top)
-    upper, high_cap = lower_end(-rewards, -top, -bottom)
+    lower, low_cap = lower_end(episodes.rewards, bottom, top)
+    upper, high_cap = lower_end(-episodes.rewards, -top, -bottom)
     text = _CERTIFIED_ASSUMPTIONS.format(
-        n=weights.n_episodes,
+        n=episodes.n_episodes,
         low=low,
         high=high,
         source="given" if reward_range else "the range seen in the log",

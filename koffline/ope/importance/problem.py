@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
@@ -48,18 +48,26 @@ class RowValues:
 
 
 @dataclass(frozen=True, eq=False)
-class EpisodeWeights:
-    """Weights w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of E episodes by row, as logarithms against overflow.
+class EpisodeProblem:
+    """E episodes that count, with weights w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of their N rows.
 
-    ``log_weights`` (N,) may be −inf, where the policy would not have acted so. ``shares`` (E,) sum to one:
-    the log's own weights of episodes. An episode that is over keeps its last weight for all later steps, with
-    rewards of zero.
+    ``log_weights`` (N,), logarithms against overflow, may be −inf, where the policy would not have acted so.
+    ``rewards`` (N,), ``discounts`` (N,): γ, and 0 where the world ended. ``shares`` (E,) sum to one: the
+    log's own weights of episodes. An episode that is over keeps its last weight for all later steps, with
+    rewards of zero. ``counted``: rows and episodes of the log as given that are here: those of weight zero
+    are not.
     """
 
     log_weights: Float[np.ndarray, " row"]
+    rewards: Float[np.ndarray, " row"]
+    discounts: Float[np.ndarray, " row"]
     starts: Int[np.ndarray, " episode"]
     lengths: Int[np.ndarray, " episode"]
     shares: Float[np.ndarray, " episode"]
+    ratios: Ratios
+    gamma: float
+    clip: float | None = None
+    counted: tuple[Any, Any] = (slice(None), slice(None))
 
     @property
     def n_episodes(self) -> int:
@@ -76,10 +84,15 @@ class EpisodeWeights:
         """Number (N,) of each row's step in its episode."""
         return np.arange(len(self.log_weights)) - np.repeat(self.starts, self.lengths)
 
+    @property
+    def ends(self) -> Int[np.ndarray, " episode"]:
+        """Last row (E,) of each episode."""
+        return self.starts + self.lengths - 1
+
     @cached_property
     def last(self) -> Float[np.ndarray, " episode"]:
         """Logarithm (E,) of the weight of each whole episode."""
-        return self.log_weights[self.starts + self.lengths - 1]
+        return self.log_weights[self.ends]
 
     @cached_property
     def final(self) -> Float[np.ndarray, " episode"]:
@@ -92,6 +105,30 @@ class EpisodeWeights:
         """Effective sizes (T,): (Σw)² / Σw² over episodes at each step; 0 without weight."""
         squares = np.concatenate([np.square(parts).sum(axis=0) for _, _, parts in self.blocks()])
         return np.divide(1.0, squares, out=np.zeros_like(squares), where=squares > 0.0)
+
+    @property
+    def unseen(self) -> Float[np.ndarray, " episode"]:
+        """γ^length (E,) of episodes whose recording stopped before the world ended, 0 of others."""
+        return np.where(self.discounts[self.ends] > 0.0, self.gamma**self.lengths, 0.0)
+
+    @property
+    def cut_share(self) -> float:
+        """Mean of what is unseen under the policy: episodes count by their weights, where these leave any."""
+        counts = self.final if self.final.any() else self.shares
+        return float(counts @ self.unseen / counts.sum())
+
+    @property
+    def weightless_from(self) -> int | None:
+        """First step at which no episode has weight; None if there is no such step."""
+        gone = np.flatnonzero(self.effective_sizes == 0.0)
+        return int(gone[0]) if len(gone) else None
+
+    def effective_size(self, stepwise: bool) -> float:
+        """Effective number of episodes (Σw)²/Σw²: of final weights, or a γ^t-weighted mean over steps."""
+        if not stepwise:
+            return float(self.final.sum() ** 2 / np.square(self.final).sum()) if self.final.any() else 0.0
+        powers = self.gamma ** np.arange(self.horizon)
+        return float(powers @ self.effective_sizes / powers.sum())
 
     def blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
         """Blocks of steps: their numbers, rows (E, b), parts (E, b) of episodes in each step's weight.
@@ -110,85 +147,12 @@ class EpisodeWeights:
         """Sums (E,) over the rows of each episode."""
         return np.add.reduceat(rows, self.starts)
 
-
-def make_weights(
-    transitions: Transitions, log_ratios: Float[np.ndarray, " row"], clip: float | None = None
-) -> EpisodeWeights:
-    """Products of ratios along each episode; ``clip`` caps the cumulative weights.
-
-    Raises DataError for row weights that vary inside an episode.
-    """
-    starts, lengths = np.asarray(transitions.episode_starts), np.asarray(transitions.episode_lengths)
-    log_weights = np.concatenate([np.cumsum(part) for part in np.split(log_ratios, starts[1:])])
-    if clip is not None:
-        log_weights = np.minimum(log_weights, math.log(clip))
-    own = np.ones(len(starts))
-    if transitions.weights is not None:
-        weights = np.asarray(transitions.weights, dtype=np.float64)
-        own = weights[starts]
-        uneven = np.flatnonzero(weights != np.repeat(own, lengths))
-        if len(uneven):
-            raise DataError(
-                f"weights change inside an episode (row {int(uneven[0])}); importance weights belong to "
-                "whole episodes: give all rows of an episode the same weight"
-            )
-    return EpisodeWeights(log_weights, starts, lengths, own / own.sum())
-
-
-@dataclass(frozen=True, eq=False)
-class EpisodeProblem:
-    """Rewards (N,), discounts (N,) (γ, and 0 where the world ended) and weights of the episodes that count.
-
-    ``counted`` (N0,) marks their rows among those of the log as given: episodes of weight zero are not here.
-    ``is_cut`` (E,): recording stopped before the world ended.
-    """
-
-    rewards: Float[np.ndarray, " row"]
-    discounts: Float[np.ndarray, " row"]
-    is_cut: Bool[np.ndarray, " episode"]
-    weights: EpisodeWeights
-    ratios: Ratios
-    gamma: float
-    clip: float | None
-    counted: Bool[np.ndarray, " logged_row"]
-    counted_episodes: Bool[np.ndarray, " logged_episode"]
-
-    @property
-    def cut_share(self) -> float:
-        """Mean of γ^length over episodes that were cut before the world ended, 0 over others.
-
-        Under the policy: episodes count by their weights, where these leave any.
-        """
-        missing = np.where(self.is_cut, self.gamma**self.weights.lengths, 0.0)
-        counts = self.weights.final if self.weights.final.any() else self.weights.shares
-        return float(counts @ missing / counts.sum())
-
-    @property
-    def weightless_from(self) -> int | None:
-        """First step at which no episode has weight; None if there is no such step."""
-        gone = np.flatnonzero(self.weights.effective_sizes == 0.0)
-        return int(gone[0]) if len(gone) else None
-
-    def effective_size(self, stepwise: bool) -> float:
-        """Effective number of episodes (Σw)²/Σw²: of final weights, or a γ^t-weighted mean over steps."""
-        final = self.weights.final
-        if not stepwise:
-            return float(final.sum() ** 2 / np.square(final).sum()) if final.any() else 0.0
-        powers = self.gamma ** np.arange(self.weights.horizon)
-        return float(powers @ self.weights.effective_sizes / powers.sum())
-
-    def select(self, model: RowValues) -> RowValues:
-        """The model's values of the rows and episodes that count."""
-        rows = self.counted
-        return RowValues(model.now[rows], model.later[rows], model.starts[self.counted_episodes])
-
     def diagnostics(self) -> dict[str, Any]:
         """Diagnostics of the weights as plain numbers."""
-        final = self.weights.final
         return {
-            "episodes": self.weights.n_episodes,
-            "longest_episode": self.weights.horizon,
-            "largest_share": 1.0 / float(final.sum()) if final.any() else None,
+            "episodes": self.n_episodes,
+            "longest_episode": self.horizon,
+            "largest_share": 1.0 / float(self.final.sum()) if self.final.any() else None,
             "cut_share": self.cut_share,
             **self.ratios.diagnostics,
         }
@@ -243,18 +207,31 @@ def prepare_episodes(
     present = np.ones(transitions.n_episodes, dtype=bool)
     if transitions.weights is not None:
         present = np.add.reduceat(np.asarray(transitions.weights), transitions.episode_starts) > 0.0
-    counted = np.repeat(present, transitions.episode_lengths)
+    rows = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
-    ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[counted])
-    ended = np.asarray(log.terminated)
-    return EpisodeProblem(
-        rewards=np.asarray(log.rewards, dtype=np.float64),
-        discounts=gamma * (1.0 - ended.astype(np.float64)),
-        is_cut=~ended[log.episode_ends],
-        weights=make_weights(log, ratios.logs, clip),
-        ratios=ratios,
-        gamma=gamma,
-        clip=clip,
-        counted=counted,
-        counted_episodes=present,
-    )
+    ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[rows])
+    return replace(weigh_episodes(log, ratios, gamma, clip), counted=(rows, present))
+
+
+def weigh_episodes(
+    transitions: Transitions, ratios: Ratios, gamma: float, clip: float | None = None
+) -> EpisodeProblem:
+    """Products of ratios along each episode; ``clip`` caps the cumulative weights.
+
+    Raises DataError for row weights that vary inside an episode.
+    """
+    starts, lengths = np.asarray(transitions.episode_starts), np.asarray(transitions.episode_lengths)
+    log_weights = np.concatenate([np.cumsum(part) for part in np.split(ratios.logs, starts[1:])])
+    if clip is not None:
+        log_weights = np.minimum(log_weights, math.log(clip))
+    given = np.ones(len(transitions)) if transitions.weights is None else transitions.weights
+    own = np.asarray(given, dtype=np.float64)
+    uneven = np.flatnonzero(own != np.repeat(own[starts], lengths))
+    if len(uneven):
+        raise DataError(
+            f"weights change inside an episode (row {int(uneven[0])}); importance weights belong to "
+            "whole episodes: give all rows of an episode the same weight"
+        )
+    rewards = np.asarray(transitions.rewards, dtype=np.float64)
+    discounts, shares = gamma * (1.0 - transitions.terminated), own[starts] / own[starts].sum()
+    return EpisodeProblem(log_weights, rewards, discounts, starts, lengths, shares, ratios, gamma, clip)

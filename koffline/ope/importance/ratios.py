@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from scipy.optimize import minimize
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError, PolicyError
@@ -37,8 +38,9 @@ _MOST_INPUTS = 4096
 _FAR = 5.0  # bound of standardised observations
 _LOG_DEVIATIONS = (-6.0, 3.0)  # range for standardised actions: repeated ones have no density
 _WARNING = (
-    "Behavior probabilities were estimated from the log ({model}, {folds}; held-out log-likelihood "
-    "{held_out:.3g} a row against {constant:.3g} without the observation): intervals leave that error out."
+    "Behavior probabilities were estimated from the log ({behavior_model}, {folds}; held-out log-likelihood "
+    "{behavior_log_likelihood:.3g} a row against {behavior_log_likelihood_constant:.3g} without the "
+    "observation): intervals leave that error out."
 )
 
 
@@ -52,6 +54,14 @@ class Ratios:
     is_estimated: bool
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+class Behavior(NamedTuple):
+    """Estimated log probabilities (N,) of the logged actions, and how they were found."""
+
+    log_probabilities: np.ndarray
+    warning: str
+    diagnostics: dict[str, Any]
 
 
 def importance_ratios(
@@ -128,14 +138,6 @@ def _warnings_at_bounds(
     return (f"{share:.1%} of the actions lie on the bounds: {what}.",)
 
 
-class Behavior(NamedTuple):
-    """Estimated log probabilities (N,) of the logged actions, with warnings."""
-
-    log_probabilities: np.ndarray
-    warning: str
-    diagnostics: dict[str, Any]
-
-
 def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Any = None) -> Behavior:
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
 
@@ -153,15 +155,13 @@ def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Any = Non
         folds = "2-fold cross-fitted by episode"
         halves = generator.permutation(episodes) % 2
         logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
-    held_out, without = float(logs.mean()), float(constant.mean())
-    warning = _WARNING.format(model=model.name, folds=folds, held_out=held_out, constant=without)
     found = {
         "behavior_model": model.name,
         "behavior_penalty": penalty if math.isfinite(penalty) else None,
-        "behavior_log_likelihood": held_out,
-        "behavior_log_likelihood_constant": without,
+        "behavior_log_likelihood": float(logs.mean()),
+        "behavior_log_likelihood_constant": float(constant.mean()),
     }
-    return Behavior(logs, warning, found)
+    return Behavior(logs, _WARNING.format(folds=folds, **found), found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -278,8 +278,7 @@ def _model(
 
 
 def _categorical_log_likelihood(parameters: Tensor, features: Tensor, actions: Tensor) -> Tensor:
-    logits = features @ parameters  # (n, p) @ (p, a) = (n, a)
-    return torch.log_softmax(logits, dim=1).gather(1, actions[:, None]).squeeze(1)
+    return -cross_entropy(features @ parameters, actions, reduction="none")  # (n, p) @ (p, a) = (n, a)
 
 
 def _gaussian_log_likelihood(

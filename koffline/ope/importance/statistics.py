@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import nnls
 
-from koffline.ope.importance.problem import EpisodeWeights, RowValues
+from koffline.ope.importance.problem import EpisodeProblem, RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
 _ALL = 1.0 - 1e-9  # an episode with this share of the weight leaves none for the others
@@ -65,36 +64,35 @@ class StepwiseMean:
     which no weight is left add nothing. Partial sums are of y0 and so many steps: 0: y0 alone, T: the whole.
     """
 
-    weights: EpisodeWeights
+    episodes: EpisodeProblem
     rows: Float[np.ndarray, " row"]
     first: Float[np.ndarray, " episode"]
-    gamma: float
 
     @cached_property
     def value(self) -> float:
         """The estimate."""
-        return float(self.partial_values([self.weights.horizon])[0])
+        return float(self.partial_values([self.episodes.horizon])[0])
 
     @cached_property
     def deviations(self) -> Float[np.ndarray, " episode"]:
         """Estimate minus that without each episode, (E,)."""
-        return self.partial_deviations([self.weights.horizon])[:, 0]
+        return self.partial_deviations([self.episodes.horizon])[:, 0]
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) estimates from resampled episodes."""
-        shares = self.weights.shares
+        shares = self.episodes.shares
         totals = (counts @ (shares * self.first)) / (counts @ shares)
         for steps, parts, x in self._blocks():
             below = counts @ parts  # (B, E) @ (E, b) = (B, b)
             means = np.divide(counts @ (parts * x), below, out=np.zeros_like(below), where=below > 0.0)
-            totals += means @ self.gamma**steps
+            totals += means @ self.episodes.gamma**steps
         return totals
 
     def partial_values(self, cuts: Sequence[int]) -> Float[np.ndarray, " cut"]:
         """(J,) sums of each of these numbers of steps."""
         means = np.concatenate([(parts * x).sum(axis=0) for _, parts, x in self._blocks()])
-        sums = np.cumsum(self.gamma ** np.arange(len(means)) * means)
-        return self.weights.shares @ self.first + np.append(0.0, sums)[list(cuts)]
+        sums = np.cumsum(self.episodes.gamma ** np.arange(len(means)) * means)
+        return self.episodes.shares @ self.first + np.append(0.0, sums)[list(cuts)]
 
     def partial_deviations(self, cuts: Sequence[int]) -> Float[np.ndarray, "episode cut"]:
         """Partial sums minus those without the episode, (E, J).
@@ -102,11 +100,11 @@ class StepwiseMean:
         With p the part of an episode in a step's weights its mean of x moves by p (x − mean) / (1 − p); a
         step that would be left without weight loses its mean.
         """
-        shares, wanted = self.weights.shares, np.asarray(cuts)
+        shares, wanted = self.episodes.shares, np.asarray(cuts)
         total = _pull(shares, self.first, shares @ self.first)
         deviations = np.repeat(total[:, None], len(wanted), axis=1)
         for steps, parts, x in self._blocks():
-            moves = self.gamma**steps * _pull(parts, x, (parts * x).sum(axis=0))
+            moves = self.episodes.gamma**steps * _pull(parts, x, (parts * x).sum(axis=0))
             sums = total[:, None] + np.cumsum(moves, axis=1)
             here = np.isin(wanted - 1, steps)
             deviations[:, here] = sums[:, wanted[here] - 1 - steps[0]]
@@ -115,18 +113,11 @@ class StepwiseMean:
 
     def _blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
         """Blocks of steps: their numbers, the parts (E, b) of episodes in the weights, and x (E, b)."""
-        for steps, rows, parts in self.weights.blocks():
-            yield steps, parts, np.where(steps < self.weights.lengths[:, None], self.rows[rows], 0.0)
+        for steps, rows, parts in self.episodes.blocks():
+            yield steps, parts, np.where(steps < self.episodes.lengths[:, None], self.rows[rows], 0.0)
 
 
 EpisodeStatistic = WeightedMean | StepwiseMean
-
-
-class Deviations(NamedTuple):
-    """A value and its deviations alone: the difference of two means, whose common sampling error cancels."""
-
-    value: float
-    deviations: Float[np.ndarray, " episode"]
 
 
 def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
@@ -134,36 +125,29 @@ def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, 
     return WeightedMean(np.zeros(len(values)), values, shares)
 
 
-def make_statistic(
-    name: str,
-    weights: EpisodeWeights,
-    rewards: Float[np.ndarray, " row"],
-    discounts: Float[np.ndarray, " row"],
-    gamma: float,
-    model: RowValues | None = None,
-) -> EpisodeStatistic:
-    """An estimator by name as a mean over episodes.
+def make_statistic(name: str, episodes: EpisodeProblem, model: RowValues | None = None) -> EpisodeStatistic:
+    """An estimator by name as a mean over episodes; ``model``: values of their rows.
 
     ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same over Σ w, episodes of
     any length with the weight they end with. ``pdis``: mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)
     ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t, ended episodes in the lower sum. (Thomas 2015, CWPDIS)
     ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)), which equals
     Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the state where recording stopped.
-    ``discounts`` (N,) is γ, and 0 where the world ended. (Jiang and Li 2016, equation 10)
+    (Jiang and Li 2016, equation 10)
     ``wdr`` (which ``magic`` blends): the same with weights normalised at each step. (Thomas and Brunskill
     2016, section 5)
     """
-    powers, rows, first = gamma**weights.steps, rewards, np.zeros(weights.n_episodes)
+    powers, shares = episodes.gamma**episodes.steps, episodes.shares
+    rows, first = episodes.rewards, np.zeros(episodes.n_episodes)
     if model is not None:
-        rows, first = rewards + discounts * model.later - model.now, model.starts
+        rows, first = rows + episodes.discounts * model.later - model.now, model.starts
     if name in ("wpdis", "wdr", "magic"):
-        return StepwiseMean(weights, rows, first, gamma)
+        return StepwiseMean(episodes, rows, first)
     if name == "wis":
-        return WeightedMean(weights.last, weights.episode_sums(powers * rows), weights.shares)
+        return WeightedMean(episodes.last, episodes.episode_sums(powers * rows), shares)
     if name == "is":
-        return plain_mean(np.exp(weights.last) * weights.episode_sums(powers * rows), weights.shares)
-    sums = weights.episode_sums(powers * np.exp(weights.log_weights) * rows)
-    return plain_mean(first + sums, weights.shares)
+        return plain_mean(np.exp(episodes.last) * episodes.episode_sums(powers * rows), shares)
+    return plain_mean(first + episodes.episode_sums(powers * np.exp(episodes.log_weights) * rows), shares)
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
@@ -173,12 +157,11 @@ def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | flo
     return np.where(alone, means, moves)
 
 
-def standard_error(statistic: EpisodeStatistic | Deviations) -> float | None:
+def standard_error(deviations: Float[np.ndarray, " episode"]) -> float | None:
     """Jackknife standard error sqrt((E − 1)/E · Σ deviation²); None if one episode has all the weight.
 
     For a plain mean it is the textbook s / √E. (Efron 1982)
     """
-    deviations = statistic.deviations
     count = len(deviations)
     if count < 2 or np.isnan(deviations).any():
         return None
@@ -198,7 +181,7 @@ def magic(
     ``draws``: the whole estimate of resampled episodes, of which there are two at least.
     (Thomas and Brunskill 2016, algorithm 1)
     """
-    cuts = cut_steps(whole.weights.horizon)
+    cuts = cut_steps(whole.episodes.horizon)
     values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)
     low, high = np.quantile(draws, [0.5 - _BIAS_LEVEL / 2.0, 0.5 + _BIAS_LEVEL / 2.0])
     # The interval contains the whole estimate, whose own bias counts as zero.

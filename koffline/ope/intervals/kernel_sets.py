@@ -18,12 +18,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.ope.features import FeatureSystem
-from koffline.ope.intervals.calibrated import best_constant, make_profile, wild_threshold
-from koffline.ope.intervals.settings import (
+from koffline.ope.intervals.base import (
     IntervalResult,
     KernelIntervalSettings,
+    best_constant,
     describe_misspecified,
     describe_starts,
+    make_profile,
+    wild_threshold,
 )
 from koffline.ope.names import KERNEL_SIMULTANEOUS
 from koffline.ope.results import Interval

@@ -19,12 +19,15 @@ from torch import Tensor
 from koffline.errors import KofflineError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues
-from koffline.ope.intervals.calibrated import RIDGE, instruments, ridge_sizes, ridged_fit
-from koffline.ope.intervals.settings import (
+from koffline.ope.intervals.base import (
+    RIDGE,
     IntervalResult,
     KernelIntervalSettings,
     describe_starts,
     enough_draws,
+    instruments,
+    ridge_sizes,
+    ridged_fit,
 )
 from koffline.ope.last_layer import accumulate_systems, last_layer, last_layer_features, penalty
 from koffline.ope.learning import row_blocks

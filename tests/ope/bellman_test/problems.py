@@ -1,7 +1,5 @@
 """Small logs whose Q^π is exact."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import koffline
-import koffline.ope.bellman_test as front
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
+from koffline.ope.bellman_test import forms
 from tests.ope.bellman_test.problems import ONLY_ACTION, known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
@@ -81,7 +81,7 @@ def test_rounding_is_no_error(dtype: type) -> None:
     ],
 )
 def test_bad_options_are_one_line(options: dict, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front, "_MOST_EXACT_ROWS", 50)
+    monkeypatch.setattr(forms, "_MOST_EXACT_ROWS", 50)
     with refused(ConfigError, message):
         koffline.bellman_test(simple_q, discrete_log(), SOFT, **{"gamma": 0.9, **options})
 

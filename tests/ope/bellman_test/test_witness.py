@@ -33,10 +33,10 @@ def test_witness_is_the_loop(kind: str) -> None:
     weights = np.random.default_rng(0).integers(0, 3, size=len(log)).astype(float)
     witness = witness_function(simple_q, log.replace(weights=weights), policy, 0.9)
     case, places, actions = witness.case, log.observations[5:9] + 0.1, log.actions[5:9]
-    at = case.space.place(places, actions).numpy()
+    at = case.place(places, actions).numpy()
     for index, found in enumerate(np.stack(witness(places, actions), axis=1)):
         expected = reference.witness(
-            case.residuals, case.weights, case.inputs.numpy(), at[index], case.space.kernel.bandwidth
+            case.residuals, case.weights, case.inputs.numpy(), at[index], case.kernel.bandwidth
         )
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 

@@ -1,7 +1,5 @@
 """Logs for the tests of importance sampling: random ones, and one that holds every path of a process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +10,10 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError, PolicyError
 from koffline.ope.importance import estimate_one
-from koffline.ope.importance.problem import EpisodeWeights, RowValues, make_weights, prepare_episodes
+from koffline.ope.importance.problem import EpisodeProblem, RowValues, prepare_episodes, weigh_episodes
+from koffline.ope.importance.ratios import Ratios
 from koffline.ope.importance.statistics import EpisodeStatistic, make_statistic
-from koffline.ope.names import OVER_EPISODES
+from koffline.ope.names import OVER_EPISODES, WITH_MODEL
 from koffline.ope.results import PointEstimate
 from koffline.policies import DiscretePolicy
 from tests.ope.problems import uneven_log
@@ -25,38 +24,24 @@ class Case:
     """A random log with random ratios and a random model, in columns and as the lists of the reference."""
 
     transitions: Transitions
-    log_ratios: np.ndarray
+    problem: EpisodeProblem
     model: RowValues
-    gamma: float
 
-    @property
-    def weights(self) -> EpisodeWeights:
-        return make_weights(self.transitions, self.log_ratios)
-
-    @property
-    def rewards(self) -> np.ndarray:
-        return np.asarray(self.transitions.rewards)
-
-    @property
-    def discounts(self) -> np.ndarray:
-        return self.gamma * (1.0 - np.asarray(self.transitions.terminated))
-
-    @property
-    def shares(self) -> np.ndarray:
-        return self.weights.shares
-
-    def statistic(self, name: str, weights: EpisodeWeights | None = None) -> EpisodeStatistic:
+    def statistic(self, name: str) -> EpisodeStatistic:
         """An estimator by name."""
-        model = self.model if name in ("dr", "wdr", "magic") else None
-        own = self.weights if weights is None else weights
-        return make_statistic(name, own, self.rewards, self.discounts, self.gamma, model)
+        return make_statistic(name, self.problem, self.model if name in WITH_MODEL else None)
 
     @property
     def episodes(self) -> list[list[tuple[float, ...]]]:
-        rows = np.stack(
-            [np.exp(self.log_ratios), self.rewards, self.model.now, self.model.later, self.discounts], axis=1
-        )
-        return [list(map(tuple, part)) for part in np.split(rows, self.transitions.episode_starts[1:])]
+        problem, model = self.problem, self.model
+        columns = np.exp(problem.ratios.logs), problem.rewards, model.now, model.later, problem.discounts
+        rows = np.stack(columns, axis=1)
+        return [list(map(tuple, part)) for part in np.split(rows, problem.starts[1:])]
+
+
+def weighed(log: Transitions, log_ratios: np.ndarray, gamma: float = 0.9, **options: Any) -> EpisodeProblem:
+    """Episodes of a log with given ratios."""
+    return weigh_episodes(log, Ratios(log_ratios, is_estimated=False), gamma, **options)
 
 
 def values_of(q: Any, log: Transitions, policy: Any) -> RowValues:
@@ -118,7 +103,7 @@ def random_case(seed: int = 0, n_episodes: int = 9, zeros: bool = False) -> Case
         log_ratios[generator.random(rows) < 0.2] = -np.inf
     # v(s_{t+1}) of a row is v(s) of the next: the reference has one number for both.
     model = RowValues(*(generator.standard_normal(count) for count in (rows, rows, n_episodes)))
-    return Case(transitions, log_ratios, model, 0.9)
+    return Case(transitions, weighed(transitions, log_ratios), model)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,5 @@
 """Behavior probabilities, estimated where the log has none, and the ratios that they give."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

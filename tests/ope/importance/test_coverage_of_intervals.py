@@ -1,7 +1,5 @@
 """How often intervals over episodes hold the exact value: 300 logs of a chain, off-policy."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -44,16 +42,12 @@ def test_intervals_hold_the_truth() -> None:
         log, model = draw(world, seed)
         problem = prepare_episodes(log, world.policy, GAMMA)
         for name in names:
-            own = model if name in ("dr", "wdr") else None
-            columns = problem.weights, problem.rewards, problem.discounts
-            statistic = make_statistic(name, *columns, GAMMA, own)
+            statistic = make_statistic(name, problem, model if name in ("dr", "wdr") else None)
             size = problem.effective_size(stepwise=name not in ("is", "wis"))
-            interval = student_interval(statistic, 0.95, size)
+            interval = student_interval(statistic.value, statistic.deviations, 0.95, size)
             hits[name] += interval is not None and interval.holds(truth)
         for kind in CERTIFIED_EPISODE_KINDS:
-            interval = certified_interval(
-                problem.weights, problem.rewards, GAMMA, 0.95, kind, (-0.5, 2.0), True
-            )
+            interval = certified_interval(problem, 0.95, kind, (-0.5, 2.0), True)
             hits[kind] += interval is not None and interval.holds(truth)
     for name in names:
         # 0.92 is what skewed sums of this size lose; three binomial errors around it.

@@ -1,7 +1,5 @@
 """From a log and a policy to estimates: oracles, reasons, warnings, and nothing that is NaN in silence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

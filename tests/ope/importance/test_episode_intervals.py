@@ -1,7 +1,5 @@
 """Intervals over episodes against textbook formulas, scipy, exact binomial chances and their own promises."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,15 +12,15 @@ from koffline.ope.importance.episode_intervals import (
     mean_lower_bound,
     student_interval,
 )
-from koffline.ope.importance.problem import make_weights
-from koffline.ope.importance.statistics import plain_mean
+from koffline.ope.importance.statistics import make_statistic, plain_mean
 from koffline.ope.names import CERTIFIED_EPISODE_KINDS, EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
-from tests.ope.importance.cases import log_of_steps, random_case
+from tests.ope.importance.cases import log_of_steps, random_case, weighed
 
 
 def test_student_interval_is_the_two_sided_textbook_one() -> None:
     values = np.random.default_rng(0).exponential(size=12)
-    found = student_interval(plain_mean(values, np.full(12, 1 / 12)), 0.9, 12.0)
+    mean = plain_mean(values, np.full(12, 1 / 12))
+    found = student_interval(mean.value, mean.deviations, 0.9, 12.0)
     assert found is not None
     low, high = stats.t.interval(0.9, 11, loc=values.mean(), scale=stats.sem(values))
     assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
@@ -45,12 +43,12 @@ def test_bootstrap_is_scipys_bca() -> None:
 
 def test_one_episode_or_too_few_with_weight_have_none() -> None:
     single = plain_mean(np.ones(1), np.ones(1))
-    assert student_interval(single, 0.95, 1.0) is None
+    assert student_interval(1.0, single.deviations, 0.95, 1.0) is None
     assert bootstrap_interval(single, 0.95, 10, np.random.default_rng(0)) is None
-    case = random_case(1)
-    log = case.transitions
+    log = random_case(1).transitions
     only_first = np.where(np.arange(len(log)) < log.episode_lengths[0], 0.0, -np.inf)
-    mean = case.statistic("wis", make_weights(log, only_first))
+    mean = make_statistic("wis", weighed(log, only_first))
+    assert student_interval(mean.value, mean.deviations, 0.95, 1.0) is None
     # A third of the draws leave that episode out, and have no weight at all.
     assert bootstrap_interval(mean, 0.95, 200, np.random.default_rng(0)) is None
 
@@ -80,8 +78,8 @@ def test_lower_bound_fails_no_more_often_than_allowed(kind: str, chance: float) 
 @pytest.mark.parametrize("kind", CERTIFIED_EPISODE_KINDS)
 def test_on_policy_bound_is_the_plain_one_at_a_seventh_of_the_level(kind: str) -> None:
     rewards = np.random.default_rng(5).uniform(1.0, 3.0, size=500)
-    weights = make_weights(log_of_steps(rewards, 1), np.zeros(500))
-    found = certified_interval(weights, rewards, 0.9, 0.95, kind, (1.0, 3.0))
+    problem = weighed(log_of_steps(rewards, 1), np.zeros(500))
+    found = certified_interval(problem, 0.95, kind, (1.0, 3.0))
     assert found is not None
     width = widths(kind, rewards, 2.0, 0.025 / 7)
     assert found.low == pytest.approx(rewards.mean() - width)
@@ -102,8 +100,8 @@ def test_certified_interval_holds_off_policy(kind: str, stepwise: bool) -> None:
         n = 300
         actions = generator.integers(2, size=(n, 2)).ravel()
         log = log_of_steps(actions.astype(float), 2, actions)
-        weights = make_weights(log, np.log(np.where(actions == 1, 0.9, 0.1)) - math.log(0.5))
-        found = certified_interval(weights, np.asarray(log.rewards), 0.9, 0.8, kind, (0.0, 1.0), stepwise)
+        problem = weighed(log, np.log(np.where(actions == 1, 0.9, 0.1)) - math.log(0.5))
+        found = certified_interval(problem, 0.8, kind, (0.0, 1.0), stepwise)
         assert found is not None
         assert found.width < 1.9 if kind == HOEFFDING else found.width < 2.5
         misses += not found.holds(0.9 * 1.9)

@@ -6,9 +6,9 @@ import io
 import numpy as np
 import pytest
 
-from koffline.ope.importance.problem import RowValues, make_weights
+from koffline.ope.importance.problem import RowValues
 from koffline.ope.importance.statistics import make_statistic
-from tests.ope.importance.cases import log_of_steps
+from tests.ope.importance.cases import log_of_steps, weighed
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,6 @@ def test_agrees_with_scope_rl(scope_rl, name: str) -> None:
     )
     v = np.sum(target * values, axis=1)
     model = RowValues(values[np.arange(rows), actions], np.append(v[1:], 0.0), v[::steps])
-    weights = make_weights(log, np.log(target[np.arange(rows), actions]) - np.log(chance))
-    discounts = gamma * (np.arange(rows) % steps < steps - 1)
-    own = model if name in ("dr", "wdr") else None
-    assert make_statistic(name, weights, rewards, discounts, gamma, own).value == pytest.approx(
-        theirs, rel=1e-8
-    )
+    problem = weighed(log, np.log(target[np.arange(rows), actions]) - np.log(chance), gamma)
+    ours = make_statistic(name, problem, model if name in ("dr", "wdr") else None).value
+    assert ours == pytest.approx(theirs, rel=1e-8)

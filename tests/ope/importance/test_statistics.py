@@ -1,7 +1,5 @@
 """Each estimator against plain loops, exact expectations; deviations, draws and the blend."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -10,11 +8,11 @@ from scipy.optimize import minimize
 
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError
-from koffline.ope.importance.problem import EpisodeWeights, RowValues, make_weights
-from koffline.ope.importance.statistics import cut_steps, least_error_mix, magic, plain_mean, standard_error
+from koffline.ope.importance.problem import RowValues
+from koffline.ope.importance.statistics import cut_steps, least_error_mix, magic
 from koffline.ope.value_functions import as_value_function
 from tests import reference_importance as reference
-from tests.ope.importance.cases import Case, episode_estimates, random_case, three_states
+from tests.ope.importance.cases import Case, episode_estimates, random_case, three_states, weighed
 
 LOOPS = {
     "is": "trajectory_is",
@@ -36,7 +34,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 @EACH
 def test_estimator_equals_loops(case: Case, name: str) -> None:
     starts = (case.model.starts,) if name in ("dr", "wdr") else ()
-    expected = getattr(reference, LOOPS[name])(case.episodes, case.shares, *starts, case.gamma)
+    expected = getattr(reference, LOOPS[name])(case.episodes, case.problem.shares, *starts, 0.9)
     assert case.statistic(name).value == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
@@ -56,56 +54,42 @@ def test_expectations_are_exact() -> None:
         assert estimate.value == pytest.approx(world.finite_value(0.9, last), abs=1e-12)
 
 
-def counted(case: Case, counts: np.ndarray) -> tuple[Case, EpisodeWeights]:
+def counted(case: Case, counts: np.ndarray) -> Case:
     """The case with episodes counted that often, those of zero left out."""
-    kept = counts > 0
-    rows = np.repeat(kept, case.weights.lengths)
-    lengths = case.weights.lengths[kept]
-    shares = (counts * case.shares)[kept]
-    model = RowValues(case.model.now[rows], case.model.later[rows], case.model.starts[kept])
-    weights = EpisodeWeights(
-        log_weights=case.weights.log_weights[rows],
+    problem, model, kept = case.problem, case.model, counts > 0
+    rows, lengths, shares = np.repeat(kept, problem.lengths), problem.lengths[kept], counts * problem.shares
+    picked = replace(
+        problem,
+        log_weights=problem.log_weights[rows],
+        rewards=problem.rewards[rows],
+        discounts=problem.discounts[rows],
         starts=np.cumsum(lengths) - lengths,
         lengths=lengths,
-        shares=shares / shares.sum(),
+        shares=shares[kept] / shares.sum(),
     )
-    return Case(case.transitions.select_episodes(kept), case.log_ratios[rows], model, case.gamma), weights
+    return replace(
+        case, problem=picked, model=RowValues(model.now[rows], model.later[rows], model.starts[kept])
+    )
 
 
 @EACH
 def test_deviations_leave_episodes_out_and_draws_repeat_them(case: Case, name: str) -> None:
     here = case.statistic(name)
-    for i, left_out in enumerate(1.0 - np.eye(case.weights.n_episodes)):
-        picked, weights = counted(case, left_out)
-        without = picked.statistic(name, weights).value
+    for i, left_out in enumerate(1.0 - np.eye(case.problem.n_episodes)):
+        without = counted(case, left_out).statistic(name).value
         assert here.deviations[i] == pytest.approx(here.value - without, rel=1e-9, abs=1e-12)
     for draw, counts in zip(here.resampled(COUNTS), COUNTS, strict=True):
-        picked, weights = counted(case, counts)
-        assert draw == pytest.approx(picked.statistic(name, weights).value, rel=1e-9)
-
-
-def test_standard_errors() -> None:
-    """The textbook one of a mean; none from one episode or one with all the weight."""
-    values = np.random.default_rng(0).standard_normal(11)
-    mean = plain_mean(values, np.full(11, 1 / 11))
-    assert standard_error(mean) == pytest.approx(np.std(values, ddof=1) / np.sqrt(11))
-    assert standard_error(random_case(6, n_episodes=1).statistic("is")) is None
-    case = random_case(7)
-    alone = replace(
-        case.weights,
-        log_weights=np.where(np.arange(len(case.log_ratios)) < case.weights.lengths[0], 0.0, -np.inf),
-    )
-    assert standard_error(case.statistic("wis", alone)) is None
+        assert draw == pytest.approx(counted(case, counts).statistic(name).value, rel=1e-9)
 
 
 def test_sums_and_effective_sizes_equal_loops(case: Case) -> None:
-    rows = np.array(reference.step_weights(case.episodes, case.shares))  # (T, E)
+    rows = np.array(reference.step_weights(case.episodes, case.problem.shares))  # (T, E)
     totals = rows.sum(axis=1, keepdims=True)
     expected = np.divide(rows, totals, out=np.zeros_like(rows), where=totals > 0.0)
-    found = np.concatenate([parts for _, _, parts in case.weights.blocks()], axis=1)
+    found = np.concatenate([parts for _, _, parts in case.problem.blocks()], axis=1)
     np.testing.assert_allclose(found, expected.T, rtol=1e-12)
-    expected = reference.effective_sizes(case.episodes, case.shares)
-    np.testing.assert_allclose(case.weights.effective_sizes, expected, rtol=1e-12)
+    expected = reference.effective_sizes(case.episodes, case.problem.shares)
+    np.testing.assert_allclose(case.problem.effective_sizes, expected, rtol=1e-12)
 
 
 def test_mix_is_that_of_a_general_solver() -> None:
@@ -142,29 +126,29 @@ def test_blend_is_no_worse_than_any_of_its_parts_by_its_own_measure() -> None:
     for single in np.eye(len(values)):
         assert best <= reference.magic_error(values, covariance, low, high, single) * (1.0 + 1e-8)
     # A model that is far off in its first values, which the residual of the first step mends.
-    off = replace(whole, first=whole.first + 1e4, rows=whole.rows - 1e4 * (whole.weights.steps == 0))
+    off = replace(whole, first=whole.first + 1e4, rows=whole.rows - 1e4 * (whole.episodes.steps == 0))
     assert magic(off, off.resampled(counts))[1][0] < 1e-3
 
 
 def test_partial_sums_are_those_of_a_log_that_stops_there() -> None:
     case = random_case(5)
-    whole, cuts = case.statistic("wdr"), cut_steps(case.weights.horizon)
+    whole, cuts = case.statistic("wdr"), cut_steps(case.problem.horizon)
     for column, cut in enumerate(cuts):
-        stopped = replace(whole, rows=np.where(case.weights.steps < cut, whole.rows, 0.0))
+        stopped = replace(whole, rows=np.where(case.problem.steps < cut, whole.rows, 0.0))
         assert whole.partial_values(cuts)[column] == pytest.approx(stopped.value)
         np.testing.assert_allclose(whole.partial_deviations(cuts)[:, column], stopped.deviations)
-        expected = reference.weighted_doubly_robust(
-            case.episodes, case.shares, case.model.starts, case.gamma, cut - 1
-        )
+        columns = case.episodes, case.problem.shares, case.model.starts
+        expected = reference.weighted_doubly_robust(*columns, 0.9, cut - 1)
         assert stopped.value == pytest.approx(expected, rel=1e-10)
 
 
 def test_clips_and_uneven_weights() -> None:
     case = random_case(4)
-    capped = make_weights(case.transitions, case.log_ratios, clip=1.5)
-    np.testing.assert_allclose(np.exp(capped.log_weights), np.minimum(np.exp(case.weights.log_weights), 1.5))
+    ratios = case.problem.ratios.logs
+    capped = weighed(case.transitions, ratios, clip=1.5)
+    np.testing.assert_allclose(np.exp(capped.log_weights), np.minimum(np.exp(case.problem.log_weights), 1.5))
     weights = np.asarray(case.transitions.weights).copy()
     row = int(np.flatnonzero(np.asarray(case.transitions.steps) == 1)[0])
     weights[row] *= 2.0
     with pytest.raises(DataError, match=f"row {row}"):
-        make_weights(case.transitions.replace(weights=weights), case.log_ratios)
+        weighed(case.transitions.replace(weights=weights), ratios)

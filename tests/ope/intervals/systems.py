@@ -1,7 +1,5 @@
 """Feature systems for tests: exact finite problems with one-hot features, and small random ones."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from koffline.ope.intervals.calibrated import calibrated_interval
+from koffline.ope.intervals import calibrated_interval
+from koffline.ope.intervals.base import KernelIntervalSettings
 from koffline.ope.intervals.kernel_sets import feature_interval
-from koffline.ope.intervals.settings import KernelIntervalSettings
 from scripts.bench import interval_coverage
 from tests.ope.intervals.systems import finite_system, true_parameters
 

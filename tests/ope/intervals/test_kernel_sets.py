@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from koffline.ope.intervals.calibrated import best_constant
+from koffline.ope.intervals.base import KernelIntervalSettings, best_constant
 from koffline.ope.intervals.kernel_sets import (
     Feasible,
     feature_interval,
@@ -17,7 +17,6 @@ from koffline.ope.intervals.kernel_sets import (
     start_deviation,
     target_range,
 )
-from koffline.ope.intervals.settings import KernelIntervalSettings
 from koffline.ope.names import KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from tests.ope.intervals.systems import finite_system, small_system, true_parameters
 
@@ -53,9 +52,8 @@ def test_the_kernel_loss_of_the_true_values_stays_below(name: str) -> None:
     for seed in range(3):
         _, system = finite_system(name, seed)
         gap = system.projected[:, -1] - system.projected[:, :-1] @ true_parameters(name)
-        loss = float(gap.square().sum())
         length = target_range((-0.5, 3.0), system.value_bounds, system.gamma, True)
-        assert 0.0 < loss <= martingale_threshold(length, system.row_weights, 0.05)
+        assert 0.0 < float(gap.square().sum()) <= martingale_threshold(length, system.row_weights, 0.05)
 
 
 def test_parts_add_up() -> None:
@@ -134,12 +132,9 @@ def test_extremes_agree_with_brute_force(seed: int, constants: int, extra: float
 def test_one_parameter_by_hand() -> None:
     # V̂(θ) = (1 − 2θ)², c = 3: |1 − 2θ| ≤ 0.2 gives θ in [0.4, 0.6]
     feasible = Feasible(np.array([4.0]), np.array([2.0]), np.array([3.0]), loss=1.0, offset=10.0)
-    found = feasible.value_range(0.04, 100.0)
-    assert found == pytest.approx((11.2, 11.8), abs=1e-6)
-    found = feasible.value_range(0.04, 0.5)  # the ball cuts at 0.5
-    assert found == pytest.approx((11.2, 11.5), abs=1e-6)
-    found = feasible.value_range(9.0, 0.5)  # only the ball binds
-    assert found == pytest.approx((8.5, 11.5), abs=1e-12)
+    assert feasible.value_range(0.04, 100.0) == pytest.approx((11.2, 11.8), abs=1e-6)
+    assert feasible.value_range(0.04, 0.5) == pytest.approx((11.2, 11.5), abs=1e-6)  # the ball cuts at 0.5
+    assert feasible.value_range(9.0, 0.5) == pytest.approx((8.5, 11.5), abs=1e-12)  # only the ball binds
 
 
 def test_nothing_is_feasible() -> None:

@@ -11,7 +11,7 @@ from koffline.config import make_settings
 from koffline.errors import ConfigError
 from koffline.ope.fitted import FittedValues, fit_value_functions
 from koffline.ope.intervals import make_interval
-from koffline.ope.intervals.calibrated import best_constant, make_profile
+from koffline.ope.intervals.base import KernelIntervalSettings, best_constant, enough_draws, make_profile
 from koffline.ope.intervals.resampling import (
     Units,
     kernel_equation,
@@ -20,7 +20,6 @@ from koffline.ope.intervals.resampling import (
     resample_values,
     resampled_errors,
 )
-from koffline.ope.intervals.settings import KernelIntervalSettings, enough_draws
 from koffline.ope.last_layer import last_layer
 from koffline.ope.learning import draw_ensemble
 from koffline.ope.names import SYSTEM_KINDS

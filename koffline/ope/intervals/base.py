@@ -1,8 +1,8 @@
-"""Calibrated intervals: the wild bootstrap of the fitted value, or of the kernel loss itself.
+"""What kernel intervals share: their options and result, and the fit of a class by the kernel loss.
 
-What they resample is the fitted value as a weighted sum of residuals: θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants
-are not ridged) gives η̂ = cᵀθ̂ with η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ at the true θ, up to the ridge,
-where ω = Ψ B(BᵀB + τD)⁻¹c: the marginalised weights that are dual to the kernel loss.
+The fit θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants are not ridged) gives η̂ = cᵀθ̂. At the true θ, up to the
+ridge, η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ: a weighted sum of residuals, which a bootstrap resamples.
+ω = Ψ B(BᵀB + τD)⁻¹c are the marginalised weights that are dual to the kernel loss.
 """
 
 from __future__ import annotations
@@ -14,35 +14,114 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor
 
+from koffline.config import Section
+from koffline.errors import ConfigError
 from koffline.ope.bellman_test.forms import random_signs
 from koffline.ope.features import FeatureSystem
-from koffline.ope.intervals.settings import (
-    IntervalResult,
-    KernelIntervalSettings,
-    describe_misspecified,
-    describe_starts,
-    enough_draws,
-)
-from koffline.ope.names import KERNEL_CALIBRATED
-from koffline.ope.results import Interval
+from koffline.ope.limits import value_bounds
+from koffline.ope.results import Interval, Record
 
+DRAWS = 999
+_MOST_DRAWS = 200_000
 RIDGE = 1e-6  # ridge of the fit, relative to the mean curvature; its bias is far below the noise
 _PATH_RIDGE = 1e-8  # ridge of the path through other values, relative to the mean curvature of its form
 _BLOCK, _SIGNS_BLOCK = 8192, 4096
 _MOST_LEVERAGE = 0.9
 _NORMAL_FROM = 200.0  # effective influences above which the bootstrap equals its normal limit to 0.1 %
-_ALARM_DRAWS = 199  # draws, enough for a warning
-_FEW = 30.0
-_FEW_STARTS = 10
 _SIGNED = 1000  # the largest influences get random signs, the sum of the others is drawn as a normal
 _STREAM = 6063  # random stream, other than that of a log simulated from the same seed
-_ASSUMPTIONS = (
-    "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
-    "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
-    "environment draws them. It does not know what the class cannot express."
-)
+
+
+class KernelIntervalSettings(Section):
+    """Options of the intervals on a feature system.
+
+    level: the share of logs whose interval should hold the value. seed: of the draws. norm_bound: ρ, the
+    largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice that of the fit,
+    which is a guess about the class and not a theorem. value_bounds: known bounds of every Q^π(s, a), by
+    default those that rewards and γ imply. reward_bounds: known bounds of every reward, by default the
+    logged ones. draws: of a bootstrap, at least those that the level needs.
+    """
+
+    level: float = Field(default=0.95, gt=0.0, lt=1.0)
+    norm_bound: float | None = Field(default=None, gt=0.0)
+    value_bounds: tuple[float, float] | None = None
+    reward_bounds: tuple[float, float] | None = None
+    draws: int = DRAWS
+    seed: int = 0
+
+    def values_within(self, system: FeatureSystem) -> tuple[float, float]:
+        """Bounds of every Q(s, a): given, or what bounds of rewards and γ imply."""
+        if self.value_bounds is not None:
+            return self.value_bounds
+        if self.reward_bounds is None:
+            return system.value_bounds
+        rewards = self.rewards_within(system)
+        may_end = bool((system.discounts == 0.0).any())
+        return value_bounds(rewards, rewards if may_end else None, system.gamma)
+
+    def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
+        """Bounds of every reward: given, or the log's own. Raises ConfigError when the log exceeds them."""
+        counted = system.rewards[system.row_weights > 0.0]
+        seen = float(counted.min()), float(counted.max())
+        slack = 1e-9 * max(map(abs, seen))  # rewards were scaled there and back
+        return check_reward_bounds(self.reward_bounds, seen, slack)
+
+
+def check_reward_bounds(
+    given: tuple[float, float] | None, seen: tuple[float, float], slack: float = 0.0
+) -> tuple[float, float]:
+    """Bounds of every reward: given, or those seen. Raises ConfigError when the log exceeds them."""
+    if given is not None and (seen[0] < given[0] - slack or seen[1] > given[1] + slack):
+        raise ConfigError(
+            f"reward_bounds is {list(given)}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
+            "give bounds that hold every reward"
+        )
+    return seen if given is None else given
+
+
+def enough_draws(level: float, draws: int = DRAWS) -> int:
+    """Number of draws, raised until each tail of the level holds at least one. Raises ConfigError."""
+    fewest = math.ceil(2.0 / (1.0 - level) - 1e-9) - 1
+    if fewest > _MOST_DRAWS:
+        raise ConfigError(
+            f"level is {level}, which a bootstrap could only tell by {fewest:,} draws; give a "
+            f"level up to {1.0 - 2.0 / _MOST_DRAWS:g}"
+        )
+    return max(draws, fewest)
+
+
+@dataclass(frozen=True, eq=False)
+class IntervalResult(Record):
+    """An interval and the evidence around it; ``interval`` is None where the class cannot explain the log.
+
+    ``value``: the fitted value of the same class (None where the kind has none). ``threshold``: λ, what the
+    kernel loss of the true values may be; ``least_loss``: the smallest kernel loss in the class. A class is
+    ``misspecified`` when the second exceeds the first: an alarm about the class, not an error of the log.
+    """
+
+    kind: str
+    interval: Interval | None
+    value: float | None = None
+    threshold: float | None = None
+    least_loss: float | None = None
+    misspecified: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def describe_misspecified(loss: float, threshold: float) -> str:
+    """Warning that the class cannot explain the log."""
+    return (
+        f"the class cannot explain the log: its smallest kernel loss {loss:.3g} exceeds {threshold:.3g}, "
+        "what the true values would leave by chance; use richer features or a larger norm_bound"
+    )
+
+
+def describe_starts(fixed: bool, sampled: str) -> str:
+    """Assumption on start states; ``sampled``: the text for the log's own start states."""
+    return "given start states as they are" if fixed else sampled
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +139,6 @@ class Profile:
     residuals: Float[Tensor, " row"]
     influences: Float[Tensor, " influence"]
     slopes: Float[Tensor, " influence"]
-    leverage: Float[Tensor, " row"]
     loss: float
 
 
@@ -89,7 +167,6 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
         residuals=residuals,
         influences=torch.cat([share * residuals, start_design @ theta]),
         slopes=torch.cat([-row_design @ path, start_design @ path]),
-        leverage=leverage,
         loss=float((vector - matrix @ theta).square().sum()),
     )
 
@@ -159,47 +236,16 @@ def _quietest_path(
     return path / (start @ path)
 
 
-def calibrated_interval(
-    system: FeatureSystem, settings: KernelIntervalSettings, check_class: bool = True
-) -> IntervalResult:
-    """All values η that a wild-bootstrap test of "cᵀθ = η" does not reject.
-
-    For each η the residuals are those of the parameters on a path with cᵀθ = η, so the interval is not
-    symmetric: the statistic (η̂ − η)² / Σ a(η)² is compared with q², a quadratic inequality in η. Residuals
-    are scaled for leverage (HC2). check_class: warn when even the best θ leaves a kernel loss that the wild
-    bootstrap does not (an alarm that the class does not hold Q^π).
-    """
-    profile, level = make_profile(system), settings.level
-    quantile, counted = studentised_quantile(profile.influences, settings)
-    below, above = invert_test(profile.influences, profile.slopes, quantile)
-    bounds = settings.values_within(system)
-    text = _ASSUMPTIONS.format(starts=describe_starts(system.fixed_starts, "start states"))
-    interval = Interval(profile.value + below, profile.value + above, level, KERNEL_CALIBRATED, text)
-    interval, threshold = interval.within(bounds), math.inf
-    if check_class:
-        draws = enough_draws(level, min(settings.draws, _ALARM_DRAWS))
-        threshold = wild_threshold(system, profile, draws, settings.seed, level)
-    starts = int((system.start_weights > 0.0).sum())
-    sentences = {
-        f"the interval rests on {counted:.0f} rows or start states that count; with so few the level "
-        f"{level:g} is not to be relied on": counted < _FEW,
-        f"{starts} start states are too few to tell how start states vary; give initial_observations": (
-            not system.fixed_starts and starts < _FEW_STARTS
-        ),
-        "the log says too little: the interval is all that rewards and γ allow": (
-            (interval.low, interval.high) == bounds
-        ),
-        describe_misspecified(profile.loss, threshold): profile.loss > threshold,
-    }
-    return IntervalResult(
-        KERNEL_CALIBRATED,
-        interval,
-        value=profile.value,
-        threshold=threshold,
-        least_loss=profile.loss,
-        misspecified=profile.loss > threshold,
-        warnings=tuple(sentence for sentence, applies in sentences.items() if applies),
-    )
+@torch.no_grad()
+def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float) -> float:
+    """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
+    generator = np.random.default_rng([seed, _STREAM])
+    scaled = profile.residuals * system.row_weights / len(system)
+    totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])
+    for rows, psi in instruments(system, _SIGNS_BLOCK):
+        signs = torch.as_tensor(random_signs((draws, len(psi)), generator))
+        totals += (signs * scaled[rows]) @ psi  # (draws, B) @ (B, m)
+    return _upper_quantile(totals.square().sum(dim=1), level)
 
 
 def studentised_quantile(
@@ -235,18 +281,6 @@ def invert_test(
         return -math.inf, math.inf
     root = math.sqrt(max(linear**2 + quadratic * constant, 0.0))
     return (linear - root) / quadratic, (linear + root) / quadratic
-
-
-@torch.no_grad()
-def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: int, level: float) -> float:
-    """Threshold λ: the level's quantile of V̂ with randomly signed residuals, ‖n⁻¹ Σ ±w_i ψ_i δ̂_i‖²."""
-    generator = np.random.default_rng([seed, _STREAM])
-    scaled = profile.residuals * system.row_weights / len(system)
-    totals = scaled.new_zeros(draws, 2 * system.instruments.frequencies.shape[1])
-    for rows, psi in instruments(system, _SIGNS_BLOCK):
-        signs = torch.as_tensor(random_signs((draws, len(psi)), generator))
-        totals += (signs * scaled[rows]) @ psi  # (draws, B) @ (B, m)
-    return _upper_quantile(totals.square().sum(dim=1), level)
 
 
 def _upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:
