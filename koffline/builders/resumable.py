@@ -21,9 +21,9 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.store import locked
 from koffline.store.files import atomic_file, write_text
 from koffline.store.run_record import digest_of, digests_of, versions, within_epsilon
-from koffline.store.targets import locked
 from koffline.untrusted.arrays import read_arrays
 
 NAME = "manifest.json"

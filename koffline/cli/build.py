@@ -16,6 +16,7 @@ from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whol
 from koffline.cli.targets import claim
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
+from koffline.store import locked
 from koffline.store.files import MINARI, atomic_file, check_target
 from koffline.store.run_record import full_command
 
@@ -49,7 +50,8 @@ class BuildTarget:
             raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
         else:
             self._format = _SHARDS
-        self.path = claim(out, check=self._check)
+        self.path = claim(out)
+        self._check(self.path)
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = self.path.parent / NAME
         if self.path.name == NAME:
@@ -112,18 +114,20 @@ def _resumable(parts: PartsFolder) -> Iterator[None]:
 
     A failure before the first part leaves nothing; a later interrupt prints how to continue.
     """
-    try:
-        yield
-    except BaseException as error:
-        if not parts.kept:
-            parts.remove()
-        elif isinstance(error, KeyboardInterrupt):
-            click.echo(
-                f"interrupted; finished episodes are in {parts.folder}: the same command goes on", err=True
-            )
-            raise SystemExit(130) from None
-        raise
-    parts.remove()
+    with locked(parts.folder):
+        try:
+            yield
+        except BaseException as error:
+            if not parts.kept:
+                parts.remove()
+            elif isinstance(error, KeyboardInterrupt):
+                click.echo(
+                    f"interrupted; finished episodes are in {parts.folder}: the same command goes on",
+                    err=True,
+                )
+                raise SystemExit(130) from None
+            raise
+        parts.remove()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -263,7 +267,8 @@ def policy(env: str, gamma: float, temperature: float | None, out: str, force: b
     from koffline.policies import save_grid_policy
 
     name = world_name(env)
-    path = claim(out, check=lambda path: check_target(path, force))
+    path = claim(out)
+    check_target(path, force)
     learned = learn_grid_policy(name, gamma, temperature)
     with atomic_file(path, force) as temporary:
         save_grid_policy(temporary, learned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +49,7 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
     from koffline.store.files import atomic_file, check_target
 
     if out is not None:
-        claim(out, "--out", partial(check_target, force=force))
+        check_target(claim(out), force)
     found = inspect_table(source, rows)
     if out is not None:
         with atomic_file(Path(out), force) as temporary:
@@ -165,8 +164,9 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
     from koffline.data.sources import convert_to_shards, write_transitions
     from koffline.store.files import MINARI, check_target
 
-    is_path = not target.startswith(MINARI)  # folders of Minari's are made when written
-    claim(target, "TARGET", partial(check_target, force=force) if is_path else None)
+    path = claim(target, "TARGET")
+    if "://" not in target and not target.startswith(MINARI):  # folders of Minari's are made when written
+        check_target(path, force)
     if shard_rows is None:
         rows = log.open(lazy=False)
         form = write_transitions(rows, target, format_, force)

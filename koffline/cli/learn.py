@@ -57,10 +57,9 @@ def train(
 
     settings = load_config(config, assignments, data)
     # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.store.targets import RECORD
     from koffline.train.run import train as run
 
-    folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
+    folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
     try:
         # Environments and loggers may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
@@ -116,13 +115,12 @@ def sweep(
       koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
-    from koffline.store.targets import RECORD
     from koffline.train.config import make_plan
     from koffline.train.sweep import print_summary, run_sweep
 
     plan = make_plan(config, **asked)
     folder = Path("sweeps") / Path(config).stem if out is None else out
-    folder = claim(folder, adds=RECORD, reads=None if resume else [config, *plan.inputs])
+    folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
     try:
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
     except KeyboardInterrupt:
@@ -179,7 +177,7 @@ def online(
       koffline online --resume runs/pendulum
     """
     from koffline.online.config import load_config
-    from koffline.store.targets import CONFIG, RECORD
+    from koffline.store import CONFIG
 
     if config is None and resume is None and not assignments:
         raise click.UsageError("give CONFIG, --set env=NAME, or --resume DIR")
@@ -192,7 +190,7 @@ def online(
     from koffline.online import run  # after the config's errors: it imports torch
 
     folder = resume if resume is not None else run.default_folder(settings) if out is None else out
-    folder = claim(folder, "--out" if resume is None else "--resume", adds=RECORD)
+    folder = claim(folder, "--out" if resume is None else "--resume", is_whole=False)
     try:
         # Environments may print: stdout belongs to the result alone.
         with contextlib.redirect_stdout(sys.stderr):
@@ -254,7 +252,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
       koffline export runs/a/model_1000.d3 policy.onnx
       koffline export runs/a/model_1000.d3 policy.pt --force
     """
-    claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
+    check_target(claim(output_path, "OUTPUT_PATH"), force)
     from koffline.algos.model_files import export_policy, load
 
     algo = load(model_path)

@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from koffline.cli.options import SEED, worker_options
+from koffline.cli.targets import claim
 from koffline.errors import ConfigError
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store.run_record import shown_command
-from koffline.store.targets import check_name
 
 _of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
 
@@ -50,7 +50,7 @@ def reproduce(
     from koffline.experiments.cells import Run, Scale
     from koffline.experiments.reproduce import reproduce as run_experiment
 
-    folder = check_name(out, is_whole=False)
+    folder = claim(out, is_whole=False)
     run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, **chosen)
     try:
         results = run_experiment(run)
