@@ -94,9 +94,9 @@ def test_an_item_whose_worker_died_goes_to_another(tmp_path: Path) -> None:
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     deaths = functions.Deaths(tmp_path, times=99)
-    message = r"item 1: a worker process died \(killed, or out of memory\?\), 2 times; give the workers more"
+    message = r"item 1: a worker process died \(killed, or out of memory\?\), 3 times; give the workers more"
     with pytest.raises(JobError, match=message):
-        values(functions.die, range(4), shared=deaths, workers=2, retries=1)
+        values(functions.die, range(4), shared=deaths, workers=2)
 
 
 SCRIPT = """
