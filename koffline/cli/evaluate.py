@@ -199,7 +199,7 @@ def select(
         raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
     if truths and len(truths) != len(specs):
         raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
-    from koffline.report import ranking  # after the checks: it imports torch
+    from koffline.report import estimates  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
@@ -208,4 +208,4 @@ def select(
         progress = None if bar is None else lambda name: bar
         return select_policies(log.open(), {spec: spec for spec in specs}, progress=progress, **given)
 
-    result.present(ranking.MARKER, f"evaluating {len(specs)} policies", find, ranking.report_ranking)
+    result.present(estimates.RANKING, f"evaluating {len(specs)} policies", find, estimates.report_ranking)
