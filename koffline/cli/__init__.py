@@ -29,7 +29,7 @@ class KofflineGroup(click.Group):
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
         "export": ("learn", "Export a model's greedy policy as TorchScript or ONNX."),
         "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
-        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
+        "reproduce": ("learn", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("evaluate", "Which of several POLICIES is worth most?"),
         "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),
         "train": ("learn", "Train the algorithm of CONFIG over a log."),

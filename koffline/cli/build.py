@@ -13,7 +13,7 @@ import click
 
 from koffline.builders import KINDS
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
-from koffline.cli.targets import claim
+from koffline.cli.targets import claim, interrupted
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store import locked
@@ -121,11 +121,8 @@ def _resumable(parts: PartsFolder) -> Iterator[None]:
             if not parts.kept:
                 parts.remove()
             elif isinstance(error, KeyboardInterrupt):
-                click.echo(
-                    f"interrupted; finished episodes are in {parts.folder}: the same command goes on",
-                    err=True,
-                )
-                raise SystemExit(130) from None
+                said = f"finished episodes are in {parts.folder}: the same command goes on"
+                raise interrupted(said) from None
             raise
         parts.remove()
 

@@ -70,6 +70,25 @@ def _named_inputs() -> Iterator[str]:
         yield from named_in(word for word in words if word and word not in _WORDS)
 
 
+@contextlib.contextmanager
+def long_part(kept: str) -> Iterator[None]:
+    """The long part of a command. Ctrl-C ends it with exit code 130 and says what is kept.
+
+    Environments and loggers may print: stdout belongs to the result alone.
+    """
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise interrupted(kept) from None
+
+
+def interrupted(kept: str) -> SystemExit:
+    """Say what is kept after Ctrl-C, and return what ends the program."""
+    click.echo(f"interrupted; {kept}", err=True)
+    return SystemExit(130)
+
+
 @dataclass(frozen=True)
 class Result:
     """Output of a command's result: a folder, and JSON or a table on stdout."""
