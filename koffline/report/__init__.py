@@ -118,13 +118,13 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def make_console() -> Console:
+def make_console(width: int = _WIDTH) -> Console:
     """Console as wide as the terminal, else wide enough to break no number. No markup."""
     from rich.console import Console
 
     console = Console(emoji=False, markup=False)
     if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+        console.width = max(console.width, width)
     return console
 
 
