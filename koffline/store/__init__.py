@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from koffline.errors import ConfigError
 from koffline.store.files import write_text
 from koffline.store.run_record import FILE, path_of
@@ -141,6 +139,8 @@ def write_record(out: Path, record: Record) -> None:
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config with every default filled in, whole or not at all."""
+    import yaml  # not for every command that names a file
+
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
 
