@@ -47,38 +47,26 @@ class EvaluationSettings(Section):
     """
 
     gamma: float = Field(gt=0.0, lt=1.0, description="discount factor, inside (0, 1), as in --gamma 0.99")
-    estimator: str = Field(
-        "auto", description="estimator; auto: kloss, or dr for one-step logs with logged probabilities"
-    )
+    estimator: str = Field("auto", description="estimator; auto: kloss, or dr for logged bandits")
     interval: str = Field("default", description="kind of the interval; 'default': the estimator's own")
     level: float = Field(0.95, gt=0.0, lt=1.0, description="level of the interval")
     seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random")
 
     hidden_units: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 64), description="units of the hidden layers"
+        (64, 64), description="units of hidden layers"
     )
     steps: int | None = Field(
-        None,
-        ge=1,
-        le=10**8,
-        description="gradient steps of every replica; by default rounds until the estimate settles",
+        None, ge=1, le=10**8, description="gradient steps of a replica; by default until the estimate settles"
     )
-    agreement: float = Field(
-        0.1, gt=0.0, description="share of the interval's width that a settled estimate moves"
-    )
+    agreement: float = Field(0.1, gt=0.0, description="share of the interval that a settled estimate moves")
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
     resampled_replicas: int = Field(12, ge=2, le=10_000, description="networks trained on resampled episodes")
-    sample_rows: int = Field(
-        200_000, ge=2, description="about so many rows of a larger log, whole episodes, train networks"
-    )
+    sample_rows: int = Field(200_000, ge=2, description="rows of a larger log, about, that train networks")
     history: int | None = Field(
-        None,
-        ge=0,
-        le=10,
-        description="rows before that are part of the state; by default `auto` finds out whether one is",
+        None, ge=0, le=10, description="rows before that are part of the state; by default `auto` finds out"
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
@@ -91,18 +79,10 @@ class EvaluationSettings(Section):
     feature_source: Literal["learned", "random"] = Field(
         "learned", description="features of kernel intervals: a trained network's (learned) or random"
     )
-    features: int = Field(
-        100, ge=2, le=10_000, multiple_of=2, description="random features of kernel intervals"
-    )
-    feature_width: float = Field(
-        1.0, gt=0.0, description="width of the random features, a multiple of the median"
-    )
-    norm_bound: float | None = Field(
-        None, gt=0.0, le=1e100, description="largest norm of Q in kernel intervals (rho)"
-    )
-    reward_bounds: tuple[float, float] | None = Field(
-        None, description="known bounds [low, high] of every reward, for certified intervals"
-    )
+    features: int = Field(100, ge=2, le=10_000, multiple_of=2, description="random features of intervals")
+    feature_width: float = Field(1.0, gt=0.0, description="width of random features, times the median")
+    norm_bound: float | None = Field(None, gt=0.0, le=1e100, description="largest norm of Q in intervals")
+    reward_bounds: tuple[float, float] | None = Field(None, description="known bounds of rewards [low, high]")
     weight_clip: float | None = Field(None, gt=0.0, description="cap of importance weights, none by default")
     behavior: Literal["auto", "log", "estimate"] = Field(
         "auto", description="behaviour probabilities: the log's (log), estimated, or auto"

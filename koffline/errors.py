@@ -22,8 +22,6 @@ _SAME = (  # words for the same thing, here and elsewhere, that do not look alik
     "estimator method estimators algorithm",
     "policy policies target-policy agent",
     "observations observation state states features obs",
-    "action actions",
-    "reward rewards",
     "episode episode-id episodes trajectory trajectory-id",
     "time step timestep timestamp",
     "terminal terminals done dones terminated",

@@ -1,8 +1,6 @@
 """The command line as a stranger uses it: results, JSON, reports, and every kind of bad input."""
 
 import json
-import os
-import pickle
 import re
 import shlex
 import subprocess
@@ -107,6 +105,8 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
     assert_refused(evaluate(log, *asked), "--force")
     assert (out / "estimate.json").read_text() == before
     assert evaluate(log, *asked, "--force").exit_code == 0
+    some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)
+    assert [entry["estimator"] for entry in some["estimates"]] == ["mql", "wis"]
     for names in ("is,pdis", "pdis"):  # a table in place of one estimate, and back
         assert evaluate(log, "--estimator", names, "--out", str(out), "--force").exit_code == 0
     (tmp_path / "full").mkdir()
@@ -137,25 +137,6 @@ def test_the_record_names_and_digests_every_input(
     assert {"python", "koffline", "torch", "numpy"} <= set(call["versions"])
 
 
-def test_every_estimator_in_one_table_and_one_page(log: Path, tmp_path: Path) -> None:
-    out = tmp_path / "all"
-    done = evaluate(log, "--estimator", "all", "--out", str(out), "--truth", "0.5")
-    assert done.exit_code == 0, done.output
-    for name in ("kloss", "mwl", "wpdis", "drl", "kernel-certified", "truth"):
-        assert name in done.output
-    assert {path.name for path in out.iterdir()} == {"estimates.json", "plots", "report.html", "run.json"}
-    assert (out / "plots" / "forest.png").stat().st_size > 5000
-    page = (out / "report.html").read_text(encoding="utf-8")
-    assert "http" not in page.replace("http://www.w3.org", "")
-    some = json.loads(evaluate(log, "--estimator", "mql, wis,mql", "--json").stdout)
-    assert [entry["estimator"] for entry in some["estimates"]] == ["mql", "wis"]
-
-
-class _Payload:
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.system, ("touch koffline_was_here",)
-
-
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Path:
     """A folder with files that are refused, and a good one."""
@@ -165,7 +146,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Path:
     rewards[7] = np.nan
     np.savez(folder / "nan.npz", **{**columns(), "rewards": rewards})
     (folder / "cut.hdf5").write_bytes(log.read_bytes()[:5000])
-    (folder / "evil.d3").write_bytes(pickle.dumps({"torch": b"", "config": _Payload(), "version": "2.8.1"}))
+    (folder / "evil.d3").write_bytes(b"cos\nsystem\n(S'touch koffline_was_here'\ntR.")
     for name, text in (("typo", "gama: 0.9"), ("broken", "a: [1"), ("twice", "seed: 1\nseed: 2")):
         (folder / f"{name}.yaml").write_text(f"{text}\n")
     np.save(folder / "wide.npy", np.zeros((5, 3)))
@@ -185,27 +166,22 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
         ("good.npz --policy uniform", "gamma"),
         ("good.npz --gamma 0.9 --policy evil.d3", "evil.d3"),
         (f"good.npz --gamma 0.9 --policy {CARTPOLE}", "observations|actions"),
-        *(
-            (f"good.npz {PLAIN} {words}", message)
-            for words, message in (
-                ("--level 1.5", "level"),
-                ("--config typo.yaml", "gamma"),
-                ("--config broken.yaml", "broken.yaml"),
-                ("--config twice.yaml", "'seed' twice"),
-                ("--set step=3", "steps"),
-                ("--set steps=true", "yes or no"),
-                ("--set instruments=3", "instruments"),
-                ("--set seed=-1", "seed"),
-                ("--initial-states wide.npy", "initial states"),
-                ("--device cuda:99", "cuda"),
-                ("--estimator klos", "there is no estimator 'klos'; did you mean 'kloss'"),
-                ("--estimator all,kloss", "'all' or 'auto' by itself"),
-                ("--estimator ,", "give names separated by commas"),
-                ("--interval hoeffding", "auto has no interval of kind 'hoeffding'"),
-                ("--estimator auto,mql", "give names separated by commas"),
-                ("--polcy uniform", "'--policy'"),
-            )
-        ),
+        (f"good.npz {PLAIN} --level 1.5", "level"),
+        (f"good.npz {PLAIN} --config typo.yaml", "gamma"),
+        (f"good.npz {PLAIN} --config broken.yaml", "broken.yaml"),
+        (f"good.npz {PLAIN} --config twice.yaml", "'seed' twice"),
+        (f"good.npz {PLAIN} --set step=3", "steps"),
+        (f"good.npz {PLAIN} --set steps=true", "yes or no"),
+        (f"good.npz {PLAIN} --set instruments=3", "instruments"),
+        (f"good.npz {PLAIN} --set seed=-1", "seed"),
+        (f"good.npz {PLAIN} --initial-states wide.npy", "initial states"),
+        (f"good.npz {PLAIN} --device cuda:99", "cuda"),
+        (f"good.npz {PLAIN} --estimator klos", "there is no estimator 'klos'; did you mean 'kloss'"),
+        (f"good.npz {PLAIN} --estimator all,kloss", "'all' or 'auto' by itself"),
+        (f"good.npz {PLAIN} --estimator ,", "give names separated by commas"),
+        (f"good.npz {PLAIN} --interval hoeffding", "auto has no interval of kind 'hoeffding'"),
+        (f"good.npz {PLAIN} --estimator auto,mql", "give names separated by commas"),
+        (f"good.npz {PLAIN} --polcy uniform", "'--policy'"),
         ("good.npz", "--policy"),
     ],
 )

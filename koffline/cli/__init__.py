@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ class KofflineGroup(click.Group):
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
         "export": ("learn", "Export a model's greedy policy as TorchScript or ONNX."),
         "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
-        "reproduce": ("reproduce", "Reproduce a figure of the paper, or the table of its claims."),
+        "reproduce": ("learn", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("evaluate", "Which of several POLICIES is worth most?"),
         "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),
         "train": ("learn", "Train the algorithm of CONFIG over a log."),
@@ -117,27 +117,18 @@ def _with_remedy(error: click.ClickException, context: click.Context | None) -> 
         return message
     if isinstance(error, click.NoSuchOption):
         known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
-        setting = error.option_name.lstrip("-").replace("-", "_")
-        if "--set" in known and setting in _settings_of(context.command.name):
-            return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
+        if context.command.name in ("evaluate", "select", "diagnose"):
+            from koffline.config import EvaluationSettings
+
+            setting = error.option_name.lstrip("-").replace("-", "_")
+            if setting in EvaluationSettings.model_fields:
+                return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
         return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
     if message.startswith("No such command") and isinstance(context.command, click.Group):
         name = message.split("'")[1]
-        if inside := [other for other in _INSIDE if name == other.split()[1] and context.parent is None]:
-            return f"there is no command '{name}'; did you mean '{inside[0]}'?"
-        return f"there is no command '{name}'; {nearest_name(name, context.command.list_commands(context))}"
+        known = [*context.command.list_commands(context), *(_INSIDE if context.parent is None else ())]
+        return f"there is no command '{name}'; {nearest_name(name, known)}"
     return message
-
-
-def _settings_of(command: str | None) -> Collection[str]:
-    """Names of the settings that --set of a command takes."""
-    if command == "online":
-        from koffline.online.config import OnlineConfig
-
-        return OnlineConfig.model_fields
-    from koffline.config import EvaluationSettings
-
-    return EvaluationSettings.model_fields if command in ("evaluate", "select", "diagnose") else ()
 
 
 def _failed(message: str) -> SystemExit:

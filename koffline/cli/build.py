@@ -13,9 +13,10 @@ import click
 
 from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
-from koffline.cli.targets import claim
+from koffline.cli.targets import claim, interrupted
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
+from koffline.store import locked
 from koffline.store.files import MINARI, atomic_file, check_target
 from koffline.store.run_record import full_command
 
@@ -48,7 +49,8 @@ class BuildTarget:
             raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
         else:
             self._format = _SHARDS
-        self.path = claim(out, check=self._check)
+        self.path = claim(out)
+        self._check(self.path)
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = self.path.parent / NAME
         if self.path.name == NAME:
@@ -109,18 +111,17 @@ def _resumable(parts: PartsFolder) -> Iterator[None]:
 
     A failure before the first part leaves nothing; a later interrupt prints how to continue.
     """
-    try:
-        yield
-    except BaseException as error:
-        if not parts.kept:
-            parts.remove()
-        elif isinstance(error, KeyboardInterrupt):
-            click.echo(
-                f"interrupted; finished episodes are in {parts.folder}: the same command goes on", err=True
-            )
-            raise SystemExit(130) from None
-        raise
-    parts.remove()
+    with locked(parts.folder):
+        try:
+            yield
+        except BaseException as error:
+            if not parts.kept:
+                parts.remove()
+            elif isinstance(error, KeyboardInterrupt):
+                said = f"finished episodes are in {parts.folder}: the same command goes on"
+                raise interrupted(said) from None
+            raise
+        parts.remove()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -227,7 +228,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
     replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
-    some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5 and HalfCheetah-v5 are bundled.
+    some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and Walker2d-v5 are bundled.
 
     \b
     Examples:
@@ -259,7 +260,8 @@ def policy(env: str, gamma: float, temperature: float | None, out: str, force: b
     from koffline.policies import save_grid_policy
 
     name = world_name(env)
-    path = claim(out, check=lambda path: check_target(path, force))
+    path = claim(out)
+    check_target(path, force)
     learned = learn_grid_policy(name, gamma, temperature)
     with atomic_file(path, force) as temporary:
         save_grid_policy(temporary, learned)

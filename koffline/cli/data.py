@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +48,7 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
     from koffline.store.files import atomic_file, check_target
 
     if out is not None:
-        claim(out, "--out", partial(check_target, force=force))
+        check_target(claim(out), force)
     found = inspect_table(source, rows)
     if out is not None:
         with atomic_file(Path(out), force) as temporary:
@@ -63,16 +61,14 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
 
 def _print_inspection(found: Inspection, out: str | None) -> None:
     """Print columns, problems, notes and, if it was not written to a file, the mapping."""
-    from rich.console import Console
-    from rich.table import Table
+    from koffline.report import make_console, print_table
 
-    table = Table(title=f"{found.source}, {found.rows} rows looked at", title_justify="left")
-    for head in ("column", "kind", "missing", "distinct", "range", "for example", "guess", "because"):
-        table.add_column(head, overflow="fold")
+    columns = ("column", "kind", "missing", "distinct", "range", "for example", "guess", "because")
+    rows = []
     for each in found.columns:
         cells = (each.name, each.kind, each.missing or "", each.distinct or "", each.range, each.example)
-        table.add_row(*(printable(str(cell)) for cell in (*cells, each.role, each.reason)))
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH).print(table)
+        rows.append([printable(str(cell)) for cell in (*cells, each.role, each.reason)])
+    print_table(make_console(_WIDTH), f"{found.source}, {found.rows} rows looked at", columns, rows)
     for number, problem in enumerate(found.problems, 1):
         click.echo(f"problem {number}: {printable(problem)}")
     for note in found.notes:
@@ -101,7 +97,7 @@ def info(log: Log, as_json: bool) -> None:
     from koffline.data.summary import print_summary, summarise
 
     rows = log.open()
-    found = summarise(rows, log.passes, progress=True) if log.stays_on_disk else summarise(rows)
+    found = summarise(rows, log.stream, progress=True) if log.stays_on_disk else summarise(rows)
     if as_json:
         click.echo(json.dumps(found.to_json(), default=str))
     else:
@@ -125,7 +121,7 @@ def validate(log: Log) -> None:
     if log.stays_on_disk:
         rows = log.open()
         count, metadata = len(rows), rows.metadata
-        findings = inspect_log(rows, log.passes, progress=True)
+        findings = inspect_log(rows, log.stream, progress=True)
     else:
         raw = open_raw(log.source, log.space, log.mapping)
         count, metadata = len(raw.columns["rewards"]), raw.metadata
@@ -165,8 +161,9 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
     from koffline.data.sources import convert_to_shards, write_transitions
     from koffline.store.files import MINARI, check_target
 
-    is_path = not target.startswith(MINARI)  # folders of Minari's are made when written
-    claim(target, "TARGET", partial(check_target, force=force) if is_path else None)
+    path = claim(target, "TARGET")
+    if "://" not in target and not target.startswith(MINARI):  # folders of Minari's are made when written
+        check_target(path, force)
     if shard_rows is None:
         rows = log.open(lazy=False)
         form = write_transitions(rows, target, format_, force)

@@ -77,43 +77,34 @@ def diagnose(
         raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
     from koffline.report.diagnosis import MARKER, report_diagnosis  # after the checks: it imports torch
 
-    find = partial(_diagnose, log, policy, model, trained_on, settings, cross_fit or _FOLDS, given)
+    def find(bar: Any) -> Any:
+        """Read the log, load or fit the value function, and diagnose it."""
+        from koffline.data.sources import open_transitions
+        from koffline.data.table.files import is_table_source
+        from koffline.data.units import sample_units, without_late_ends
+        from koffline.fitting import threads
+        from koffline.ope.diagnosis import diagnose as diagnose_value_function
+        from koffline.policy_specs import load_policy
+
+        with threads(given.pop("threads", 1)):
+            rows = log.open()
+            sample = sample_units(rows, _SAMPLE_ROWS, given["seed"], settings=log.stream)
+            transitions = without_late_ends(sample.transitions, sample.units)
+            space, shape = transitions.action_space, transitions.observation_shape
+            loaded = load_policy(policy, space, shape, rows.metadata.features)
+            if trained_on is not None:
+                mapping = log.mapping if is_table_source(trained_on) else None
+                given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
+            own = model in _OWN
+            function = _fitted(transitions, loaded, settings, cross_fit or _FOLDS, bar) if own else model
+            found = diagnose_value_function(function, transitions, loaded, **given)
+        if sample.is_all:
+            return found
+        judged = f"{len(transitions):,} of them were judged, whole episodes drawn"
+        note = f"The log has {len(rows):,} rows; {judged}."
+        return dataclasses.replace(found, warnings=(*found.warnings, note))
+
     result.present(MARKER, f"judging {model}", find, report_diagnosis)
-
-
-def _diagnose(
-    log: Log,
-    policy: str,
-    model: Any,
-    trained_on: str | None,
-    settings: dict[str, Any],
-    folds: int,
-    given: dict[str, Any],
-    bar: Any,
-) -> Any:
-    """Read the log, load or fit the value function, and diagnose it."""
-    from koffline.data.sources import open_transitions
-    from koffline.data.table.files import is_table_source
-    from koffline.data.units import sample_units, without_late_ends
-    from koffline.fitting import threads
-    from koffline.ope.diagnosis import diagnose as diagnose_value_function
-    from koffline.policy_specs import load_policy
-
-    with threads(given.pop("threads", 1)):
-        rows = log.open()
-        sample = sample_units(rows, _SAMPLE_ROWS, given["seed"], settings=log.passes)
-        transitions = without_late_ends(sample.transitions, sample.units)
-        space, shape = transitions.action_space, transitions.observation_shape
-        loaded = load_policy(policy, space, shape, rows.metadata.features)
-        if trained_on is not None:
-            mapping = log.mapping if is_table_source(trained_on) else None
-            given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
-        function = _fitted(transitions, loaded, settings, folds, bar) if model in _OWN else model
-        found = diagnose_value_function(function, transitions, loaded, **given)
-    if sample.is_all:
-        return found
-    note = f"The log has {len(rows):,} rows; {len(transitions):,} of them were judged, whole episodes drawn."
-    return dataclasses.replace(found, warnings=(*found.warnings, note))
 
 
 def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int, bar: Any) -> Any:

@@ -85,15 +85,12 @@ def evaluate(
     def find(bar: Any) -> Any:
         from koffline.ope.evaluation import estimate_all
         from koffline.ope.evaluation import evaluate as evaluate_policy
-        from koffline.policy_specs import load_policy
 
         transitions, groups = log.open_by(by)
-        space, shape = transitions.action_space, transitions.observation_shape
-        loaded = load_policy(policy, space, shape, transitions.metadata.features)
         given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states)}
         if several is None:
-            return evaluate_policy(transitions, loaded, by=groups, **given)
-        return estimate_all(transitions, loaded, names=several, **given)
+            return evaluate_policy(transitions, policy, by=groups, **given)
+        return estimate_all(transitions, policy, names=several, **given)
 
     marker, report = estimates.ESTIMATE, partial(estimates.report_estimate, true_value)
     if several is not None:
@@ -113,12 +110,11 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
         check_interval(text, interval)
         return None
     del settings["estimator"]
-    named = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    if text != _ALL and (not named or {_ALL, AUTO} & set(named)):
+    given = ESTIMATORS if text == _ALL else [name.strip() for name in text.split(",") if name.strip()]
+    if not (names := tuple(dict.fromkeys(given))) or {_ALL, AUTO} & set(names):
         raise ConfigError(
             f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' by itself"
         )
-    names = tuple(ESTIMATORS) if text == _ALL else named
     for name in names:
         check_estimator(name)
     if not any(interval in kinds_for(name) for name in names):
@@ -199,7 +195,7 @@ def select(
         raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
     if truths and len(truths) != len(specs):
         raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
-    from koffline.report import ranking  # after the checks: it imports torch
+    from koffline.report import estimates  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
@@ -208,4 +204,4 @@ def select(
         progress = None if bar is None else lambda name: bar
         return select_policies(log.open(), {spec: spec for spec in specs}, progress=progress, **given)
 
-    result.present(ranking.MARKER, f"evaluating {len(specs)} policies", find, ranking.report_ranking)
+    result.present(estimates.RANKING, f"evaluating {len(specs)} policies", find, estimates.report_ranking)

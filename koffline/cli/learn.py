@@ -1,25 +1,27 @@
-"""Training and what it leaves: ``koffline train``, ``sweep``, ``online``, ``export`` and ``d3rlpy``."""
+"""Training and what it leaves: ``koffline train | sweep | online | reproduce | export | d3rlpy``."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import QUIET, Option, set_option, whole, worker_options
-from koffline.cli.targets import claim
+from koffline.cli.options import QUIET, SEED, Option, set_option, whole, worker_options
+from koffline.cli.targets import claim, long_part
 from koffline.errors import ConfigError, printable
+from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store.files import check_target
 from koffline.store.run_record import shown_command
 
 if TYPE_CHECKING:
-    from koffline.online.run import OnlineResult, Score
+    from koffline.online.run import OnlineResult
+    from koffline.report import Row
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
+_of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 
 
@@ -57,25 +59,15 @@ def train(
 
     settings = load_config(config, assignments, data)
     # After the settings: what is misspelt is said before torch is loaded.
-    from koffline.store.targets import RECORD
     from koffline.train.run import train as run
 
-    folder = claim(Path("runs") / Path(config).stem if out is None else out, adds=RECORD)
-    try:
-        # Environments and loggers may print: stdout belongs to the result alone.
-        with contextlib.redirect_stdout(sys.stderr):
-            result = run(settings, folder, device=device, resume=resume, show_progress=not quiet)
-    except KeyboardInterrupt:
-        hint = "; go on with --resume" if (folder / "checkpoint.pt").exists() else ""
-        click.echo(f"interrupted; the epochs that had ended are in {folder}{hint}", err=True)
-        raise SystemExit(130) from None
-    from koffline.report import make_console, print_table
-
+    folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
+    with long_part(f"the epochs that had ended are in {folder}; go on with --resume"):
+        result = run(settings, folder, device=device, resume=resume, show_progress=not quiet)
     metrics = {name: value for name, value in result.metrics.items() if not name.startswith("time_")}
     rows, right = [(printable(name), f"{value:.5g}") for name, value in metrics.items()], ("last epoch",)
-    console, title = make_console(), f"{result.steps} steps in {result.seconds:.1f} s"
-    print_table(console, title, ("metric", "last epoch"), rows, right=right)
-    console.print(f"model: {result.model}", soft_wrap=True, highlight=False)
+    title = f"{result.steps} steps in {result.seconds:.1f} s"
+    _print_numbers(title, ("metric", "last epoch"), [rows], right, f"model: {result.model}")
 
 
 @click.command(no_args_is_help=True)
@@ -116,18 +108,14 @@ def sweep(
       koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
-    from koffline.store.targets import RECORD
     from koffline.train.config import make_plan
     from koffline.train.sweep import print_summary, run_sweep
 
     plan = make_plan(config, **asked)
     folder = Path("sweeps") / Path(config).stem if out is None else out
-    folder = claim(folder, adds=RECORD, reads=None if resume else [config, *plan.inputs])
-    try:
+    folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
+    with long_part(f"what is trained is in {folder}/runs: the same command goes on"):
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
-    except KeyboardInterrupt:
-        click.echo(f"interrupted; what is trained is in {folder}/runs: the same command goes on", err=True)
-        raise SystemExit(130) from None
     print_summary(summary)
     runs = len(plan.settings) * len(plan.seeds)
     click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
@@ -179,28 +167,20 @@ def online(
       koffline online --resume runs/pendulum
     """
     from koffline.online.config import load_config
-    from koffline.store.targets import CONFIG, RECORD
+    from koffline.store import CONFIG
 
     if config is None and resume is None and not assignments:
         raise click.UsageError("give CONFIG, --set env=NAME, or --resume DIR")
-    source: Any = config
-    if config is None:
-        source = {} if resume is None else Path(resume) / CONFIG
     if resume is not None and not Path(resume).is_dir():
         raise click.UsageError(f"--resume {resume}: there is no such folder")
+    source: Any = config or ({} if resume is None else Path(resume) / CONFIG)
     settings = load_config(source, (*assignments, *["streaming=true"] * streaming))
     from koffline.online import run  # after the config's errors: it imports torch
 
     folder = resume if resume is not None else run.default_folder(settings) if out is None else out
-    folder = claim(folder, "--out" if resume is None else "--resume", adds=RECORD)
-    try:
-        # Environments may print: stdout belongs to the result alone.
-        with contextlib.redirect_stdout(sys.stderr):
-            result = run.train(settings, out, resume=resume, show_progress=not quiet, **options)
-    except KeyboardInterrupt:
-        hint = f"; go on with koffline online --resume {folder}" if (folder / CONFIG).exists() else ""
-        click.echo(f"interrupted{hint}", err=True)
-        raise SystemExit(130) from None
+    folder = claim(folder, "--out" if resume is None else "--resume", is_whole=False)
+    with long_part(f"go on with koffline online --resume {folder}"):
+        result = run.train(settings, out, resume=resume, show_progress=not quiet, **options)
     _print_scores(result)
     if diverged := result.summary.diverged:  # existing files are kept
         names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
@@ -212,32 +192,28 @@ def online(
 
 def _print_scores(result: OnlineResult) -> None:
     """Print the last evaluation of every seed and over the seeds, the speed and the folder."""
-    from koffline.report import make_console, print_table
+    from koffline.report.words import ends, number
     from koffline.spread import LEVEL
 
-    summary, scores, console = result.summary, result.summary.last, make_console()
-    numbers = zip(*(score.per_seed for score in scores), strict=True)
-    each = [[str(seed), *map(_number, own)] for seed, own in zip(summary.seeds, numbers, strict=True)]
-    together = [
-        ["IQM", *(_number(score.spread.iqm) for score in scores)],
-        [f"{LEVEL:.0%} interval", *map(_interval, scores)],
-        [summary.best_name.replace("_", " "), *(_number(score.best) for score in scores)],
-    ]
-    title = f"{summary.env}, {summary.critic}: {summary.steps} steps per seed"
-    names = ("return", "sampled return", "length")
-    print_table(console, title, ("seed", *names), each, together, right=names)
+    summary, names = result.summary, ("return", "sampled return", "length")
+    heads = ("IQM", f"{LEVEL:.0%} interval", summary.best_name.replace("_", " "))
+    columns = [[*score.per_seed, score.spread.iqm, ends(score.spread), score.best] for score in summary.last]
+    texts = [[*map(str, summary.seeds), *heads], *([*map(number, column)] for column in columns)]
+    rows, seeds = list(zip(*texts, strict=True)), len(summary.seeds)
     speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second"
-    for line in (speed, f"run: {result.out}"):
+    title = f"{summary.env}, {summary.critic}: {summary.steps} steps per seed"
+    parts = [rows[:seeds], rows[seeds:]]
+    _print_numbers(title, ("seed", *names), parts, names, speed, f"run: {result.out}")
+
+
+def _print_numbers(title: str, columns: Row, parts: Sequence[Any], right: Row, *lines: str) -> None:
+    """Print a table of numbers and lines below it."""
+    from koffline.report import make_console, print_table
+
+    console = make_console()
+    print_table(console, title, columns, *parts, right=right)
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
-
-
-def _number(value: float) -> str:
-    return f"{value:.5g}" if math.isfinite(value) else "–"
-
-
-def _interval(score: Score) -> str:
-    low, high = score.spread.low, score.spread.high
-    return "–" if math.isnan(low) else f"{_number(low)} … {_number(high)}"
 
 
 @click.command()
@@ -254,7 +230,7 @@ def export(model_path: str, output_path: str, force: bool) -> None:
       koffline export runs/a/model_1000.d3 policy.onnx
       koffline export runs/a/model_1000.d3 policy.pt --force
     """
-    claim(output_path, "OUTPUT_PATH", lambda path: check_target(path, force))
+    check_target(claim(output_path, "OUTPUT_PATH"), force)
     from koffline.algos.model_files import export_policy, load
 
     algo = load(model_path)
@@ -268,8 +244,8 @@ def export(model_path: str, output_path: str, force: bool) -> None:
 def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     """Run d3rlpy's own command: stats, plot, plot-all, record, play.
 
-    It knows koffline's algorithms, reads models without running what is in them, and finds environments in
-    Gymnasium. Its options: koffline d3rlpy COMMAND --help. Films need pip install 'koffline[video]'.
+    It knows koffline's algorithms and Gymnasium's environments, and reads models without running what is in
+    them. Its options: koffline d3rlpy COMMAND --help. Films need pip install 'koffline[video]'.
 
     \b
     Examples:
@@ -280,3 +256,44 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     from koffline.algos.model_files import run_d3rlpy
 
     run_d3rlpy([command, *arguments])
+
+
+@click.command(no_args_is_help=True)
+@click.argument("name", metavar="NAME", type=click.Choice(NAMES))
+@click.option("--quick", is_flag=True, help="A twentieth of the epochs, three seeds: minutes.")
+@click.option("--out", metavar="DIR", default="out/reproduce", show_default=True, help="Where results go.")
+@SEED
+@worker_options
+@click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
+@_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
+@_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
+def reproduce(
+    name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any
+) -> None:
+    """Reproduce a figure of the paper, the ablation, or the table of its claims.
+
+    NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. Writes
+    DIR/NAME.json, .png, .svg, .md and the curves; a killed run continues where it was.
+
+    figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final,
+    noise, paper-search, paper), and what is finished in DIR is shown whatever was asked for.
+
+    \b
+    Examples:
+      koffline reproduce figure-toy
+      koffline reproduce figure-puddle --quick --out runs/quick
+      koffline reproduce claims --workers 2 --out runs/full
+      koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
+    """
+    chosen = {option: value for option, value in chosen.items() if value}
+    if chosen and name != "figure-mujoco":
+        raise ConfigError(f"{name} has no environments or parts to choose; only figure-mujoco has")
+    from koffline.experiments.cells import Run, Scale
+    from koffline.experiments.reproduce import reproduce as run_experiment
+
+    folder = claim(out, is_whole=False)
+    run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, **chosen)
+    with long_part(f"what is finished is in {run.cells_folder}: the same command goes on"):
+        results = run_experiment(run)
+    click.echo((run.folder / f"{name}.md").read_text(encoding="utf-8"))
+    click.echo(f"{results.seconds:.0f} s; figure {run.folder / name}.png, numbers {run.folder / name}.json")

@@ -12,7 +12,6 @@ import click
 
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import DataError
-from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 
 Command = Callable[..., Any]
@@ -116,22 +115,19 @@ _LOG = (
     click.option("--decimal-comma", f"{_PREFIX}decimal_comma", is_flag=True, default=None, help=_COMMA),
     click.option("--one-step/--one-record", f"{_PREFIX}one_step", default=None, help=_ONE_STEP),
 )
-_WORKERS, _RAY = "Processes, one core each.", "Run on Ray: local, auto or an address."
 
 
-def worker_options(command: Command, workers: str = _WORKERS, ray: str = _RAY) -> Command:
+def worker_options(command: Command) -> Command:
     """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
-    command = click.option("--ray", metavar="ADDRESS", help=ray)(command)
-    return click.option("--workers", type=int, default=1, show_default=True, help=workers)(command)
+    ray = click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
+    about = "Processes, one core each."
+    return click.option("--workers", type=int, default=1, show_default=True, help=about)(ray(command))
 
 
-pass_options = functools.partial(
-    worker_options, workers=f"{_WORKERS} Each reads shards.", ray=f"{_RAY} Each worker reads shards."
-)
 _MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}.")
 _SHARDS = "Leave shards on disk, as is done without it too; any other log is read into memory."
 _ON_DISK = click.option("--lazy", is_flag=True, help=_SHARDS)
-reading_options = added([_ON_DISK, *_named([_MEMORY]), pass_options])
+reading_options = added([_ON_DISK, *_named([_MEMORY]), worker_options])
 
 
 @dataclass(frozen=True)
@@ -142,11 +138,6 @@ class Log:
     space: SpaceRequest | None
     mapping: Any
     stream: StreamSettings
-
-    @property
-    def passes(self) -> PassSettings:
-        """Settings of the workers that read the log."""
-        return self.stream
 
     @property
     def stays_on_disk(self) -> bool:
@@ -180,10 +171,8 @@ def log_options(argument: str, *reading: Option) -> Option:
         def run(*args: Any, **options: Any) -> Any:
             table = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
             space = _requested_space(options.pop("discrete"), options.pop("continuous"))
-            names = ("memory", "workers", "ray")
-            given = {name: options.pop(name) for name in names if name in options}
-            given = {name: value for name, value in given.items() if value is not None}
-            options.pop("lazy", None)
+            given = {name: options.pop(name, None) for name in ("memory", "workers", "ray", "lazy")}
+            given = {name: value for name, value in given.items() if value is not None and name != "lazy"}
             out = Path(getattr(options.get("result"), "out", None) or "")
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)

@@ -1,4 +1,4 @@
-"""Where results of commands go: paths different from all inputs, reserved until the end; stdout, a report."""
+"""Where results of commands go: paths different from all inputs; stdout, a report."""
 
 from __future__ import annotations
 
@@ -13,61 +13,80 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, Command, Option, added
+from koffline.errors import ConfigError
+from koffline.store import check_apart
+from koffline.store.files import MINARI, minari_folder, temporary_beside
 from koffline.store.run_record import named_in, start_run
-from koffline.store.targets import check_apart, check_name, claimed, local_name
 
 if TYPE_CHECKING:
     from koffline.report import Report
 
-# Options whose texts are never file names, even if a file of that name exists.
-_NO_FILES = frozenset((
-    "--device", "--env", "--estimator", "--format", "--interval",
-    "--memory", "--metric", "--only", "--part", "--ray",
-))  # fmt: skip
+# Parameters that name what a command reads.
+_INPUTS = (
+    "data", "source", "config", "policy", "policies", "specs", "model", "model_path", "trained_on", "truth",
+    "initial_states", "table_mapping", "assignments", "grid",
+)  # fmt: skip
 _WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
 
 
 def claim(
-    out: str | Path,
-    option: str = "--out",
-    check: Callable[[Path], object] | None = None,
-    adds: str | None = None,
-    reads: Iterable[str | Path | None] | None = None,
+    out: str | Path, option: str = "--out", is_whole: bool = True, inputs: Iterable[str | Path] | None = None
 ) -> Path:
-    """Check the output path of a command and reserve it until the command ends.
+    """Check the output path of a command before its work. Raises ConfigError.
 
-    option: its name. check: a further check of the path, raising KofflineError. adds: the file that marks a
-    folder to which results are added; without it ``out`` itself is replaced. reads: the inputs, by default
-    all that the command line names. Raises ConfigError before anything is written.
+    option: its name. is_whole: whether it will be replaced, instead of having files added. inputs: what the
+    command reads and must not replace, by default what a command names that replaces.
     """
-    path = check_name(local_name(str(out)), option, is_whole=adds is None)
-    if adds is None or reads is not None:
-        check_apart(named_beside(option) if reads is None else reads, out, option)
-    if "://" in str(out) and path == Path(out):  # storage elsewhere has no locks
-        return path
-    if check is not None:
-        check(path)
-    click.get_current_context().with_resource(claimed(path if adds is None else path / adds))
+    text = str(out).removeprefix("file://")
+    if not text.strip():
+        raise ConfigError(f"{option} is empty; name a file or a folder")
+    path = minari_folder(text.removeprefix(MINARI)) if text.startswith(MINARI) else Path(text)
+    try:
+        place = path.resolve()
+        if not is_whole and path.is_file():
+            raise ConfigError(f"{option} {out} is a file; name a folder")
+        if is_whole and place in (here := Path.cwd(), *here.parents):
+            raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")
+        if is_whole:  # it will be written beside
+            (probe := temporary_beside(place)).touch()
+            probe.unlink()
+        temporary_beside(place, ".old.tmp").lstat()  # the longest temporary name
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # a new file; an error for its folder is raised when that is made
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise ConfigError(f"{option} {out} is no name for results ({reason}); choose another") from None
+    if inputs is None and is_whole:
+        inputs = _named_inputs()
+    check_apart(inputs or (), out, option)
     return path
 
 
-def named_beside(option: str) -> Iterator[str]:
-    """Yield the files that the running command's parameters may name, other than the one of ``option``.
+def _named_inputs() -> Iterator[str]:
+    """All that the running command's parameters may name as files to read."""
+    given = click.get_current_context().params
+    for value in map(given.get, _INPUTS):
+        words = value if isinstance(value, tuple) else (value,)
+        yield from named_in(word for word in words if word and word not in _WORDS)
 
-    Numbers, choices and other texts that are never file names are skipped.
+
+@contextlib.contextmanager
+def long_part(kept: str) -> Iterator[None]:
+    """The long part of a command. Ctrl-C ends it with exit code 130 and says what is kept.
+
+    Environments and loggers may print: stdout belongs to the result alone.
     """
-    context = click.get_current_context(silent=True)
-    for parameter in context.command.params if context is not None else ():
-        names = (*parameter.opts, parameter.human_readable_name)
-        is_column = str(parameter.name).startswith("table_") and parameter.name != "table_mapping"
-        is_text = isinstance(parameter.type, click.types.StringParamType)
-        if not is_text or is_column or option in names or _NO_FILES.intersection(names):
-            continue
-        assert context is not None
-        value = context.params.get(str(parameter.name))
-        for word in value if isinstance(value, tuple) else (value,):
-            if word and word not in _WORDS:
-                yield from named_in(["", word])
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    except KeyboardInterrupt:
+        raise interrupted(kept) from None
+
+
+def interrupted(kept: str) -> SystemExit:
+    """Say what is kept after Ctrl-C, and return what ends the program."""
+    click.echo(f"interrupted; {kept}", err=True)
+    return SystemExit(130)
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ class Result:
 
         run = page = None
         if self.out is not None:
-            claim(self.out, check=lambda path: check_output_directory(path, self.force, marker))
+            check_output_directory(claim(self.out), self.force, marker)
             run = start_run(str(click.get_current_context().info_name))
         with training_bar(title, self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
             found = find(bar)

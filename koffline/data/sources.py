@@ -19,8 +19,8 @@ from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
+from koffline.store import check_apart
 from koffline.store.files import MINARI, minari_folder, reading
-from koffline.store.targets import check_apart
 
 if TYPE_CHECKING:
     from koffline.data.table.mapping import MappingRequest

@@ -20,9 +20,9 @@ from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
 from koffline.experiments.style import house_style, save_figure
 from koffline.fitting import threads
+from koffline.store import locked
 from koffline.store.files import write_text
 from koffline.store.run_record import start_run
-from koffline.store.targets import locked
 
 Draw = Callable[[Results, Curves], Figure | None]
 

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,9 +17,8 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-from koffline import errors
 from koffline.errors import ConfigError, KofflineError
-from koffline.jobs.workers import JobFailure, failure_of, opened, pack, value_of
+from koffline.jobs.workers import JobError, as_ours, opened, pack, value_of
 from koffline.progress import progress_bar
 
 
@@ -33,14 +32,7 @@ class JobStatus:
     running: tuple[str, ...]
 
 
-class JobError(KofflineError):
-    """A job that failed. ``trace``: the traceback at the worker, for a fault that is not the user's."""
-
-    def __init__(self, message: str, trace: str = "") -> None:
-        super().__init__(message)
-        self.trace = trace
-
-
+_RETRIES = 2  # of an item whose worker died
 Report = Callable[[JobStatus], None]
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
@@ -52,14 +44,10 @@ class PassSettings:
 
     workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
-    retries: how often an item is given to another worker after one has died over it.
-    ordered: False gives values as they are computed.
     """
 
     workers: int = 1
     ray: str | None = None
-    retries: int = 2
-    ordered: bool = True
 
     def __post_init__(self) -> None:
         if self.workers < 1:
@@ -78,23 +66,35 @@ class PassSettings:
         call: must not change ``shared``, which a worker receives once and keeps for its next items.
         name: what an item is called in errors and the bar; default "item 3".
         progress: True draws a bar on a terminal; or a callable that hears every change.
-        Raises the item's DataError, PolicyError or ConfigError, JobError for anything else, and ConfigError
-        for what cannot be sent to workers and for a cluster that does not answer.
+        An item whose worker dies is given to another one, twice. Raises the item's KofflineError, JobError
+        for anything else, and ConfigError for what cannot be sent to workers and for a cluster that does not
+        answer.
         """
         name = name or (lambda item: f"item {item}")
 
         def value_of_item(item: Any, value: Any) -> Any:
-            if isinstance(value, JobFailure):
-                raise self._error_of(replace(value, name=name(item))) from None
+            if isinstance(value, KofflineError):
+                if name(item) not in str(value):
+                    value.args = (f"{name(item)}: {value}",)
+                raise value from None
             return value
 
         with closing(self.results(call, items, shared, name, progress)) as results:
             yield from starmap(value_of_item, results)  # no variable here keeps a large value alive
 
     def results(
-        self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Report | None
-    ) -> Any:
-        """Iterate over each item with its value or its JobFailure; arguments as in `map`."""
+        self,
+        call: Call,
+        items: Iterable[Any],
+        shared: Any,
+        name: Name,
+        progress: bool | Report | None,
+        are_jobs: bool = False,
+    ) -> Generator[tuple[Any, Any]]:
+        """Iterate over each item with its value or its KofflineError; arguments as in `map`.
+
+        are_jobs: items come as they end, and none is given to another worker after one has died over it.
+        """
         total = len(items) if isinstance(items, Sized) else None
         if total == 0:
             return
@@ -107,13 +107,12 @@ class PassSettings:
 
             if self._is_here:
                 done = 0
-                for item in items:
-                    report(done, [item])
-                    done += 1
+                for done, item in enumerate(items, 1):
+                    report(done - 1, [item])
                     try:
                         yield item, call(shared, item)  # other errors pass through
                     except KofflineError as error:
-                        yield item, failure_of(error)
+                        yield item, error
                 report(done, [])
                 return
             work = pack((call, shared))
@@ -121,7 +120,7 @@ class PassSettings:
             workers = stack.enter_context(opened(self.workers, self.ray))
             place = workers.place(work, Path(folder))
             del work
-            yield from self._away(workers, place, iter(items), report)
+            yield from self._away(workers, place, iter(items), report, are_jobs)
 
     def kept(self) -> AbstractContextManager[Any]:
         """Context whose passes share their workers, which take seconds to start. Raises ConfigError."""
@@ -131,40 +130,32 @@ class PassSettings:
     def _is_here(self) -> bool:
         return self.workers == 1 and self.ray is None
 
-    def _away(self, workers: Any, place: Any, items: Iterator[Any], report: Any) -> Iterator[tuple[Any, Any]]:
+    def _away(
+        self, workers: Any, place: Any, items: Iterator[Any], report: Any, are_jobs: bool
+    ) -> Iterator[tuple[Any, Any]]:
         """Compute items at workers, at most twice their capacity ahead of the item that is yielded next.
 
-        Without an order, all items are handed to Ray at once, which may then grow the cluster.
+        Jobs are handed to Ray all at once, which may then grow the cluster.
         """
         waiting: dict[Future[Any], Any] = {}
-        done = 0
+        done, retries = 0, 0 if are_jobs else _RETRIES
         try:
             while True:
-                most = 2 * workers.capacity if self.ordered else sys.maxsize if self.ray else workers.capacity
+                most = sys.maxsize if are_jobs and self.ray else (2 - are_jobs) * workers.capacity
                 for item in islice(items, max(0, most - len(waiting))):
-                    waiting[workers.submit(place, pack(item), self.retries)] = item
+                    waiting[workers.submit(place, pack(item), retries)] = item
                 running = [item for future, item in waiting.items() if not future.done()]
                 report(done, running[: workers.capacity])
                 if not waiting:
                     return
-                future = next(iter(waiting if self.ordered else wait(waiting, None, FIRST_COMPLETED).done))
+                future = next(iter(wait(waiting, None, FIRST_COMPLETED).done if are_jobs else waiting))
                 item, futures = waiting.pop(future), [future]
                 del future  # frees its value
                 done += 1
-                yield item, value_of(futures.pop())
+                yield item, value_of(futures.pop(), retries)
         finally:
             for future in waiting:
                 workers.cancel(future)
-
-    def _error_of(self, failure: JobFailure) -> KofflineError:
-        """Error for a failed item; its message names the item once."""
-        reason = failure.reason if failure.name in failure.reason else f"{failure.name}: {failure.reason}"
-        if failure.kind:
-            error: KofflineError = getattr(errors, failure.kind)(reason)
-            return error
-        if failure.lost:
-            reason += f", {1 + self.retries} times; give the workers more memory, or leave this part out"
-        return JobError(reason, failure.trace)
 
 
 @contextmanager
@@ -201,6 +192,15 @@ class Job:
 
 
 @dataclass(frozen=True)
+class JobFailure:
+    """Name of a failed job, the reason in one line, and the traceback at the worker of a fault of ours."""
+
+    name: str
+    reason: str
+    trace: str = ""
+
+
+@dataclass(frozen=True)
 class JobsRun:
     """Result of `run_jobs`: jobs finished now, jobs found finished, seconds, and failures."""
 
@@ -233,7 +233,7 @@ def run_jobs(
     failures: list[JobFailure] = []
     for job in missing:
         job.path.parent.mkdir(parents=True, exist_ok=True)
-    where = PassSettings(workers, ray, retries=0, ordered=False)
+    where = PassSettings(workers, ray)
     with _heard_by(progress) as report:
 
         def hear(status: JobStatus) -> None:
@@ -242,12 +242,14 @@ def run_jobs(
         if not missing:
             hear(JobStatus(0, 0, 0, ()))
         waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
-        with closing(where.results(_perform, waiting, None, lambda job: job.name, hear)) as results:
-            for job, failure in results:
-                if failure is None and not job.done:
-                    failure = JobFailure(job.name, f"it ended without a valid result at {job.path}")
-                if failure is not None:
-                    failures.append(replace(failure, name=job.name))
+        results = where.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
+        with closing(results):
+            for job, error in results:
+                if error is not None:
+                    failures.append(JobFailure(job.name, str(error), getattr(error, "trace", "")))
+                elif not job.done:
+                    reason = f"it ended without a valid result at {job.path}"
+                    failures.append(JobFailure(job.name, reason))
     if failures and not keep_going:
         first, others = failures[0], ", ".join(other.name for other in failures[1:])
         raise JobError(
@@ -259,10 +261,10 @@ def run_jobs(
     return JobsRun(len(missing) - len(failures), found, perf_counter() - started, tuple(failures))
 
 
-def _perform(shared: None, job: Job) -> JobFailure | None:
-    """Run one job in this process; any error becomes a JobFailure."""
+def _perform(shared: None, job: Job) -> KofflineError | None:
+    """Run one job in this process; the error that it ends with."""
     try:
         job.call(job.path, *job.arguments)
     except Exception as error:
-        return failure_of(error)
+        return as_ours(error)
     return None

@@ -14,29 +14,20 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline import errors
 from koffline.errors import ConfigError, KofflineError
 
 
-@dataclass(frozen=True)
-class JobFailure:
-    """Name of a failed job, the reason in one line, and the traceback at the worker.
+class JobError(KofflineError):
+    """A job that failed by a fault of ours or of the machine. trace: the traceback at the worker."""
 
-    kind: the name of the KofflineError that says so; "" for a fault of ours or of the machine.
-    lost: the worker died or cannot be reached; the job may work elsewhere, or at another time.
-    """
-
-    name: str
-    reason: str
-    trace: str = ""
-    kind: str = ""
-    lost: bool = False
+    def __init__(self, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.trace = trace
 
 
 class Processes:
@@ -56,7 +47,7 @@ class Processes:
         return folder / "work"
 
     def submit(self, place: Path, item: bytes, retries: int) -> Future[Any]:
-        """Hand an item to a worker, and to up to ``retries`` others if workers die; see `value_of`."""
+        """Hand an item to a worker, and to up to ``retries`` others if workers die, for `value_of`."""
         return self._threads.submit(self._call, place, item, retries)
 
     def cancel(self, future: Future[Any]) -> None:
@@ -87,7 +78,7 @@ class Processes:
                 return future.result()
             except BrokenProcessPool:
                 del self._own.executor
-        return JobFailure("", "a worker process died (killed, or out of memory?)", lost=True)
+        return _lost("a worker process died (killed, or out of memory?)", retries)
 
     def _executor(self) -> Any:
         from joblib.externals.loky import ProcessPoolExecutor
@@ -209,29 +200,32 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def value_of(future: Future[Any]) -> Any:
-    """The value of an item, or a JobFailure. Arrays may be written to."""
+def value_of(future: Future[Any], retries: int) -> Any:
+    """The value of an item, or the KofflineError that it ended with. Arrays may be written to."""
     try:
         result = future.result()
-        return result if isinstance(result, JobFailure) else pickle.loads(result)
+        return result if isinstance(result, KofflineError) else pickle.loads(result)
     except Exception as error:
         if not type(error).__module__.startswith("ray."):
             raise
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         reason = f"its Ray worker was lost or lacks koffline ({first})"
-        return JobFailure("", reason, str(error), lost="RayTaskError" not in type(error).__name__)
+        return JobError(reason, str(error)) if "TaskError" in type(error).__name__ else _lost(reason, retries)
 
 
-def failure_of(error: Exception) -> JobFailure:
-    """JobFailure of an error: our errors give their message, others also their type and source line."""
-    reason = " ".join(str(error).split())
-    if not isinstance(error, KofflineError):
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
-        reason = f"{place}: {reason}" if reason else place
-    kinds = [one.__name__ for one in type(error).__mro__ if issubclass(one, KofflineError)]
-    known = next((kind for kind in kinds if hasattr(errors, kind)), "")
-    return JobFailure("", reason, "".join(traceback.format_exception(error)), known)
+def _lost(reason: str, retries: int) -> JobError:
+    tries = f", {1 + retries} times" if retries else ""
+    return JobError(f"{reason}{tries}; give the workers more memory, or leave this part out")
+
+
+def as_ours(error: Exception) -> KofflineError:
+    """An error of ours as it is; another as a JobError that says its type and source line."""
+    if isinstance(error, KofflineError):
+        return error
+    frame, reason = traceback.extract_tb(error.__traceback__)[-1], " ".join(str(error).split())
+    place = f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+    trace = "".join(traceback.format_exception(error))
+    return JobError(f"{place}: {reason}" if reason else place, trace)
 
 
 _received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker: the unpacked functions
@@ -250,7 +244,7 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
         call, shared = _received[key]
         return np.frombuffer(pack(call(shared, pickle.loads(item))), dtype=np.uint8)
     except Exception as error:
-        return failure_of(error)
+        return as_ours(error)
 
 
 def _attend(parent: int) -> None:

@@ -32,9 +32,9 @@ from koffline.online.group import (
 )
 from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
+from koffline.store import CONFIG, open_run, read_record, write_record
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import describe_call, now, versions
-from koffline.store.targets import CONFIG, open_run, read_record, warn_of_versions, write_record
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
@@ -139,7 +139,6 @@ def train(
         "finished": None,
     }
     with open_run(folder, record, _identity_of, resume is not None):
-        warn_of_versions(folder, record, _KIND)
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         tasks = [GroupTask(config, tuple(group), folder, digest) for group in groups]
         _train_groups(tasks, workers, show_progress)

@@ -46,7 +46,6 @@ class Report:
         same bytes every time.
         """
         check_output_directory(out, force, self.marker)
-        out.parent.mkdir(parents=True, exist_ok=True)
         with atomic_folder(out, True, lambda _: True) as folder:  # others were refused above
             figures = {name: draw() for name, draw in self.figures.items()}
             (folder / "plots").mkdir()
@@ -90,10 +89,11 @@ class Report:
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
-    """ConfigError before any work when ``out`` is a file, or holds something.
+    """Make the folder of ``out``; ConfigError before any work when ``out`` is a file, or holds something.
 
     marker: the file without which a folder is not ours to replace, even with ``force``.
     """
+    out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out)
     occupied = out.is_dir() and any(out.iterdir())
     refusal = None
@@ -118,13 +118,13 @@ def _svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def make_console() -> Console:
+def make_console(width: int = _WIDTH) -> Console:
     """Console as wide as the terminal, else wide enough to break no number. No markup."""
     from rich.console import Console
 
     console = Console(emoji=False, markup=False)
     if not console.is_terminal:
-        console.width = max(console.width, _WIDTH)
+        console.width = max(console.width, width)
     return console
 
 

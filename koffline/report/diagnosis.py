@@ -97,7 +97,7 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     from matplotlib.figure import Figure
 
     maps = diagnosis.maps
-    columns = 2 if len(maps) == 4 else min(_COLUMNS, len(maps))
+    columns = min(_COLUMNS, len(maps))
     rows = -(-len(maps) // columns)
     seen = [one.values.effective_rows >= _FEWEST for one in maps]
     # Limit of the colours: the 98 % quantile, so that one corner does not dominate.

@@ -1,32 +1,35 @@
-"""One estimate, and the table of every estimator's: in a terminal, and as a folder with a page."""
+"""One estimate, every estimator's, and a ranking of policies: in a terminal, and as a folder with a page."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.names import OVER_EPISODES
+from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, describe_coverage, percent
 from koffline.report import Report, plots, print_labelled, print_table, words
 from koffline.report.words import within
 
-ESTIMATE, ESTIMATES = "estimate.json", "estimates.json"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ESTIMATE, ESTIMATES, RANKING = "estimate.json", "estimates.json", "ranking.json"
+_NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
 def report_estimate(truth: float | None, found: Estimate) -> Report:
     """The report of one estimate, beside the truth if that is known."""
-    figures, seen = {"estimate": partial(plots.plot_estimate, found, truth)}, found.evidence
+    figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
     if seen is not None:
-        levels = [("final estimate", found.value, plots.ACCENT)]
-        levels += [] if truth is None else [("truth", truth, plots.WARM)]
         starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
         near = (seen.action_support, seen.support_weights, seen.support_label)
         figures |= {
-            "values": partial(plots.plot_curves, seen, seen.values, "estimate of the value", levels),
-            "objective": partial(plots.plot_curves, seen, seen.objective, "mini-batch objective"),
             "residuals": partial(plots.plot_residuals, seen.residuals),
             "initial_values": partial(
                 plots.plot_histogram, seen.initial_values, found.value, *starts, bins=40
@@ -34,6 +37,18 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
             "coverage": partial(plots.plot_coverage, *near),
         }
     return Report(ESTIMATE, found, figures, partial(_show_estimate, truth, found), {"truth": truth})
+
+
+def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
+    """The estimate beside the policy that wrote the log, or the mean return of its episodes."""
+    lines = [plots.Line(f"policy ({found.estimator})", found.value, found.interval)]
+    logged, more = found.diagnostics.get("logged_return"), found.uplift
+    if more is not None:
+        lines.append(plots.Line("logging policy", more.behavior_value, more.behavior_interval))
+    elif logged is not None:
+        cut = ", cut where\nlogging stopped" if found.diagnostics["beyond_cuts"] else ""
+        lines.append(plots.Line(f"logged return{cut}", logged, None, plots.SOFT))
+    return plots.plot_intervals(lines, words.return_words(found), [("truth", truth)])
 
 
 def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
@@ -85,8 +100,18 @@ def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
     warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
     context = {"truth": truth, "warnings": warnings, "reasons": _reasons(found).items()}
-    figures = {"forest": partial(plots.plot_forest, found, truth)}
+    figures = {"forest": partial(_plot_estimates, found, truth)}
     return Report(ESTIMATES, found, figures, partial(_show_estimates, truth, found), context)
+
+
+def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
+    """One line per estimator, one per bound; the policy that wrote the log and the truth."""
+    made = {row.name: row.estimate for row in found.rows if row.estimate}
+    lines = [plots.Line(name, each.value, each.interval) for name, each in made.items()]
+    lines += [plots.Line(bound.kind, None, bound.interval) for bound in found.bounds if bound.interval]
+    logging = next((each.uplift.behavior_value for each in made.values() if each.uplift), None)
+    marks = [("truth", truth), ("logging policy", logging)]
+    return plots.plot_intervals(lines, words.return_words(found), marks)
 
 
 def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> None:
@@ -156,3 +181,83 @@ def _collected(said: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
         if text:
             collected.setdefault(text, []).append(name)
     return collected
+
+
+def report_ranking(ranking: PolicyRanking) -> Report:
+    """The report of a ranking."""
+    rows = [_policy_cells(policy, ranking) for policy in ranking.policies]
+    context = {
+        "columns": list(rows[0]),
+        "rows": [list(row.values()) for row in rows],
+        "sentences": describe_differences(ranking),
+        "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
+    }
+    figures = {"ranking": partial(_plot_ranking, ranking)}
+    return Report(RANKING, ranking, figures, partial(_show_ranking, ranking, context), context)
+
+
+def _show_ranking(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:
+    """Print places, intervals and what differs; the quality of the choice when truths are known; warnings."""
+    title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value", "truth")
+    print_table(console, title, context["columns"], context["rows"], right=right)
+    for line in [*context["sentences"], context["quality"]]:
+        if line:
+            console.print(line, soft_wrap=True)
+    for warning in ranking.warnings:
+        print_labelled(console, "warning", warning)
+    console.print(ranking.assumptions, soft_wrap=True, style="dim")
+
+
+def describe_differences(ranking: PolicyRanking) -> list[str]:
+    """Two sentences: who may be the best, and how many pairs differ."""
+    if not ranking.comparisons:
+        return ["Which policies differ was not judged."]
+    names = [policy.name for policy in ranking.candidates]
+    who = f"only {names[0]}" if len(names) == 1 else f"{len(names)} policies: {', '.join(names)}"
+    significant = sum(comparison.significant for comparison in ranking.comparisons)
+    risk = percent(1.0 - ranking.level)
+    return [
+        f"May be the best (nothing is significantly better): {who}.",
+        f"{significant} of {len(ranking.comparisons)} pairs differ significantly (any error: {risk}).",
+    ]
+
+
+def describe_metrics(metrics: SelectionMetrics) -> str:
+    """The quality of the choice in one line."""
+    regrets = (f"@{k} {words.number(regret)}" for k, regret in enumerate(metrics.regret_at_k, start=1))
+    parts = {
+        "regret": ", ".join(regrets),
+        "relative regret@1": words.number(metrics.relative_regret_at_1),
+        "Spearman": words.number(metrics.spearman),
+        "mean relative error": words.number(metrics.mean_relative_error),
+        "intervals that hold the truth": words.number(metrics.coverage),
+    }
+    return "Against the truth: " + "; ".join(f"{name} {value}" for name, value in parts.items()) + "."
+
+
+def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str]:
+    """Cells of a policy's line by the heads of their columns, which are the same for all policies."""
+    best, interval = ranking.best, policy.interval
+    head = "interval" if best.interval is None else f"{percent(ranking.level)} {best.interval.kind} interval"
+    cells = {"": str(policy.rank), "policy": policy.name, "value": words.number(policy.value)}
+    cells[head] = "–" if interval is None else words.ends(interval)
+    if best.uplift is not None:
+        cells["uplift"] = words.uplift(policy.uplift)
+    if ranking.metrics is not None:
+        cells["truth"] = words.number(policy.truth)
+    return {**cells, "may be best": "yes" if policy.maybe_best else "no"}
+
+
+def _plot_ranking(ranking: PolicyRanking) -> Figure:
+    """One line per policy, the best on top; those significantly worse than another are pale."""
+    lines = [
+        plots.Line(
+            f"{_NO_FOLDERS.sub('', policy.name)}  {policy.rank}",
+            policy.value,
+            policy.interval,
+            plots.ACCENT if policy.maybe_best else plots.SOFT,
+            policy.truth,
+        )
+        for policy in ranking.policies
+    ]
+    return plots.plot_intervals(lines, words.return_words(ranking))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from koffline.ope.results import CALIBRATED, CERTIFIED, Estimate, EstimateTable, Evidence, Interval
-from koffline.report.words import UNCERTAIN, promise, return_words
+from koffline.ope.results import CALIBRATED, CERTIFIED, Interval
+from koffline.report.words import UNCERTAIN, promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,13 +56,6 @@ def make_figure(
         return figure
 
 
-def list_rows(axes: Axes, labels: Sequence[str], **font: Any) -> None:
-    """One labelled row per entry, the first on top."""
-    axes.set_yticks(range(len(labels)), labels, **font)
-    axes.set_ylim(len(labels) - 0.4, -0.6)
-    axes.grid(visible=False, axis="y")
-
-
 def plot_histogram(
     numbers: np.ndarray, mark: float, about_mark: str, xlabel: str, ylabel: str, **options: Any
 ) -> Figure:
@@ -100,128 +93,77 @@ def plot_coverage(ratios: np.ndarray, weights: np.ndarray, label: str) -> Figure
     )
 
 
-def plot_curves(
-    evidence: Evidence, curves: np.ndarray, ylabel: str, levels: Sequence[tuple[str, float, str]] = ()
+class Line(NamedTuple):
+    """A line of a figure of intervals: what has no value is an interval alone.
+
+    color: of value and interval; without one it is that of the interval's promise.
+    """
+
+    name: str
+    value: float | None
+    interval: Interval | None
+    color: str | None = None
+    truth: float | None = None
+
+
+def plot_intervals(
+    lines: Sequence[Line], xlabel: str, marks: Sequence[tuple[str, float | None]] = ()
 ) -> Figure:
-    """A line per replica against gradient steps, those of the whole log in front.
+    """One line per entry, the first on top; marks: names and numbers to compare with, as lines across.
 
-    levels: label, height and colour of lines across; without any, positive curves are drawn on a log scale.
+    The axis holds all values and marks, the default estimator's interval and what fits of the others: an
+    arrow says that one goes on. Certified intervals are dashed and of another colour than calibrated ones.
     """
+    window = _window(lines, [mark for _, mark in marks if mark is not None])
 
     def draw(axes: Axes) -> None:
-        for line, role in zip(curves, evidence.replica_roles, strict=True):
-            front = role == "full"
-            color, width = (ACCENT, 1.5) if front else (SOFT, 0.8)
-            axes.plot(evidence.steps, line, color=color, lw=width, zorder=2 + front)
-        axes.plot([], [], color=ACCENT, lw=1.5, label="trained on the whole log")
-        if "resampled" in evidence.replica_roles:
-            axes.plot([], [], color=SOFT, lw=0.8, label="trained on resampled episodes")
-        for label, level, color in levels:
-            axes.axhline(level, color=color, lw=1.2, ls="--", label=label)
-        if not levels and np.nanmin(curves) > 0.0:
-            axes.set_yscale("log")
-
-    return make_figure(draw, xlabel="gradient steps", ylabel=ylabel)
-
-
-def plot_estimate(estimate: Estimate, truth: float | None = None) -> Figure:
-    """The estimate with its interval beside the policy that wrote the log, the replicas, and the known truth.
-
-    Where nothing is known of that policy the mean return of its episodes is shown, and said to be cut.
-    """
-    uplift, evidence, found = estimate.uplift, estimate.evidence, estimate.diagnostics
-    logged, spread = found.get("logged_return"), 1.96 * (found.get("logged_return_se") or 0.0)
-
-    def draw(axes: Axes) -> None:
-        if estimate.interval is not None:
-            _draw_interval(axes, 1.0, estimate.interval, (-np.inf, np.inf), 5)
-        axes.plot(estimate.value, 1.0, "o", color=ACCENT, ms=9)
-        if evidence is not None:
-            resampled = evidence.replica_values[np.array(evidence.replica_roles) == "resampled"]
-            axes.plot(resampled, np.full(len(resampled), 0.78), "|", color=ACCENT, ms=9)
-        names = [f"policy\n({estimate.estimator})"]
-        if uplift is not None:
-            if uplift.behavior_interval is not None:
-                _draw_interval(axes, 0.0, uplift.behavior_interval, (-np.inf, np.inf), 5)
-            axes.plot(uplift.behavior_value, 0.0, "s", color="#627d98", ms=8)
-            names.append("the policy that\nwrote the log")
-        elif logged is not None:
-            axes.hlines(0.0, logged - spread, logged + spread, color=SOFT, lw=5, alpha=0.6)
-            axes.plot(logged, 0.0, "s", color="#627d98", ms=8)
-            names.append(
-                "logged return,\ncut where\nlogging stopped" if found["beyond_cuts"] else "logged return"
-            )
-        if truth is not None:
-            axes.axvline(truth, color=WARM, lw=1.6, ls="--")
-            axes.annotate(f" truth {truth:.4g}", (truth, 1.32), color=WARM, va="center")
-        axes.set_yticks([1.0, 0.0][: len(names)], names)
-        axes.set_ylim(-0.5, 1.5)
+        for place, line in enumerate(lines):
+            if line.interval is not None:
+                _draw_interval(axes, place, line, line.interval, window)
+            if line.value is not None:
+                axes.plot(line.value, place, "o", color=line.color or ACCENT, ms=8)
+            if line.truth is not None:
+                axes.plot(line.truth, place, "D", color=WARM, ms=5, zorder=3)
+        for color, (name, mark) in zip((INK, SOFT), marks, strict=False):
+            if mark is not None:
+                axes.axvline(mark, color=color, lw=1.6, ls="--", label=f"{name} {mark:.4g}")
+        axes.set_yticks(range(len(lines)), [line.name for line in lines])
+        axes.set_ylim(len(lines) - 0.4, -0.6)
         axes.grid(visible=False, axis="y")
-
-    return make_figure(draw, 7.0, 2.4, xlabel=return_words(estimate))
-
-
-def plot_forest(table: EstimateTable, truth: float | None = None) -> Figure:
-    """One line per estimator with its interval, one per bound; the policy that wrote the log and the truth.
-
-    The axis holds all estimates, the default estimator's interval and what fits of the others: an arrow says
-    that one goes on. Certified intervals are dashed and of another colour than calibrated ones.
-    """
-    points = [(row.name, row.estimate.value, row.estimate.interval) for row in table.rows if row.estimate]
-    bounds = [(bound.kind, None, bound.interval) for bound in table.bounds if bound.interval]
-    behaviour = next(
-        (row.estimate.uplift.behavior_value for row in table.rows if row.estimate and row.estimate.uplift),
-        None,
-    )
-    window = _window(points, [number for number in (truth, behaviour) if number is not None])
-
-    def draw(axes: Axes) -> None:
-        for place, (_, value, interval) in enumerate([*points, *bounds]):
-            if interval is not None:
-                _draw_interval(axes, place, interval, window, 2.5 if value is None else 5)
-            if value is not None:
-                axes.plot(value, place, "o", color=ACCENT, ms=7)
-        if behaviour is not None:
-            axes.axvline(
-                behaviour, color=SOFT, lw=1.2, ls=":", label=f"the policy that wrote the log {behaviour:.4g}"
-            )
-        if truth is not None:
-            axes.axvline(truth, color=INK, lw=1.6, ls="--", label=f"truth {truth:.4g}")
-        list_rows(axes, [name for name, *_ in [*points, *bounds]])
         axes.set_xlim(window)
-        if bounds and points:
-            axes.axhline(len(points) - 0.5, color="#cbd2d9", lw=0.8)
-        made = {promise(interval) for *_, interval in [*points, *bounds] if interval}
+        made = {promise(line.interval) for line in lines if line.interval and not line.color}
         for name, (color, dashes, alpha) in _LINES.items():
             if name in made:
                 axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
+        if any(line.truth is not None for line in lines):
+            axes.plot([], [], "D", color=WARM, ms=5, label="truth")
         if axes.get_legend_handles_labels()[1]:
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
-    height = 1.5 + 0.3 * (len(points) + len(bounds))
-    return make_figure(draw, 7.6, height, xlabel=return_words(table))
+    return make_figure(draw, 7.6, 1.5 + 0.35 * len(lines), xlabel=xlabel)
 
 
 def _draw_interval(
-    axes: Axes, place: float, interval: Interval, window: tuple[float, float], width: float
+    axes: Axes, place: int, line: Line, interval: Interval, window: tuple[float, float]
 ) -> None:
     color, dashes, alpha = _LINES[promise(interval)]
     left, right = max(interval.low, window[0]), min(interval.high, window[1])
     if left < right:
-        axes.hlines(place, left, right, color=color, lw=width, ls=dashes, alpha=alpha)
+        width = 2.5 if line.value is None else 5
+        axes.hlines(place, left, right, color=line.color or color, lw=width, ls=dashes, alpha=alpha)
     if interval.low < window[0]:
         axes.plot(window[0], place, "<", color=INK, ms=5, clip_on=False)
     if interval.high > window[1]:
         axes.plot(window[1], place, ">", color=INK, ms=5, clip_on=False)
 
 
-def _window(points: list[tuple[str, float, Interval | None]], others: list[float]) -> tuple[float, float]:
-    """Limits that show every estimate, the truth, the default's interval and the narrower two thirds."""
-    intervals = sorted((interval for *_, interval in points if interval), key=lambda interval: interval.width)
-    always = [interval for name, _, interval in points if name == DEFAULT_ESTIMATOR and interval]
-    shown = [value for _, value, _ in points] + others
-    for interval in [*intervals[: (2 * len(intervals) + 2) // 3], *always]:
-        shown += [interval.low, interval.high]
+def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float]:
+    """Limits that show every value and mark, the default's interval and the narrower two thirds."""
+    by_name = {line.name: line.interval for line in lines if line.value is not None and line.interval}
+    narrow = sorted(by_name.values(), key=lambda interval: interval.width)[: (2 * len(by_name) + 2) // 3]
+    shown = [*marks, *(number for line in lines for number in (line.value, line.truth) if number is not None)]
+    for interval in [*narrow, by_name.get(DEFAULT_ESTIMATOR)]:
+        shown += [] if interval is None else [interval.low, interval.high]
     low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
     return low - margin, high + margin

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from koffline.ope.names import BANDIT, CERTIFIED_KINDS, READ_OFF
 from koffline.ope.results import CALIBRATED, CERTIFIED, EstimateRow, EstimateTable, Interval, Uplift, percent
+from koffline.spread import Spread
 
 UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
@@ -114,9 +116,9 @@ def within(interval: Interval | None) -> str:
     return "" if interval is None else f" ({ends(interval)})"
 
 
-def ends(interval: Interval) -> str:
-    """Low and high end, four significant digits each."""
-    return f"{interval.low:.4g} … {interval.high:.4g}"
+def ends(interval: Interval | Spread) -> str:
+    """Low and high end, four significant digits each; a dash where they are not known."""
+    return "–" if math.isnan(interval.low) else f"{interval.low:.4g} … {interval.high:.4g}"
 
 
 def number(value: object) -> str:

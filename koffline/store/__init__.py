@@ -1,1 +1,170 @@
-"""Files on disk: atomic writing, folders of runs and their records, checks of output paths."""
+"""Files on disk: outputs that are never an input of their command, and folders of runs with one writer."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import ConfigError
+from koffline.store.files import write_text
+from koffline.store.run_record import FILE, path_of
+from koffline.untrusted.limits import read_json
+
+LOCK = ".lock"
+RECORD, CONFIG = FILE, "config.yaml"
+_NAMES = {None: "a training run", "online": "an online run"}  # kinds of runs by the ``kind`` in their records
+Record = Mapping[str, Any]
+_LOG = logging.getLogger(__name__)
+
+
+def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: str = "the target") -> None:
+    """Raise ConfigError if writing ``target`` would replace an input or a part of it; links are followed.
+
+    A folder of results within an input folder is allowed. Names without a file are ignored.
+    """
+    place = path_of(str(target))
+    for name in dict.fromkeys(str(name) for name in reads if name is not None):
+        found = [path_of(name), *(map(Path, sorted(glob.glob(name))) if glob.has_magic(name) else ())]
+        same_url = "://" in name and name == str(target)
+        if same_url or (place and any(path and _overlap(path, place) for path in found)):
+            said = f"{option} {target} would replace {name} or a part of it, which this command reads"
+            raise ConfigError(f"{said}, also with --force; choose another name")
+
+
+def _overlap(read: Path, target: Path) -> bool:
+    """Whether an existing target is the input, contains it, or is a part of it and no folder of results."""
+    if any(part.samefile(target) for part in _lineage(read)):
+        return True
+    return not (target / FILE).is_file() and any(part.samefile(read) for part in _lineage(target))
+
+
+def _lineage(path: Path) -> list[Path]:
+    """A path and its parent folders, both by name and with links resolved."""
+    real, named = path.resolve(), path.parent.resolve() / path.name
+    return list(dict.fromkeys([real, *real.parents, named, *named.parents]))
+
+
+@contextlib.contextmanager
+def locked(target: Path, wait: bool = False) -> Iterator[None]:
+    """Lock a file or folder for one writing process. Raises ConfigError for a second one unless ``wait``.
+
+    The lock is on a file beside the target, which goes away with it; the system lets go of it when the
+    process ends, however it ends, and the file of one that was killed goes away with the next lock on the
+    same target.
+    """
+    path = target.with_name(f".{target.name}{LOCK}")
+    if path.parent.is_file():
+        raise ConfigError(f"{path.parent} is a file; name a folder")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = _open_locked(path, wait)
+    except BlockingIOError:
+        said = f"another process is writing to {target}"
+        raise ConfigError(f"{said}; wait for it or choose another --out") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path.parent} is not writable ({reason}); name another place") from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _open_locked(path: Path, wait: bool) -> int:
+    """Open and lock a file; one that its previous owner has removed meanwhile does not count."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            import fcntl
+
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            os.close(handle)
+            raise
+        except (ImportError, OSError):  # Windows, or a file system without locks
+            return handle
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(handle), path.lstat()):
+                return handle
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def open_run(
+    out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
+) -> Iterator[Record]:
+    """Create or continue a run's folder and give its record; no second process gets in.
+
+    record: of the run as it begins, with its ``config``; identity_of: what of a record makes two runs the
+    same. Raises ConfigError, before anything is written, for a folder that exists (without resume), that is
+    no run of this kind, or that belongs to another one. Other versions than it was begun with are warned of.
+    """
+    with locked(out / RECORD):
+        stored = None if is_free(out) else _stored_run(out, record, identity_of, resume)
+        if stored is None:
+            write_record(out, record)
+        elif stored.get("versions") != record["versions"]:
+            _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", out)
+        if not (out / CONFIG).exists():
+            write_config(out / CONFIG, record["config"])
+        yield stored or record
+
+
+def read_record(out: Path, kind: str | None = None) -> dict[str, Any] | None:
+    """run.json of a folder, None where there is none. Raises ConfigError for a damaged or foreign one."""
+    try:
+        content = read_json(out / RECORD)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
+    is_ours = isinstance(content, dict) and content.get("kind") == kind
+    if not is_ours or not isinstance(content.get("config"), dict):
+        raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
+    return content
+
+
+def write_record(out: Path, record: Record) -> None:
+    """Replace run.json, whole or not at all."""
+    write_text(out / RECORD, json.dumps(record, indent=2) + "\n")
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a config with every default filled in, whole or not at all."""
+    import yaml  # not for every command that names a file
+
+    write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def is_free(out: Path) -> bool:
+    """Whether a run may begin in a folder: it is missing, or holds only files of an aborted start."""
+    return not out.exists() or all(path.name.startswith("." + RECORD) for path in out.iterdir())
+
+
+def _stored_run(
+    out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
+) -> Record:
+    """The record of a run that may go on. Raises ConfigError, as `open_run`."""
+    stored = read_record(out, record.get("kind"))
+    if stored is None:
+        raise ConfigError(
+            f"{out} holds something that is not {_NAMES[record.get('kind')]}; choose another folder"
+        )
+    if not resume:
+        option = f"--resume {out}" if record.get("kind") == "online" else "--resume"
+        raise ConfigError(f"{out} holds a run already; go on with it by {option}, or choose another --out")
+    found, asked = identity_of(stored), identity_of(record)
+    for name in {**asked, **found}:
+        if found.get(name) != asked.get(name):
+            there, here = (str(said.get(name, "not set"))[:20] for said in (found, asked))
+            said = f"{out} is a run of another config: {name} is {there} there and {here} here"
+            raise ConfigError(f"{said}; resume it with its own config or choose another --out")
+    return stored

@@ -69,17 +69,8 @@ def atomic_file(target: Path, force: bool) -> Iterator[Path]:
     check_target(target, force)
     if target.is_dir():
         raise DataError(f"{target} is a folder; give a file name")
-    temporary = temporary_beside(target)
-    try:
-        with _writing(target):
-            yield temporary
-            flush_to_disk(temporary)
-            if not force and os.path.lexists(target):  # it appeared meanwhile
-                raise FileExistsError(str(target))
-            os.replace(temporary, target)
-            flush_to_disk(target.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with _beside(target, force) as temporary:
+        yield temporary
 
 
 @contextlib.contextmanager
@@ -89,29 +80,30 @@ def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], bool]
     check_target(target, force)
     if os.path.lexists(target) and not replaceable(target):
         raise DataError(f"{target} holds something else and will not be replaced; choose another name")
-    temporary = temporary_beside(target)
-    try:
-        with _writing(target):
-            temporary.mkdir()
-            yield temporary
-            for path in sorted(temporary.rglob("*")):
-                flush_to_disk(path)
-            put_in_place(temporary, target)
-            flush_to_disk(target.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with _beside(target, force) as temporary:
+        temporary.mkdir()
+        yield temporary
 
 
 @contextlib.contextmanager
-def _writing(target: Path) -> Iterator[None]:
+def _beside(target: Path, force: bool) -> Iterator[Path]:
+    temporary = temporary_beside(target)
     try:
-        yield
+        yield temporary
+        for path in [*sorted(temporary.rglob("*")), temporary]:
+            flush_to_disk(path)
+        if not force and os.path.lexists(target):  # it appeared meanwhile
+            raise FileExistsError
+        put_in_place(temporary, target)
+        flush_to_disk(target.parent)
     except FileExistsError:
         raise DataError(f"{target} exists already; choose another name or overwrite it (--force)") from None
     except OSError as error:
         raise DataError(
             f"{target} cannot be written ({error.strerror or error}); check the folder and the disk"
         ) from None
+    finally:
+        _discard(temporary)
 
 
 def finite_json(content: Any, indent: int = 2) -> str:
@@ -161,12 +153,12 @@ def remove_abandoned(target: Path) -> None:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Give a finished folder its name; an existing one is first set aside, then removed.
+    """Give what is finished its name; an existing folder is first set aside, then removed.
 
     Raises OSError; then everything is as it was.
     """
-    if not os.path.lexists(target):
-        os.rename(finished, target)
+    if not (finished.is_dir() and os.path.lexists(target)):
+        os.replace(finished, target)
         return
     retired = temporary_beside(target, _RETIRED)
     os.rename(target, retired)
@@ -180,8 +172,6 @@ def put_in_place(finished: Path, target: Path) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Wait until a file, or a folder's list of names, is on the disk."""
-    if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -192,8 +182,6 @@ def flush_to_disk(path: Path) -> None:
 def _is_abandoned(path: Path, target: Path) -> bool:
     found = _NAME.fullmatch(path.name)
     if found is None or found["target"] != target.name or found["place"] != _this_place():
-        return False
-    if os.name == "nt":  # on Windows os.kill(pid, 0) would interrupt the process
         return False
     try:
         os.kill(int(found["process"]), 0)

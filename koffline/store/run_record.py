@@ -95,7 +95,7 @@ def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[s
     arguments = _arguments.get()
     if arguments is None or arguments[:1] != (kind,):
         return None
-    named = [*named_in(without_place(arguments)), *(str(path) for path in inputs if path is not None)]
+    named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
     return {
         "command": shlex.join(["koffline", *arguments]),
         "arguments": list(arguments),
@@ -148,10 +148,10 @@ def _running() -> tuple[str, ...]:
     return tuple(sys.argv[1:]) if arguments is None else arguments
 
 
-def named_in(arguments: Sequence[str]) -> list[str]:
+def named_in(words: Iterable[str]) -> list[str]:
     """All parts of the words that may name a file: KEY=A,B, epsilon:0.1:FILE."""
     names: list[str] = []
-    for word in arguments[1:]:
+    for word in words:
         value = word.partition("=")[2]  # a file name may itself contain = and commas
         for part in dict.fromkeys([word, value, *value.split(",")]) if value else [word]:
             names += dict.fromkeys([part, within_epsilon(part)])
@@ -164,8 +164,9 @@ def within_epsilon(spec: str) -> str:
 
 
 def path_of(name: str) -> Path | None:
-    """File or folder of a name; None if there is none."""
-    if name.startswith("-") or name in ("", ".", "/"):
+    """File or folder of a name, file://… and minari:<id> included; None if there is none."""
+    name = name.removeprefix("file://")
+    if name.startswith("-") or name in ("", "/"):
         return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home
         path = Path(name).expanduser()

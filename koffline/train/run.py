@@ -10,7 +10,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from koffline.algos.monitoring import RunLogger
 from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar
+from koffline.store import open_run, write_record
 from koffline.store.files import atomic_file
 from koffline.store.run_record import now
-from koffline.store.targets import open_run, read_record, warn_of_versions, write_record
 from koffline.train.config import TrainConfig
 from koffline.train.prepare import Parts, identity_of, prepared
 
@@ -70,17 +70,17 @@ def train(
     folder begun. Global random generators are left as they were. Raises KofflineError in one line.
     """
     folder = Path(out)
-    with prepared(config, device) as parts, open_run(folder, parts.record, identity_of, resume):
-        return _run(config, folder, parts, show_progress)
+    with prepared(config, device) as parts, open_run(folder, parts.record, identity_of, resume) as record:
+        return _run(config, folder, parts, record, show_progress)
 
 
-def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -> TrainResult:
+def _run(
+    config: TrainConfig, folder: Path, parts: Parts, record: Mapping[str, Any], show_progress: bool
+) -> TrainResult:
     fingerprint = json.dumps(identity_of(parts.record), sort_keys=True)
     algo, total = parts.algo, config.train.n_steps
-    record = read_record(folder) or {}
     if record.get("diverged"):
         raise DivergedError(record["diverged"])
-    warn_of_versions(folder, parts.record)
     first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
     progress = restore_state(folder, fingerprint, parts, first_epoch)
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:

@@ -27,9 +27,9 @@ from koffline.errors import ConfigError
 from koffline.jobs import Job, JobError, JobFailure, run_jobs
 from koffline.report import make_console
 from koffline.spread import LEVEL, Spread, spread_of
+from koffline.store import RECORD, is_free, locked, read_record, write_config, write_record
 from koffline.store.files import finite_json, write_text
 from koffline.store.run_record import start_run
-from koffline.store.targets import RECORD, is_free, locked, read_record, write_config, write_record
 from koffline.train.config import Setting, SweepPlan, TrainConfig
 from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
@@ -93,7 +93,7 @@ def run_sweep(
     started = start_run("sweep", plan.inputs)
     names = _name_runs(plan, device)
     with locked(out / RECORD):
-        is_new = is_free(out, RECORD)
+        is_new = is_free(out)
         _take_folder(out, force)
         write_record(out, {**started.finish(), "finished": None})
         runs = [_find_folders(out / "runs", named) for named in names]
@@ -161,7 +161,7 @@ def _take_folder(out: Path, force: bool) -> None:
     kind = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kind = read_json(out / RECORD)["kind"]
-    if not is_free(out, RECORD) and kind != "sweep":
+    if not is_free(out) and kind != "sweep":
         raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
     for path in (out / name for name in _OURS if force):
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

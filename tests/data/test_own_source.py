@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
+from koffline.store import check_apart
 from koffline.store.run_record import digest_of
-from koffline.store.targets import check_apart
 from tests.train.small_runs import make_log
 
 

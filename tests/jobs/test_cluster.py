@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +20,26 @@ from koffline.data.units import sample_units
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import StreamSettings
 from tests.data.logs import roll_out
-from tests.jobs import pass_functions as functions
-from tests.jobs.cluster import two_nodes
+from tests.jobs import functions
 
 pytest.importorskip("ray")
+_STORE = 80_000_000
+
+
+@contextmanager
+def two_nodes(cores: int = 1) -> Iterator[Any]:
+    """A Ray cluster on this machine: each node has its own scheduler, workers and object store."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": cores, "object_store_memory": _STORE, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    try:
+        cluster.add_node(num_cpus=cores, object_store_memory=_STORE)
+        yield cluster
+    finally:
+        cluster.shutdown()
 
 
 @pytest.fixture(scope="module")

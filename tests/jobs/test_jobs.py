@@ -12,7 +12,7 @@ import pytest
 
 from koffline.jobs import Job, JobError, JobStatus, run_jobs
 from tests.interrupts import hear_interrupts
-from tests.jobs import job_functions as functions
+from tests.jobs import functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
 
@@ -43,7 +43,10 @@ def test_only_what_is_missing_or_invalid_is_computed(tmp_path: Path, where: dict
     ("call", "message"),
     [
         (functions.refuse, r"job bad failed: the log is empty; record one; 1 of 2 results are kept"),
-        (functions.stumble, r"job bad failed: ZeroDivisionError at job_functions.py:\d+: by zero; 1 of 2"),
+        (
+            functions.stumble,
+            r"job bad failed: ZeroDivisionError at functions.py:\d+: division by zero; 1 of 2",
+        ),
         (functions.forget, r"job bad failed: it ended without a valid result at .*file; 1 of 2"),
     ],
 )
@@ -66,7 +69,7 @@ def test_keep_going_runs_the_others_and_tells_what_failed(tmp_path: Path, where:
     """Also when a worker dies over a job."""
     good = jobs_in(tmp_path, 4)
     bad = [Job("bad", functions.refuse, (), tmp_path / "bad")]
-    bad += [Job(f"dead{i}", functions.die, (), tmp_path / f"dead{i}") for i in range(2) if where]
+    bad += [Job(f"dead{i}", functions.perish, (), tmp_path / f"dead{i}") for i in range(2) if where]
     run = run_jobs([good[0], *bad, *good[1:]], **where, keep_going=True)
     assert (run.ran, run.found) == (4, 0)
     reasons = {failure.name: failure.reason for failure in run.failures}
@@ -75,10 +78,9 @@ def test_keep_going_runs_the_others_and_tells_what_failed(tmp_path: Path, where:
     assert all(job.path.exists() for job in good)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Path, how: int) -> None:
-    command = [sys.executable, "-m", "tests.jobs.job_functions", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.jobs.functions", str(tmp_path)]
     driver = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], start_new_session=True, preexec_fn=hear_interrupts
     )

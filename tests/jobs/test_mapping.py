@@ -14,7 +14,7 @@ import pytest
 
 from koffline.errors import DataError, KofflineError
 from koffline.jobs import JobError, PassSettings
-from tests.jobs import pass_functions as functions
+from tests.jobs import functions
 
 WHERE = [pytest.param({}, id="here"), pytest.param({"workers": 2}, id="processes")]
 
@@ -81,7 +81,7 @@ def test_a_refused_item_is_named_and_ends_the_pass(where: dict[str, int]) -> Non
 def test_a_fault_ends_the_pass() -> None:
     with pytest.raises(ZeroDivisionError):  # here, as it is
         values(functions.stumble, range(3))
-    with pytest.raises(JobError, match=r"item 1: ZeroDivisionError at pass_functions.py:\d+") as caught:
+    with pytest.raises(JobError, match=r"item 1: ZeroDivisionError at functions.py:\d+") as caught:
         values(functions.stumble, range(3), workers=2)
     assert "in stumble" in caught.value.trace
 
@@ -94,9 +94,9 @@ def test_an_item_whose_worker_died_goes_to_another(tmp_path: Path) -> None:
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:
     deaths = functions.Deaths(tmp_path, times=99)
-    message = r"item 1: a worker process died \(killed, or out of memory\?\), 2 times; give the workers more"
+    message = r"item 1: a worker process died \(killed, or out of memory\?\), 3 times; give the workers more"
     with pytest.raises(JobError, match=message):
-        values(functions.die, range(4), shared=deaths, workers=2, retries=1)
+        values(functions.die, range(4), shared=deaths, workers=2)
 
 
 SCRIPT = """

@@ -25,31 +25,27 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "words", "files", "plots"),
+    ("command", "name", "words", "plots"),
     [
-        (
-            DIAGNOSE,
-            ("rejected", "power", "kernel loss", "coverage", "report: why/report.html", "not known which"),
-            {"plots", "diagnosis.json", "report.html", "run.json"},
-            {"map", "by_value", "by_step", "residuals", "coverage"},
-        ),
-        (
-            (*SELECT, *TWO, *QUICK),
-            ("May be the best", "uplift"),
-            {"plots", "ranking.json", "report.html", "run.json"},
-            None,
-        ),
+        (DIAGNOSE, "diagnosis", ("rejected", "power", "kernel loss", "coverage", "not known which"),
+         {"map", "by_value", "by_step", "residuals", "coverage"}),
+        ((*SELECT, *TWO, *QUICK), "ranking", ("May be the best", "uplift"), {"ranking"}),
+        (("evaluate", *SELECT[1:], "--policy", "uniform", "--estimator", "all", *QUICK), "estimates",
+         ("kloss", "mwl", "wpdis", "drl", "kernel-certified"), {"forest"}),
     ],
-    ids=["diagnose", "select"],
-)
-def test_table_and_report(command, words, files, plots) -> None:
+)  # fmt: skip
+def test_table_and_report(command, name, words, plots) -> None:
     shown = succeed(*command, "--out", "why")
-    assert all(word in shown for word in words)
-    assert {path.name for path in Path("why").iterdir()} == files
+    assert all(word in shown for word in (*words, "report: why/report.html"))
+    assert {path.name for path in Path("why").iterdir()} == {
+        "plots",
+        f"{name}.json",
+        "report.html",
+        "run.json",
+    }
     page = Path("why/report.html").read_text(encoding="utf-8")
-    if plots:
-        assert {path.stem for path in Path("why/plots").iterdir()} == plots
-        assert page.count("<svg") == len(plots)
+    assert {path.stem for path in Path("why/plots").iterdir()} == plots
+    assert page.count("<svg") == len(plots)
     known = ("www.w3.org", "purl.org", "creativecommons.org", "matplotlib.org")  # it loads nothing
     assert all(any(name in word for name in known) for word in page.split() if "http" in word)
     assert_refused(run_cli(*command, "--out", "why"), "--force")
@@ -67,15 +63,12 @@ def test_a_selection_has_every_policy_and_pair() -> None:
         assert more["value"] == pytest.approx(policy["value"] - more["behavior_value"], abs=1.0)
 
 
-def test_own_estimators_are_cross_fitted() -> None:
+def test_what_a_model_was_fitted_to() -> None:
+    """Own estimators are cross-fitted, training rows can be allowed; what a model prints is no result."""
     found = json.loads(succeed(*DIAGNOSE, "--model", "fqe", "--cross-fit", "3", *QUICK, "--json"))
     assert found["model"] == "fqe (cross-fitted, 3 folds)"
     assert found["test"]["held_out"] is True
     assert found["shown"]
-
-
-def test_training_rows_can_be_allowed() -> None:
-    """And what a model prints stays out of the result."""
     found = json.loads(succeed(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json"))
     assert found["test"]["held_out"] is False
 

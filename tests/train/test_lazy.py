@@ -15,7 +15,7 @@ from koffline.data.sources import open_transitions
 from koffline.data.statistics import statistics_of
 from koffline.data.units import sample_units
 from koffline.errors import ConfigError
-from koffline.store.targets import read_record
+from koffline.store import read_record
 from koffline.train.config import DataSettings, load_config
 from koffline.train.prepare import open_data
 from koffline.train.run import train

@@ -11,7 +11,7 @@ import koffline.train.run
 import koffline.train.sweep
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
-from koffline.store.targets import write_record
+from koffline.store import write_record
 from tests.refusals import run_cli
 from tests.train.small_runs import check_equal, make_config, make_log, write_log
 

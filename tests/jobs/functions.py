@@ -1,7 +1,8 @@
-"""Calls of passes that tests send to other processes and machines."""
+"""Jobs and calls of passes that tests send to other processes and machines."""
 
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,39 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import DataError, KofflineError
+from koffline.jobs import Job, run_jobs
+
+
+def write(path: Path, text: str) -> None:
+    path.write_text(text)
+
+
+def write_surroundings(path: Path, number: int) -> None:
+    """The process and its threads."""
+    import torch
+
+    path.write_text(f"{number} {os.getpid()} {torch.get_num_threads()}")
+
+
+def refuse(path: Path) -> None:
+    raise DataError("the log is empty; record one")
+
+
+def stumble(shared: Any, item: Any = 1) -> float:
+    return 1 / (item - 1)
+
+
+def forget(path: Path) -> None:
+    """Write nothing."""
+
+
+def perish(path: Path) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_pid_and_wait(path: Path, folder: str) -> None:
+    (Path(folder) / f"{path.name}.pid").write_text(str(os.getpid()))
+    time.sleep(600)
 
 
 class RareError(KofflineError):
@@ -46,14 +80,10 @@ def surroundings(shared: Any, item: int) -> tuple[int, str]:
 
 def refuse_third(kind: str, item: int) -> int:
     if item == 2:
-        raise {"data": DataError("the shard is damaged; copy it again"), "rare": RareError("odd; mend it")}[
-            kind
-        ]
+        raise (
+            DataError("the shard is damaged; copy it again") if kind == "data" else RareError("odd; mend it")
+        )
     return item
-
-
-def stumble(shared: Any, item: int) -> float:
-    return 1 / (item - 1)
 
 
 @dataclass(frozen=True)
@@ -72,8 +102,23 @@ def die(deaths: Deaths, item: int) -> int:
 
 
 def slowly(shared: Any, item: int) -> tuple[int, str]:
-    """Long enough to be lost in the middle; the machine."""
+    """Long enough to be lost in the middle."""
     import ray
 
     time.sleep(1.0)
     return item, ray.get_runtime_context().get_node_id()
+
+
+def main() -> None:
+    """A driver for the tests of interrupts: one job that ends, two that do not."""
+    folder = Path(sys.argv[1])
+    jobs = [Job("short", write, ("done",), folder / "short")]
+    jobs += [Job(f"long{i}", write_pid_and_wait, (str(folder),), folder / f"long{i}") for i in range(2)]
+    try:
+        run_jobs(jobs, workers=2)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()
