@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from koffline import objectives
-from koffline.dual_objectives import DualObjective, GradientTD2
 from koffline.envs.boxes import make_world
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale, TrainingSettings
@@ -30,7 +29,7 @@ from koffline.experiments.problem import ProblemSettings
 from koffline.experiments.results import Curves, Results, Row, grouped, interval_text, section
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian
-from koffline.objectives import MemoryLoss
+from koffline.objectives import DualObjective, GradientTD2, MemoryLoss
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 BASE_BANDWIDTH = 0.25

@@ -17,7 +17,6 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from koffline.batches import ReplicaPlan
-from koffline.dual_objectives import DualObjective
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import (
     FORMAT,
@@ -32,7 +31,7 @@ from koffline.experiments.problem import (
 from koffline.experiments.results import digest_of, is_archive, reading_result, write_arrays
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
-from koffline.objectives import Objective
+from koffline.objectives import DualObjective, Objective
 from koffline.replicas import Pullback, StackedMLP
 from koffline.untrusted.arrays import read_arrays
 
