@@ -21,9 +21,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.errors import ConfigError, DataError
+from koffline.kernels import Gaussian, Kernel
+from koffline.objectives import MemoryLoss
+from koffline.replicas import Workspace
 
 _MIX = (1 << 63) - 1
 _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
+_LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,15 +184,19 @@ class BatchSchedule:
         if self._uniform:
             start = step % length * size
             return self._rows_there[:, start : start + size]
-        starts = torch.tensor([step % length * size for length in self._lengths])
-        index = (starts[:, None] + torch.arange(size)).to(self._device)
-        return self._rows_there.gather(1, index)
+        starts = torch.tensor([[step % length * size] for length in self._lengths])
+        return self._rows_there.gather(1, (starts + torch.arange(size)).to(self._device))
 
     def _refill(self, step: int) -> None:
-        """Draw a new permutation for every group whose epoch begins at `step`."""
+        """Draw new permutations for every group whose epoch begins at `step`."""
         stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
         for group in stale:
-            self._draw_epoch(group, step // self._lengths[group])
+            epoch, needed = step // self._lengths[group], self._lengths[group] * self._batch_size
+            chosen, generator = self._sets[group], _generator(self._seeds[group], epoch, 0)
+            repeats = range(-(-needed // len(chosen)))
+            order = torch.cat([torch.randperm(len(chosen), generator=generator) for _ in repeats])
+            self._epochs[group] = epoch
+            self._rows[group, :needed] = chosen[order[:needed]]
         if stale:
             self._rows_there = self._rows.to(self._device, copy=True)  # never overwrite returned rows
 
@@ -201,14 +209,81 @@ class BatchSchedule:
             self._draw_block, self._picks = (block, draws), torch.stack(picks, dim=1).to(self._device)
         return self._picks[place]
 
-    def _draw_epoch(self, group: int, epoch: int) -> None:
-        chosen, needed = self._sets[group], self._lengths[group] * self._batch_size
-        generator = _generator(self._seeds[group], epoch, 0)
-        order = torch.cat(
-            [torch.randperm(len(chosen), generator=generator) for _ in range(-(-needed // len(chosen)))]
-        )
-        self._epochs[group] = epoch
-        self._rows[group, :needed] = chosen[order[:needed]]
+
+class BatchSource:
+    """The mini-batches of every step, and their Gram matrices (or features) where there is a kernel.
+
+    The table's columns lie side by side, so that a mini-batch is one gather (two with drawn continuations).
+    """
+
+    def __init__(
+        self, table: Table, kernel: Kernel | MemoryLoss | None, plan: ReplicaPlan, schedule: BatchSchedule
+    ) -> None:
+        self._schedule, self._kernel, self._draws = schedule, kernel, table.draws
+        self._workspace, self._wide = Workspace(), False
+        self._continuations = table.next_inputs.flatten(0, 1)
+        parts = {name: column for name, column in table.columns() if name != "kernel_inputs"}
+        parts |= {"rewards": table.rewards[:, None], "discounts": table.discounts[:, None]}
+        parts["next_inputs"] = table.next_inputs.flatten(1)
+        if table.draws > 1:
+            del parts["next_inputs"]
+        if isinstance(kernel, Gaussian):  # columns whose product is the kernel's exponent, computed once
+            compared = table.compared
+            parts["left"], parts["right"] = kernel.exponent_columns(compared)
+            corners = torch.stack((compared.amin(dim=0), compared.amax(dim=0)))
+            low, high = kernel.exponent_columns(corners)
+            # Kernel values of the farthest corners would be subnormal in single precision.
+            self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
+        elif kernel is not None:
+            parts["kernel_inputs"] = table.compared
+        self._widths = {name: part.shape[1] for name, part in parts.items()}
+        self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
+        groups = len(plan.groups)
+        self._group_of = self._gram_of = None
+        if groups < len(plan):
+            self._group_of = torch.tensor(plan.group_of, device=table.inputs.device)
+            # One gram serves its replicas as a view when groups follow each other in equal sizes.
+            in_order = tuple(group for group in range(groups) for _ in range(len(plan) // groups))
+            self._gram_of = None if in_order == plan.group_of else self._group_of
+
+    def batch(self, step: int) -> tuple[Batch, Tensor | None]:
+        """Rows of every replica (R, B, …) and Gram matrices (G, B, B), which the next call overwrites."""
+        rows = self._schedule.rows(step)
+        packed = _rows_of(self._columns, rows)  # (G, B, C)
+        gram = None if self._kernel is None else self._gram(self._split(packed))
+        part = self._split(_selected(packed, self._group_of))
+        if self._draws > 1:
+            chosen = rows * self._draws + self._schedule.draws(step, self._draws)
+            part["next_inputs"] = _rows_of(self._continuations, _selected(chosen, self._group_of))
+        rewards, discounts = (part[name].squeeze(-1) for name in ("rewards", "discounts"))
+        readouts = part.get("readout"), part.get("next_readout")
+        return Batch(part["inputs"], part["next_inputs"], rewards, discounts, *readouts), gram
+
+    def _split(self, packed: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self._widths, packed.split(list(self._widths.values()), dim=-1), strict=True))
+
+    def _gram(self, part: dict[str, Tensor]) -> Tensor:
+        if isinstance(self._kernel, Gaussian):
+            left, right = part["left"], part["right"]
+            groups, rows = left.shape[:2]
+            buffer = self._workspace.take("gram", (groups, rows, rows), left)
+            exponent = torch.bmm(left, right.mT, out=buffer)
+            gram = (exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent).exp2_()
+            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # exact in spite of the rounded exponent
+        else:
+            assert self._kernel is not None
+            gram = self._kernel.gram(part["kernel_inputs"])
+        return _selected(gram, self._gram_of)
+
+
+def _rows_of(columns: Tensor, rows: Tensor) -> Tensor:
+    """Rows (G, B, C) of columns (N, C)."""
+    return columns.index_select(0, rows.flatten()).unflatten(0, rows.shape)
+
+
+def _selected(groups: Tensor, which: Tensor | None) -> Tensor:
+    """Copies of the groups (G, …) for the replicas (R, …); None: one for each."""
+    return groups if which is None else groups.index_select(0, which)
 
 
 def _generator(seed: int, number: int, stream: int) -> torch.Generator:

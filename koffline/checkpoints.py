@@ -6,17 +6,18 @@ cut back to their length at the checkpoint.
 
 from __future__ import annotations
 
+import copy
 import io
 import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import atomic_file
@@ -24,7 +25,7 @@ from koffline.untrusted.arrays import load_tensors
 from koffline.untrusted.limits import Refused
 
 _NAME = re.compile(r"step_(\d{9,})\.pt")
-_ARRAY, _TUPLE = "a numpy array", "a tuple"  # keys that mark arrays and tuples in the file
+_FORMAT = "2 "  # begins the fingerprints of stacks; another number for what older versions cannot read
 _LOG = logging.getLogger(__name__)
 
 
@@ -52,35 +53,20 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
         raise ConfigError(f"checkpoint {path} cannot be read ({type(error).__name__}); delete it") from None
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:
         raise ConfigError(
-            f"checkpoint {path} belongs to a run with other data or settings; resume it with its own or "
-            "choose another --out"
+            f"checkpoint {path} belongs to a run with other data or settings, or of another version; resume "
+            "it with its own or choose another --out"
         )
     return state
 
 
-@dataclass(frozen=True)
-class Saved:
-    """State of a stack of runs at one step.
-
-    steps: environment steps per run; seconds: of training so far; files: bytes of each log by its path in the
-    run's folder; diverged: the step at which a seed's networks stopped being finite; state: the stack's own.
-    """
-
-    steps: int
-    seconds: float
-    files: Mapping[str, int]
-    diverged: Mapping[int, int]
-    state: Mapping[str, Any]
-
-
-def save(folder: Path, fingerprint: str, saved: Saved, keep: int) -> None:
-    """Write a checkpoint and remove all but the last ``keep``.
+def save(folder: Path, fingerprint: str, steps: int, state: Mapping[str, Any], keep: int) -> None:
+    """Write the checkpoint of a stack of runs after ``steps``, and remove all but the last ``keep``.
 
     Raises ConfigError if writing fails; earlier checkpoints then stay.
     """
-    path = folder / f"step_{saved.steps:09d}.pt"
+    path = folder / f"step_{steps:09d}.pt"
     try:
-        write_checkpoint(path, {"fingerprint": fingerprint, **_packed(vars(saved))})
+        write_checkpoint(path, {**state, "fingerprint": _FORMAT + fingerprint})
         for old in checkpoints(folder)[:-keep]:
             old.unlink()
     except (DataError, OSError) as error:
@@ -96,7 +82,7 @@ def checkpoints(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest(folder: Path, fingerprint: str) -> Saved | None:
+def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
     """Read the newest intact checkpoint; None if the folder has none.
 
     A damaged one is named in a warning and an older one is used. Raises ConfigError, and changes no file, if
@@ -105,10 +91,9 @@ def newest(folder: Path, fingerprint: str) -> Saved | None:
     found = checkpoints(folder)[::-1]
     for path in found:
         try:
-            state = read_checkpoint(path, fingerprint) or {}
-            return Saved(**{name: _unpacked(state[name]) for name in Saved.__dataclass_fields__})
-        except (ConfigError, KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if isinstance(error, ConfigError) and "belongs to" in str(error):
+            return read_checkpoint(path, _FORMAT + fingerprint)
+        except ConfigError as error:
+            if "belongs to" in str(error):
                 raise
         _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
     if found:
@@ -137,25 +122,39 @@ def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> N
             path.unlink()
 
 
-def _packed(value: Any) -> Any:
-    """Convert arrays and tuples to a form that can be read without running code."""
-    if isinstance(value, np.ndarray):
-        raw = torch.from_numpy(np.ascontiguousarray(value).reshape(-1).view(np.uint8).copy())
-        return {_ARRAY: value.dtype.str, "shape": list(value.shape), "bytes": raw}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Mapping):
-        return {key: _packed(part) for key, part in value.items()}
-    if isinstance(value, tuple):
-        return {_TUPLE: [_packed(part) for part in value]}
-    return [_packed(part) for part in value] if isinstance(value, list) else value
+def state_of(part: Any) -> Any:
+    """What a part of a run needs to go on, copied, as tensors and plain values that can be read without code.
+
+    Objects name the attributes that they go on from in ``kept``; those in a tuple are parts of their own.
+    """
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if isinstance(part, np.ndarray | Tensor):
+        return torch.as_tensor(part).clone()
+    if isinstance(part, tuple):
+        return [state_of(each) for each in part]
+    if isinstance(part, dict):
+        return {name: state_of(each) for name, each in part.items()}
+    if hasattr(part, "kept"):
+        return {name: state_of(getattr(part, name)) for name in part.kept}
+    return copy.deepcopy(part)
 
 
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, dict):
-        if _ARRAY in value:
-            return value["bytes"].numpy().view(np.dtype(value[_ARRAY])).copy().reshape(value["shape"])
-        if _TUPLE in value:
-            return tuple(_unpacked(part) for part in value[_TUPLE])
-        return {key: _unpacked(part) for key, part in value.items()}
-    return [_unpacked(part) for part in value] if isinstance(value, list) else value
+def restored(part: Any, state: Any) -> Any:
+    """The part as ``state_of`` saw it; tensors, generators and objects are the same, with other content."""
+    if isinstance(part, np.random.Generator):
+        part.bit_generator.state = state
+    elif isinstance(part, Tensor):  # others hold views of it
+        part.copy_(state)
+    elif isinstance(part, np.ndarray):
+        return state.clone().numpy()
+    elif isinstance(part, tuple):
+        return tuple(map(restored, part, state))
+    elif isinstance(part, dict):
+        return {name: restored(part.get(name), each) for name, each in state.items()}
+    elif hasattr(part, "kept"):
+        for name in part.kept:
+            setattr(part, name, restored(getattr(part, name), state[name]))
+    else:
+        return state
+    return part

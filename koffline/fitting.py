@@ -32,12 +32,11 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.dual_objectives import DualObjective, make_step
+from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.objectives import CopyTarget, FollowTarget, Objective
-from koffline.replicas import StackedNetwork
-from koffline.steps import BatchSource, StackedAdam
+from koffline.objectives import CopyTarget, DualObjective, FollowTarget, Objective
+from koffline.replicas import StackedAdam, StackedNetwork
+from koffline.steps import make_step
 
 Network = TypeVar("Network", bound=StackedNetwork)
 Probe = Callable[[int, Network], Tensor]

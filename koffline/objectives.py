@@ -5,7 +5,7 @@ kernel it needs (`kernel`, or None). ``compute_gradients`` gives the loss of eac
 the residual's two values in closed form, which is what the replica engine carries to the parameters (no
 autograd through the kernel).
 
-Objectives that train a second function beside the value (GTD2's w, SBEED's f) live in `dual_objectives`.
+GTD2 and SBEED train a second function beside the value, for which they give directions of descent too.
 """
 
 from __future__ import annotations
@@ -207,6 +207,68 @@ class MemoryLoss:
         slope = (1.0 - weight) * gram_product(remembered, psi.mT) + weight * residual
         slope = slope * (2.0 / rows)
         return ValueGradients((slope * residual).sum(dim=-1) / 2.0, -slope, slope * discount)
+
+
+@dataclass(frozen=True)
+class GradientTD2:
+    """Nonlinear GTD2: w regresses the residual on the gradient φ = ∇V(s), V follows against g = φᵀw.
+
+    w ← w + β (δ − g) φ;  θ ← θ + α {(φ − discount·φ') g − h},  h = (δ − g) ∇²V(s) w.
+    auxiliary_rate: β as a multiple of the value's learning rate.
+    (Maei et al. 2009, "Convergent temporal-difference learning with arbitrary smooth function approximation")
+    """
+
+    auxiliary_rate: float = 1.0
+    kernel: Kernel | None = field(default=None, init=False)
+    next_from: NextFrom = field(default="network", init=False)
+
+    def compute_gradients(self, residual: Rows, discount: Rows, correction: Rows) -> ValueGradients:
+        """−g/n through the value, discount·g/n through the next one; the loss is `projected_error`.
+
+        The Hessian term h reaches the parameters through g, in which the gradient is (δ − g)/n.
+        """
+        slope = correction / residual.shape[-1]
+        return ValueGradients(projected_error(residual, correction), -slope, slope * discount)
+
+    def compute_auxiliary_gradient(self, residual: Rows, correction: Rows) -> Rows:
+        """Gradient of mean (δ − g)²/2 in g, (R, N): what w descends."""
+        return (correction - residual) / residual.shape[-1]
+
+
+@dataclass(frozen=True)
+class SaddlePoint:
+    """SBEED for evaluation: min over V, max over f of mean 2δf − f², f a small network.
+
+    ascent_steps: gradient steps of f on a mini-batch before V's step on it.
+    auxiliary_rate: learning rate of f as a multiple of the value's.
+    (Feng et al. 2019, equ:sbeed)
+    """
+
+    hidden: tuple[int, ...] = (10,)
+    ascent_steps: int = 10
+    auxiliary_rate: float = 1.0
+    kernel: Kernel | None = field(default=None, init=False)
+    next_from: NextFrom = field(default="network", init=False)
+
+    def compute_gradients(self, residual: Rows, discount: Rows, test: Rows) -> ValueGradients:
+        """−2f/n through the value, 2 discount·f/n through the next one."""
+        slope = test * (2.0 / residual.shape[-1])
+        return ValueGradients(projected_error(residual, test), -slope, slope * discount)
+
+    def compute_auxiliary_gradient(self, residual: Rows, test: Rows) -> Rows:
+        """Gradient of −mean(2δf − f²) in f, (R, N)."""
+        return (test - residual) * (2.0 / residual.shape[-1])
+
+
+def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]:
+    """mean 2δf − f², (R,): at its maximum over a family of f the Bellman error projected on it, squared.
+
+    (Feng et al. 2019, equ:sbeed)
+    """
+    return (estimate * (2.0 * residual - estimate)).mean(dim=-1)
+
+
+DualObjective = GradientTD2 | SaddlePoint | MemoryLoss
 
 
 @cache

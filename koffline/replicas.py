@@ -213,6 +213,34 @@ class Workspace:
         return buffer
 
 
+class StackedAdam:
+    """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each.
+
+    epsilon: one number, or one for each replica, (R, 1).
+    """
+
+    kept = ("_mean", "_square", "_steps")
+
+    def __init__(
+        self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float | Tensor = 1e-8
+    ) -> None:
+        self._betas, self._epsilon = betas, epsilon
+        self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
+        self._scratch = torch.empty_like(flat)
+        self._steps = 0
+
+    def update(self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]) -> None:
+        """Move `flat` in place against `gradient`; bias corrections are folded into the step's scalars."""
+        self._steps += 1
+        first, second = self._betas
+        root = math.sqrt(1.0 - second**self._steps)
+        self._mean.lerp_(gradient, 1.0 - first)
+        self._square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
+        torch.sqrt(self._square, out=self._scratch).add_(self._epsilon * root)
+        torch.div(self._mean, self._scratch, out=self._scratch)
+        flat.addcmul_(self._scratch, rates, value=-root / (1.0 - first**self._steps))
+
+
 def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
     """x W + b, (R, N, out); with few outputs as its transpose, since narrow batched products are slow."""
     if out is None and weight.shape[-1] < _NARROW:

@@ -1,8 +1,10 @@
-"""One step of every replica: gather rows, value them, carry the objective's gradients to the parameters."""
+"""One step of every replica: value the rows, carry the objective's gradients to the parameters.
+
+Objectives with a second function (w of GTD2, f of SBEED, a memory) have steps that move it beside the value.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,95 +13,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.batches import Batch, BatchSchedule, ReplicaPlan, Table
-from koffline.kernels import Gaussian, Kernel
-from koffline.objectives import MemoryLoss, Objective, Rows, ValueGradients, gram_product
-from koffline.replicas import StackedNetwork, Workspace
-
-_LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
-
-
-class BatchSource:
-    """The mini-batches of every step, and their Gram matrices (or features) where there is a kernel.
-
-    The table's columns lie side by side, so that a mini-batch is one gather (two with drawn continuations).
-    """
-
-    def __init__(
-        self, table: Table, kernel: Kernel | MemoryLoss | None, plan: ReplicaPlan, schedule: BatchSchedule
-    ) -> None:
-        self._schedule, self._kernel, self._draws = schedule, kernel, table.draws
-        self._kept: tuple[int, Batch, Tensor | None] | None = None
-        self._workspace = Workspace()
-        self._continuations = table.next_inputs.flatten(0, 1) if table.draws > 1 else None
-        parts = {name: column for name, column in table.columns() if name != "kernel_inputs"}
-        parts["rewards"], parts["discounts"] = table.rewards[:, None], table.discounts[:, None]
-        parts["next_inputs"] = table.next_inputs.flatten(1)
-        if self._continuations is not None:
-            del parts["next_inputs"]
-        self._wide = False
-        if isinstance(kernel, Gaussian):  # columns whose product is the kernel's exponent, computed once
-            columns = table.compared
-            parts["left"], parts["right"] = kernel.exponent_columns(columns)
-            corners = torch.stack((columns.amin(dim=0), columns.amax(dim=0)))
-            low, high = kernel.exponent_columns(corners)
-            # Kernel values of the farthest corners would be subnormal in single precision.
-            self._wide = float((low[0] * high[1]).sum()) < _LEAST_EXPONENT
-        elif kernel is not None:
-            parts["kernel_inputs"] = table.compared
-        self._widths = {name: part.shape[1] for name, part in parts.items()}
-        self._columns = torch.cat(list(parts.values()), dim=1).contiguous()
-        groups = len(plan.groups)
-        self._group_of = self._gram_of = None
-        if groups < len(plan):
-            self._group_of = torch.tensor(plan.group_of, device=table.inputs.device)
-            # One gram serves its replicas as a view when groups follow each other in equal sizes.
-            in_order = tuple(group for group in range(groups) for _ in range(len(plan) // groups))
-            self._gram_of = None if in_order == plan.group_of else self._group_of
-
-    def batch(self, step: int) -> tuple[Batch, Tensor | None]:
-        """Rows of every replica (R, B, …) and Gram matrices (G, B, B), until another step is asked for."""
-        if self._kept is None or self._kept[0] != step:
-            self._kept = step, *self._gather(step)
-        return self._kept[1], self._kept[2]
-
-    def _gather(self, step: int) -> tuple[Batch, Tensor | None]:
-        rows = self._schedule.rows(step)
-        packed = self._columns.index_select(0, rows.flatten()).unflatten(0, rows.shape)  # (G, B, C)
-        following = None
-        if self._continuations is not None:
-            chosen = rows * self._draws + self._schedule.draws(step, self._draws)
-            following = self._continuations.index_select(0, chosen.flatten()).unflatten(0, rows.shape)
-        gram = None if self._kernel is None else self._gram(self._split(packed))
-        if self._group_of is not None:
-            packed = packed.index_select(0, self._group_of)
-            following = None if following is None else following.index_select(0, self._group_of)
-        part = self._split(packed)
-        batch = Batch(
-            inputs=part["inputs"],
-            next_inputs=part["next_inputs"] if following is None else following,
-            rewards=part["rewards"].squeeze(-1),
-            discounts=part["discounts"].squeeze(-1),
-            readout=part.get("readout"),
-            next_readout=part.get("next_readout"),
-        )
-        return batch, gram
-
-    def _split(self, packed: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self._widths, packed.split(list(self._widths.values()), dim=-1), strict=True))
-
-    def _gram(self, part: dict[str, Tensor]) -> Tensor:
-        if isinstance(self._kernel, Gaussian):
-            left, right = part["left"], part["right"]
-            groups, rows = left.shape[:2]
-            buffer = self._workspace.take("gram", (groups, rows, rows), left)
-            exponent = torch.bmm(left, right.mT, out=buffer)
-            gram = (exponent.clamp_(min=_LEAST_EXPONENT) if self._wide else exponent).exp2_()
-            gram.diagonal(dim1=-2, dim2=-1).fill_(1.0)  # exact in spite of the rounded exponent
-        else:
-            assert self._kernel is not None
-            gram = self._kernel.gram(part["kernel_inputs"])
-        return gram if self._gram_of is None else gram.index_select(0, self._gram_of)
+from koffline.batches import Batch, BatchSource, ReplicaPlan
+from koffline.errors import ConfigError
+from koffline.objectives import (
+    DualObjective,
+    GradientTD2,
+    MemoryLoss,
+    Objective,
+    Rows,
+    SaddlePoint,
+    ValueGradients,
+    gram_product,
+)
+from koffline.replicas import StackedAdam, StackedMLP, StackedNetwork, affine, outer_sum
 
 
 class Step:
@@ -134,6 +60,8 @@ class Step:
 class Memory:
     """Moving average m (R, f) of mini-batches' mean ψδ. share: kept per step, a number or (R, 1)."""
 
+    kept = ("_sums", "count")
+
     def __init__(self, share: float | Tensor, sums: Tensor) -> None:
         self._share, self._sums, self.count = share, sums, 0
 
@@ -151,14 +79,6 @@ class Memory:
         self.count += 1
         return remembered
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`."""
-        return {"memory": self._sums, "count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self._sums, self.count = state["memory"], int(state["count"])
-
 
 class MemoryStep(Step):
     """Step that holds the memory and the previous step's parameters."""
@@ -172,16 +92,13 @@ class MemoryStep(Step):
         """Update the memory; return loss and gradient."""
         batch, psi = self._source.batch(step)
         assert psi is not None
-        old = None
+        before, rows = None, batch.rewards.shape[1]
         if self._memory.count:
             old = _residual_from(network.with_flat(self._before).forward(_both(batch)), batch)
+            before = gram_product(old, psi) / rows
 
         def gradients(residual: Rows) -> ValueGradients:
-            now, before = (
-                None if each is None else gram_product(each, psi) / each.shape[-1] for each in (residual, old)
-            )
-            assert now is not None
-            remembered = self._memory.take(now, before)
+            remembered = self._memory.take(gram_product(residual, psi) / rows, before)
             return self._loss.compute_gradients(residual, batch.discounts, remembered, psi)
 
         found = full_gradient(network, batch, gradients)
@@ -189,40 +106,73 @@ class MemoryStep(Step):
         return found
 
 
-class StackedAdam:
-    """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each.
+class GradientTD2Step(Step):
+    """Step of GTD2: w, (R, P), is `second` and is updated at the same old parameters as the value."""
 
-    epsilon: one number, or one for each replica, (R, 1).
+    def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
+        self._dual, self._source, self.second, self._adam = objective, source, second, StackedAdam(second)
+
+    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Update w; return the loss and the value's gradient."""
+        batch, _ = self._source.batch(step)
+        outputs, tangents, pull_own = forward_with_tangent(network, batch.inputs, self.second)
+        next_outputs, pull_next = network.forward_with_pullback(batch.next_inputs)
+        value, correction = (read_values(part, batch.readout) for part in (outputs, tangents))
+        next_value = read_values(next_outputs, batch.next_readout)
+        residual = batch.rewards + batch.discounts * next_value - value
+        parts = self._dual.compute_gradients(residual, batch.discounts, correction)
+        regression = self._dual.compute_auxiliary_gradient(residual, correction)
+        own, hessian, auxiliary = (
+            spread_gradient(part, batch.readout) for part in (parts.value, -regression, regression)
+        )
+        gradient = pull_next(spread_gradient(parts.next_value, batch.next_readout)) + pull_own(own, hessian)
+        self._adam.update(self.second, pull_own(auxiliary, None), rates * self._dual.auxiliary_rate)
+        return parts.loss, gradient
+
+
+class SaddlePointStep(Step):
+    """Step of SBEED: the test functions f, with parameters `second`, ascend before the value's gradient."""
+
+    def __init__(self, objective: Any, source: BatchSource, test: StackedMLP) -> None:
+        self._dual, self._source = objective, source
+        self._test, self.second, self._adam = test, test.flat, StackedAdam(test.flat)
+
+    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Update f; return the loss and the value's gradient."""
+        batch, _ = self._source.batch(step)
+        value = read_values(network.forward(batch.inputs), batch.readout).clone()
+        next_value = read_values(network.forward(batch.next_inputs), batch.next_readout)
+        residual = batch.rewards + batch.discounts * next_value - value
+        scaled = rates * self._dual.auxiliary_rate
+        for _ in range(self._dual.ascent_steps):
+            outputs, pullback = self._test.forward_with_pullback(batch.inputs)
+            slope = self._dual.compute_auxiliary_gradient(residual, read_values(outputs, batch.readout))
+            self._adam.update(self.second, pullback(spread_gradient(slope, batch.readout)), scaled)
+        test = read_values(self._test.forward(batch.inputs), batch.readout)
+        gradients = partial(self._dual.compute_gradients, discount=batch.discounts, test=test)
+        return full_gradient(network, batch, gradients)
+
+
+def make_step(
+    objective: Objective | DualObjective, source: BatchSource, network: StackedNetwork, plan: ReplicaPlan
+) -> Step:
+    """The step of any objective.
+
+    Raises ConfigError for a dual objective whose network is no StackedMLP.
     """
-
-    def __init__(
-        self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float | Tensor = 1e-8
-    ) -> None:
-        self._betas, self._epsilon = betas, epsilon
-        self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
-        self._scratch = torch.empty_like(flat)
-        self._steps = 0
-
-    def update(self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]) -> None:
-        """Move `flat` in place against `gradient`; bias corrections are folded into the step's scalars."""
-        self._steps += 1
-        first, second = self._betas
-        root = math.sqrt(1.0 - second**self._steps)
-        self._mean.lerp_(gradient, 1.0 - first)
-        self._square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)
-        torch.sqrt(self._square, out=self._scratch).add_(self._epsilon * root)
-        torch.div(self._mean, self._scratch, out=self._scratch)
-        flat.addcmul_(self._scratch, rates, value=-root / (1.0 - first**self._steps))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Moments and step count."""
-        return {"mean": self._mean, "square": self._square, "steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-        self._mean.copy_(state["mean"])
-        self._square.copy_(state["square"])
-        self._steps = int(state["steps"])
+    if isinstance(objective, MemoryLoss):
+        return MemoryStep(objective, source, network)
+    if not isinstance(objective, GradientTD2 | SaddlePoint):
+        return Step(objective, source)
+    if not isinstance(network, StackedMLP):
+        raise ConfigError(f"{type(objective).__name__} needs a StackedMLP as value network; give one")
+    flat = network.flat
+    if isinstance(objective, GradientTD2):
+        return GradientTD2Step(objective, source, torch.zeros_like(flat))
+    seeds = [seed + 1_000_003 for seed in plan.batch_seeds]  # other initial weights than the value's
+    sizes = (network.sizes[0], *objective.hidden, network.sizes[-1])
+    test = StackedMLP.initialise(sizes, seeds, dtype=flat.dtype, device=flat.device)
+    return SaddlePointStep(objective, source, test)
 
 
 def full_gradient(
@@ -264,3 +214,63 @@ def read_values(outputs: Tensor, readout: Tensor | None) -> Tensor:
 def spread_gradient(gradient: Tensor, readout: Tensor | None) -> Tensor:
     """The transpose of `read_values`: gradients in values (R, B) as gradients in outputs (R, B, n)."""
     return gradient.unsqueeze(-1) if readout is None else gradient.unsqueeze(-1) * readout
+
+
+def forward_with_tangent(
+    network: StackedMLP, x: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor | None], Tensor]]:
+    """Outputs o (R, N, n), ȯ (R, N, n) along `direction` (R, P), and (∂o, ∂ȯ or None) ↦ gradient (R, P).
+
+    The gradient of ȯ is a product of the Hessian with the direction. Dual numbers by hand: a step of GTD2
+    takes three times as long by torch.func.jvp.
+    """
+    layers, ways = network.layers(network.flat), network.layers(direction)
+    inputs = [x.expand(network.replicas, *x.shape[-2:])]  # h of each layer
+    tangents: list[Tensor | None] = [None]  # ḣ
+    slopes: list[Tensor] = []  # σ'(z) of each hidden layer
+    bends: list[Tensor | None] = []  # σ''(z)·ż, None where it is zero
+    for (weight, bias), (weight_way, bias_way) in zip(layers, ways, strict=True):
+        linear = affine(inputs[-1], weight, bias)  # z = h W + b
+        moved = affine(inputs[-1], weight_way, bias_way)  # ż = h Ẇ + ḃ + ḣ W
+        if tangents[-1] is not None:
+            moved = moved + affine(tangents[-1], weight, torch.zeros_like(bias))
+        if len(inputs) == len(layers):
+            break
+        if network.activation == "relu":
+            inputs.append(linear.relu())
+            slopes.append((linear > 0).to(linear.dtype))
+            bends.append(None)
+        else:
+            inputs.append(linear.tanh())
+            slopes.append(1.0 - inputs[-1].square())
+            bends.append(-2.0 * inputs[-1] * slopes[-1] * moved)
+        tangents.append(moved.mul_(slopes[-1]))
+
+    def pull(below: Tensor, beside: Tensor | None) -> Tensor:
+        """Gradients in z and ż, layer by layer from the outputs down."""
+        result = torch.empty_like(network.flat)
+        for index, (weight_slot, bias_slot) in reversed(list(enumerate(network.layers(result)))):
+            weight_slot.copy_(outer_sum(inputs[index], below))
+            tangent = tangents[index]
+            if beside is not None and tangent is not None:
+                weight_slot.add_(outer_sum(tangent, beside))
+            torch.sum(below, dim=1, keepdim=True, out=bias_slot)
+            if index:
+                weight, slope, bend = layers[index][0], slopes[index - 1], bends[index - 1]
+                below = _times(below, weight)
+                if beside is None:
+                    below.mul_(slope)
+                    continue
+                below.add_(_times(beside, ways[index][0])).mul_(slope)
+                beside = _times(beside, weight)
+                if bend is not None:
+                    below.addcmul_(bend, beside)
+                beside.mul_(slope)
+        return result
+
+    return linear, moved, pull
+
+
+def _times(gradient: Tensor, weight: Tensor) -> Tensor:
+    """Product g Wᵀ, (R, N, in); for a single output an elementwise product, which is faster."""
+    return gradient * weight.mT if weight.shape[-1] == 1 else torch.bmm(gradient, weight.mT)

@@ -12,7 +12,7 @@ import pytest
 from jaxtyping import install_import_hook
 
 _CHECKED = (
-    "batches", "bellman", "builders", "checkpoints", "data", "dual_objectives", "envs", "experiments",
+    "batches", "bellman", "builders", "checkpoints", "data", "envs", "experiments",
     "fitting", "kernel_loss", "kernels", "objectives", "online.collector", "online.critics",
     "online.learner", "ope", "policies", "replicas", "runs", "steps",
 )  # fmt: skip

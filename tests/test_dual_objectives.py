@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.dual_objectives import GradientTD2, SaddlePoint, make_step, projected_error
+from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
 from koffline.fitting import FitSettings, fit
+from koffline.objectives import GradientTD2, SaddlePoint, projected_error
 from koffline.replicas import StackedMLP
-from koffline.steps import BatchSource
+from koffline.steps import make_step
 from tests.engine_problems import FORMS, SIZES, make_table
 
 PLAN = ReplicaPlan((0.01, 0.02, 0.01, 0.03), (1, 1, 2, 3))

@@ -5,15 +5,16 @@ import pytest
 import torch
 
 from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
 from koffline.kernels import Linear
 from koffline.objectives import (
     CopyTarget,
     FittedIteration,
+    GradientTD2,
     KernelLoss,
     ResidualGradient,
+    SaddlePoint,
     TemporalDifference,
     fitted_q,
 )

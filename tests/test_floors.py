@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[1] / "koffline"
 FLOORS = (
     "errors", "progress", "untrusted", "store", "jobs", "data",
     "kernels", "kernel_loss", "objectives", "config",
-    "replicas", "batches", "steps", "dual_objectives", "checkpoints", "fitting",
+    "replicas", "batches", "steps", "checkpoints", "fitting",
     "spread", "envs", "policies", "algos", "policy_specs", "builders",
     "online", "ope", "report", "train", "experiments", "cli", "__init__", "__main__",
 )  # fmt: skip

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from koffline.batches import BatchSchedule, ReplicaPlan, Table
-from koffline.dual_objectives import make_step
+from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
 from koffline.kernels import Gaussian, Laplacian
 from koffline.objectives import KernelLoss, MemoryLoss
 from koffline.replicas import StackedMLP
-from koffline.steps import BatchSource
+from koffline.steps import make_step
 from tests.engine_problems import FORMS, SIZES, make_table
 
 PLAN = ReplicaPlan((0.01, 0.03), (1, 2))

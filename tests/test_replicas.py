@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from koffline.checkpoints import restored, state_of
 from koffline.errors import ConfigError, DataError
-from koffline.replicas import StackedMLP
-from koffline.steps import StackedAdam
+from koffline.replicas import StackedAdam, StackedMLP
 from tests.engine_problems import module_of
 from tests.refusals import refused
 
@@ -72,8 +72,7 @@ def test_adam_is_adam_with_a_rate_for_each_replica():
         gradient = draw(2, 6, seed=step) * 10.0 ** (step % 4 - 2)
         adam.update(flat, gradient, rates)
         if step == 9:  # continue from a saved state
-            state, adam = adam.state_dict(), StackedAdam(flat, epsilon=1e-5, **options)
-            adam.load_state_dict(state)
+            adam = restored(StackedAdam(flat, epsilon=1e-5, **options), state_of(adam))
         for single, optimiser, row in zip(singles, ordinary, gradient, strict=True):
             single.grad = row.clone()
             optimiser.step()

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import DataError
+from koffline.store import locked
 from koffline.store.files import write_text
 from koffline.store.run_record import digest_of
-from koffline.store import locked
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions

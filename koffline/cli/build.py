@@ -228,7 +228,8 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
     replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
-    some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and Walker2d-v5 are bundled.
+    some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and
+    Walker2d-v5 are bundled.
 
     \b
     Examples:

@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from koffline import objectives
-from koffline.dual_objectives import GradientTD2
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
 from koffline.experiments.evaluation import rows_of
@@ -29,7 +28,7 @@ from koffline.experiments.results import Curves, Results, Row, grouped
 from koffline.experiments.statistics import Interval
 from koffline.kernel_loss import mixture_diag_weight
 from koffline.kernels import Gaussian, InverseMultiquadric, Laplacian
-from koffline.objectives import KernelLoss, MemoryLoss
+from koffline.objectives import GradientTD2, KernelLoss, MemoryLoss
 
 WORLDS = ("puddle_world", "cart_pole", "mountain_car")
 _KERNELS: dict[str, Any] = {

@@ -17,13 +17,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from koffline.batches import ReplicaPlan
-from koffline.dual_objectives import DualObjective
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings
 from koffline.experiments.results import digest_of, is_result, reading_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
-from koffline.objectives import Objective
+from koffline.objectives import DualObjective, Objective
 from koffline.replicas import Pullback, StackedMLP
 
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise

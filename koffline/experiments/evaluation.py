@@ -16,19 +16,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from koffline import objectives
-from koffline.dual_objectives import DualObjective, GradientTD2, SaddlePoint
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
 from koffline.experiments.results import Correlation, Curves, Results, Row, grouped
 from koffline.experiments.statistics import Interval, mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
-OBJECTIVES: dict[str, objectives.Objective | DualObjective] = {
+OBJECTIVES: dict[str, objectives.Objective | objectives.DualObjective] = {
     "td0": objectives.TemporalDifference(),
     "fvi": objectives.FittedIteration(),
     "rg": objectives.ResidualGradient(),
-    "gtd2": GradientTD2(),
-    "sbeed": SaddlePoint(),
+    "gtd2": objectives.GradientTD2(),
+    "sbeed": objectives.SaddlePoint(),
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}

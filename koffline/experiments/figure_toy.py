@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from koffline import objectives
-from koffline.dual_objectives import GradientTD2, SaddlePoint
 from koffline.envs import finite as worlds
 from koffline.experiments import style
 from koffline.experiments.cells import Run
@@ -161,8 +160,8 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
         "td0": objectives.TemporalDifference(),
         "fvi": objectives.FittedIteration(objectives.CopyTarget(settings.copy_every)),
         "rg": objectives.ResidualGradient(),
-        "gtd2": GradientTD2(),
-        "sbeed": SaddlePoint(hidden=()),
+        "gtd2": objectives.GradientTD2(),
+        "sbeed": objectives.SaddlePoint(hidden=()),
         "kloss": LinearKernelLoss(log.features),
     }[method]
     weights = target = torch.ones(len(log.reward), 3, dtype=torch.float64)
@@ -172,10 +171,10 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
     iterations = np.unique(np.concatenate([[0], spaced]))
     recorded = [weights.numpy()]
     for iteration in range(1, settings.iterations + 1):
-        if isinstance(objective, GradientTD2 | SaddlePoint):
+        if isinstance(objective, objectives.GradientTD2 | objectives.SaddlePoint):
             residual = log.residual(weights, weights)
             # The steps of the second function that precede one of V; linear V has no Hessian term.
-            for _ in range(objective.ascent_steps if isinstance(objective, SaddlePoint) else 1):
+            for _ in range(objective.ascent_steps if isinstance(objective, objectives.SaddlePoint) else 1):
                 slope = objective.compute_auxiliary_gradient(residual, values(log.features, second))
                 step = settings.learning_rate * objective.auxiliary_rate * _projected(slope, log.features)
                 second = second - step

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.checkpoints import Saved, newest, save
+from koffline.checkpoints import newest, save
 from koffline.envs import NOISY_MUJOCO
 from koffline.experiments.cells import Run
 from koffline.experiments.results import digest_of, is_result, reading_result, write_result
@@ -258,8 +258,8 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
     rows: list[dict[str, list[float]]] = []
     diverged: dict[int, int] = {}
     if found := newest(folder, cell.name):
-        stack.load_state_dict(dict(found.state["stack"]))
-        steps, rows, diverged = found.state["steps"], found.state["rows"], dict(found.diverged)
+        stack.load_state_dict(found["stack"])
+        steps, rows, diverged = found["steps"], found["rows"], found["diverged"]
     while True:
         is_over = stack.steps >= config.steps
         if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
@@ -273,8 +273,8 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
         if is_over:
             break
         if time.perf_counter() - saved > _CHECKPOINT_SECONDS:
-            state = {"stack": stack.state_dict(), "steps": steps, "rows": rows}
-            save(folder, cell.name, Saved(stack.steps, 0.0, {}, diverged, state), keep=1)
+            state = {"stack": stack.state_dict(), "steps": steps, "rows": rows, "diverged": diverged}
+            save(folder, cell.name, stack.steps, state, keep=1)
             saved = time.perf_counter()
         stack.iterate()
     return MujocoResult(

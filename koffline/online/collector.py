@@ -6,10 +6,8 @@ The trust region computes the coefficient of divergence from the last episodes' 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -28,13 +26,7 @@ _AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
 FEWEST_EPISODES = 8
 BEFORE = 500.0  # coefficient with at most FEWEST_EPISODES episodes
 SMOOTHING = 0.99
-
-
-class Finished(NamedTuple):
-    """An episode that ended in training: return in the environment's units, length in steps."""
-
-    total: float
-    length: int
+Episodes = list[tuple[float, int]]  # return in the environment's units and length of ended ones, in order
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +55,13 @@ class Collector:
     """K · E copies of an environment, run by run; each run's own generator draws its seeds and noise.
 
     An episode that ends is followed by the next one, with a seed of its own, within the same step.
+    recent: each run's last episodes; since: returns of those that ended since the last evaluation.
     """
+
+    kept = (
+        "recent", "since", "_seeds", "_pending", "_observations",
+        "_totals", "_lengths", "_episodes", "_taken",
+    )  # fmt: skip
 
     def __init__(
         self, copies: Copies, shape: Shape, generators: Sequence[np.random.Generator], config: OnlineConfig
@@ -72,8 +70,8 @@ class Collector:
         self._each, self._path_length = config.num_envs, config.path_length
         self._steps = config.steps_per_iteration // self._each
         n = self._n = self._each * len(generators)
-        self.recent: list[deque[Finished]] = [deque(maxlen=WINDOW) for _ in generators]
-        self.since: list[list[Finished]] = [[] for _ in generators]  # episodes since the last evaluation
+        self.recent: list[Episodes] = [[] for _ in generators]
+        self.since: list[list[float]] = [[] for _ in generators]
         self._seeds, self._pending = self._draw_seeds(), self._draw_seeds()
         self._observations = vectors(copies.reset(self._seeds))
         self._totals, self._lengths, self._episodes = np.zeros(n), np.zeros(n, int), np.zeros(n, int)
@@ -94,39 +92,18 @@ class Collector:
             rows.append((*before, *self._play(executed)))
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
-    def state_dict(self) -> dict[str, Any]:
-        """Seeds and actions of running episodes, and returns of finished ones."""
-        return {
-            "seeds": np.array(self._seeds),
-            "pending": np.array(self._pending),
-            "taken": self._taken[:, : int(self._lengths.max())].copy(),
-            "observations": self._observations.copy(),
-            "totals": self._totals.copy(),
-            "lengths": self._lengths.copy(),
-            "episodes": self._episodes.copy(),
-            "recent": [list(run) for run in self.recent],
-            "since": [list(run) for run in self.since],
-        }
+    def resume(self) -> bool:
+        """Play the running episodes of a restored state again, from their seeds; return whether they agree.
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Restore by replaying the running episodes from their seeds. Return False if they began anew."""
-        self._seeds, self._pending = (list(map(int, state[name])) for name in ("seeds", "pending"))
-        self.recent = [deque(map(Finished._make, run), maxlen=WINDOW) for run in state["recent"]]
-        self.since = [list(map(Finished._make, run)) for run in state["since"]]
-        self._totals, self._lengths, self._episodes = (
-            state[name].copy() for name in ("totals", "lengths", "episodes")
-        )
-        n, longest, *rest = state["taken"].shape
-        self._taken = np.zeros((n, max(_FIRST_LENGTH, longest), *rest), dtype=self._taken.dtype)
-        self._taken[:, :longest] = state["taken"]
+        Where they do not, they begin anew.
+        """
         found = self._replay()
-        exact = found is not None and np.array_equal(found, state["observations"])
-        if found is None or not exact:
-            self._episodes += 1
-            found = vectors(self._copies.reset(self._seeds))
-            self._totals[:], self._lengths[:] = 0.0, 0
-        self._observations = found
-        return exact
+        if found is not None and np.array_equal(found, self._observations):
+            return True
+        self._episodes += 1
+        self._observations = vectors(self._copies.reset(self._seeds))
+        self._totals[:], self._lengths[:] = 0.0, 0
+        return False
 
     def _replay(self) -> np.ndarray | None:
         """Replay the running episodes; None if one ends earlier than before."""
@@ -162,9 +139,9 @@ class Collector:
         ended = np.flatnonzero(terminated | truncated).tolist()
         for copy in ended:
             run = copy // self._each
-            finished = Finished(float(self._totals[copy]), int(self._lengths[copy]))
-            self.recent[run].append(finished)
-            self.since[run].append(finished)
+            total, length = float(self._totals[copy]), int(self._lengths[copy])
+            self.recent[run] = [*self.recent[run], (total, length)][-WINDOW:]
+            self.since[run].append(total)
             self._seeds[copy] = self._pending[copy]
             self._pending[copy] = int(self._generators[run].integers(2**31))
         if ended:
@@ -260,6 +237,8 @@ class TrustRegion:
     weighted episodes can have, the log of their number; the coefficient then falls to kl_coef.
     """
 
+    kept = ("kl_coef", "wanted")
+
     def __init__(self, configs: Sequence[OnlineConfig]) -> None:
         self._is_on = np.array([c.max_divergence is not None for c in configs])
         self._least = np.array([c.kl_coef for c in configs])
@@ -270,15 +249,13 @@ class TrustRegion:
         self._max_divergence = np.array([c.max_divergence or 0.0 for c in configs])
         self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
 
-    def update(self, recent: Sequence[Sequence[Finished]], changed: np.ndarray) -> None:
+    def update(self, recent: Sequence[Episodes], changed: np.ndarray) -> None:
         """Update after an iteration. recent: each run's last episodes; changed (K,): a run finished one."""
         by_count: dict[int, list[int]] = {}
         for run in np.flatnonzero(changed & self._is_on).tolist():
             by_count.setdefault(len(recent[run]), []).append(run)
         for runs in by_count.values():
-            episodes = [recent[run] for run in runs]
-            returns = np.array([[episode.total for episode in each] for each in episodes], dtype=float)
-            lengths = np.array([[episode.length for episode in each] for each in episodes], dtype=float)
+            returns, lengths = np.array([recent[run] for run in runs], dtype=float).transpose(2, 0, 1)
             length = np.where(self._is_per_step[runs], lengths.mean(axis=1), 1.0)
             allowed = self._max_divergence[runs] * length
             self.is_inert[runs] = allowed >= np.log(returns.shape[1])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian
+from koffline.objectives import gram_product
 from koffline.online.networks import AgentStack, Density
 from koffline.online.paths import Minibatch, Rows
 from koffline.steps import Memory
 
-Coefficients = tuple[Tensor, Tensor]  # λ and τ, (K, 1) each
 _SMALLEST_BANDWIDTH = 1e-6
 _FEATURES = 200  # random features of a remembered kernel loss
 
@@ -86,9 +85,12 @@ class Residual:
 
 
 def compute_residual(
-    online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch, coefficients: Coefficients
+    online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch, coefficients: Tensor
 ) -> Residual:
-    """Residuals of all windows. slow: the runs that bootstrap from the slow copy of V."""
+    """Residuals of all windows.
+
+    slow: the runs that bootstrap from the slow copy of V. coefficients (2, K, 1): τ and λ.
+    """
     runs, paths, steps = batch.rewards.shape
     inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
     actions = batch.actions.flatten(1, 2)
@@ -96,7 +98,7 @@ def compute_residual(
     outputs, pull_policy = online.policy.forward_with_pullback(inputs)
     density = Density(outputs, online.log_std, actions)
     slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
-    entropy_coef, kl_coef = coefficients
+    kl_coef, entropy_coef = coefficients
     divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow_density
     reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
     gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
@@ -148,8 +150,7 @@ def kernel_gradients(
     weight = torch.where(diag_weight.isnan(), 1.0 / count, diag_weight)
     kept = residual * valid
     off = (1.0 - weight) / (count * (count - 1.0))
-    product = torch.bmm(kept.unsqueeze(1), gram).squeeze(1)  # (R, 1, M) @ (R, M, M); the diagonal is one
-    weighted = product * off + (weight / count - off) * kept
+    weighted = gram_product(kept, gram) * off + (weight / count - off) * kept  # the gram's diagonal is one
     weighted = weighted * valid
     loss = (weighted * kept).sum(dim=1)
     return CriticGradients(loss, -2.0 * weighted, 2.0 * weighted * discount * through_end)
@@ -210,56 +211,46 @@ class RememberedLoss:
     (Feng et al. 2019, thm:eigen; `koffline.objectives.MemoryLoss`)
     """
 
+    kept = ("_memory", "_online", "_target", "_coefficients")
+
     def __init__(
-        self, share: Tensor, diag_weight: Tensor, bandwidth: Tensor, columns: int, before: AgentStack
+        self,
+        share: Tensor,
+        diag_weight: Tensor,
+        bandwidth: Tensor,
+        columns: int,
+        online: AgentStack,
+        target: AgentStack,
     ) -> None:
         self._weight, self._bandwidth = diag_weight, bandwidth
         generator = torch.Generator().manual_seed(0)
         self._features = FourierFeatures(Gaussian(1.0).draw_frequencies(columns, _FEATURES // 2, generator))
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
-        self._online, self._target = (AgentStack(before.shape, before.flat.clone()) for _ in range(2))
-        self._coefficients: Coefficients = (torch.zeros_like(share), torch.zeros_like(share))
+        self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
+        self._coefficients = share.new_zeros(2, len(share), 1)
 
     def gradients(
         self,
         residual: Tensor,
         batch: Minibatch,
         inputs: Tensor,
-        now: tuple[AgentStack, AgentStack, Coefficients],
+        online: AgentStack,
+        target: AgentStack,
+        coefficients: Tensor,
     ) -> CriticGradients:
-        """Loss and gradients of residuals (M, W) with rows (M, W, ·). now: networks, slow copies, λ and τ."""
+        """Loss and gradients of residuals (M, W) with rows (M, W, ·), at the present networks."""
         valid, discount = batch.valid.flatten(1), batch.discounts.flatten(1)
         count = valid.sum(dim=1, keepdim=True)
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
         old = None
         if self._memory.count:
             before = compute_residual(self._online, self._target, None, batch, self._coefficients)
-            old = _project(before.windows, psi)
-        remembered = self._memory.take(_project(residual, psi), old)
-        online, target, self._coefficients = now
+            old = gram_product(before.windows, psi)
+        remembered = self._memory.take(gram_product(residual, psi), old)
         self._online.flat.copy_(online.flat)
         self._target.flat.copy_(target.flat)
+        self._coefficients.copy_(coefficients)
         weight = torch.where(self._weight.isnan(), 1.0 / count, self._weight)
         slope = (1.0 - weight) * torch.bmm(psi, remembered.unsqueeze(2)).squeeze(2)
         slope = slope + weight * residual * valid / count
         return CriticGradients((slope * residual).sum(dim=1), -2.0 * slope, 2.0 * slope * discount)
-
-    def state_dict(self) -> dict[str, Any]:
-        """State for `load_state_dict`."""
-        before = {
-            "online": self._online.flat.clone(),
-            "target": self._target.flat.clone(),
-            "coefficients": self._coefficients,
-        }
-        return {**self._memory.state_dict(), **before}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
-        self._memory.load_state_dict(state)
-        self._online.flat.copy_(state["online"])
-        self._target.flat.copy_(state["target"])
-        self._coefficients = state["coefficients"]
-
-
-def _project(residual: Tensor, psi: Tensor) -> Tensor:
-    return torch.bmm(residual.unsqueeze(1), psi).squeeze(1)

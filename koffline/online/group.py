@@ -1,30 +1,31 @@
-"""One stack of seeds from its last checkpoint to its end: iterate, evaluate, log, save."""
+"""One stack of seeds from its last checkpoint to its end: iterate, evaluate, log, save models and replays."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from os import fsync
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from koffline.checkpoints import Saved, cut_back, file_sizes, newest, save
+from koffline.checkpoints import newest, save
 from koffline.data.sources import write_transitions
 from koffline.errors import DataError
 from koffline.fitting import threads
-from koffline.online.artifacts import replay_transitions, write_model
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
+from koffline.online.networks import write_model
+from koffline.online.paths import replay_transitions
 from koffline.store.files import write_text
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
 COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
 _LOG = logging.getLogger(__name__)
+Row = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,13 @@ class GroupTask:
 
 
 class GroupResult(BaseModel):
-    """Result of a finished stack. seconds: of training; diverged: step by seed."""
+    """Result of a finished stack. seconds: of training; by seed: the step of divergence, the evaluations."""
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
     steps: int
     seconds: float
     diverged: dict[int, int]
+    evaluations: dict[int, list[Row]]
 
 
 def read_result(path: Path) -> GroupResult:
@@ -96,50 +98,38 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = la
                 training.evaluate()
             if is_saved or training.is_over:
                 training.save()
-        for place, seed in enumerate(task.seeds):
-            if seed not in training.diverged and not config.streaming:
-                _save_replay(stack, place, task)
-        result = GroupResult(steps=stack.steps, seconds=training.seconds, diverged=training.diverged)
-    write_text(path, result.model_dump_json(indent=2) + "\n")
+        training.finish(path)
 
 
 class _Training:
-    """Output of the loop over a stack: rows of logs, checkpoints, models."""
+    """Output of the loop over a stack: logs, checkpoints, models, replays."""
 
     def __init__(self, task: GroupTask, stack: LockStep) -> None:
-        self._task, self._stack = task, stack
-        self._logs = [folder / name for folder in task.folders for name in (EVALUATION, METRICS)]
+        self._task, self._stack, self._has_warned = task, stack, False
         saved = newest(task.checkpoints, task.fingerprint)
-        if saved is None and file_sizes(task.out, self._logs):
+        if saved is None and any((folder / EVALUATION).exists() for folder in task.folders):
             _LOG.warning("there is no checkpoint in %s; the run begins again at step 0", task.checkpoints)
-        saved = saved or Saved(0, 0.0, {}, {}, {})
-        for folder in task.folders:
-            folder.mkdir(exist_ok=True)
-        cut_back(task.out, self._logs, saved.files)
-        if saved.state and not stack.load_state_dict(dict(saved.state)):
+        if saved and not stack.load_state_dict(saved["stack"]):
             _LOG.warning(
                 "the running episodes of %s could not be played again and begin anew; from here on the "
                 "run is as good as, but not equal to, one that was never stopped",
                 task.config.env,
             )
-        self.diverged, self._has_warned = dict(saved.diverged), False
-        self._started = time.perf_counter() - saved.seconds  # earlier processes of the run included
+        saved = saved or {"diverged": {}, "seconds": 0.0, "logs": {}}
+        self._diverged: dict[int, int] = saved["diverged"]
+        self._logs: dict[str, list[Row]] = saved["logs"]  # by name in the run's folder
+        self._started = time.perf_counter() - saved["seconds"]  # earlier processes of the run included
 
     @property
     def is_over(self) -> bool:
         """Whether all steps are done, or all seeds diverged."""
-        return self._stack.steps >= self._task.config.steps or len(self.diverged) == len(self._task.seeds)
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of training so far."""
-        return time.perf_counter() - self._started
+        return self._stack.steps >= self._task.config.steps or len(self._diverged) == len(self._task.seeds)
 
     def evaluate(self) -> None:
-        """Evaluate and append a row per seed; a seed whose networks are not finite gets no more rows."""
-        step, is_finite = self._stack.steps, self._stack.is_finite
-        evaluations, metrics = self._stack.evaluate(), self._stack.take_metrics()
-        if self._stack.trust_region.is_inert.all() and not self._has_warned:
+        """Evaluate, and log a row per seed; a seed whose networks are not finite gets no more rows."""
+        stack, step = self._stack, self._stack.steps
+        evaluations, metrics, is_finite = stack.evaluate(), stack.take_metrics(), stack.is_finite
+        if stack.trust_region.is_inert.all() and not self._has_warned:
             self._has_warned = True
             _LOG.warning(
                 "max_divergence is %g a step: over episodes of this length that is more than weights can "
@@ -148,15 +138,19 @@ class _Training:
                 self._task.config.kl_coef,
             )
         for place, (seed, folder) in enumerate(zip(self._task.seeds, self._task.folders, strict=True)):
-            if seed not in self.diverged and (self._stack.diverged[place] or not is_finite[place]):
-                self.diverged[seed] = step
+            if seed not in self._diverged and (stack.diverged[place] or not is_finite[place]):
+                self._diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
-            if seed not in self.diverged:
-                found = evaluations[place]
-                numbers = found.mean_return, found.length, found.sampled_return
-                _append(folder / EVALUATION, step, dict(zip(COLUMNS, numbers, strict=True)))
-                if metrics[place]:
-                    _append(folder / METRICS, step, metrics[place])
+            found = evaluations[place]
+            numbers = found.mean_return, found.length, found.sampled_return
+            for name, row in (
+                (EVALUATION, dict(zip(COLUMNS, numbers, strict=True))),
+                (METRICS, metrics[place]),
+            ):
+                rows = self._logs.setdefault(f"{folder.name}/{name}", [])
+                if row and seed not in self._diverged:
+                    rows.append({"step": step, **row})
+                _write_rows(folder / name, rows)
 
     def save(self) -> None:
         """Write the finite models, then a checkpoint; a run that ended between the two writes both again."""
@@ -164,33 +158,44 @@ class _Training:
         for place, folder in enumerate(task.folders):
             if stack.is_finite[place]:
                 write_model(stack.agent(place), task.config, folder / MODEL)
-        sizes = file_sizes(task.out, self._logs)
-        saved = Saved(stack.steps, self.seconds, sizes, self.diverged, stack.state_dict())
-        save(task.checkpoints, task.fingerprint, saved, task.config.keep_checkpoints)
+        state = {"diverged": self._diverged, "seconds": self._seconds, "logs": self._logs}
+        state["stack"] = stack.state_dict()
+        save(task.checkpoints, task.fingerprint, stack.steps, state, task.config.keep_checkpoints)
+
+    def finish(self, path: Path) -> None:
+        """Write the replays of the seeds that did not diverge, then the result."""
+        stack, task = self._stack, self._task
+        gamma = task.config.gamma if 0.0 < task.config.gamma < 1.0 else None
+        for place, folder in enumerate(task.folders):
+            if task.seeds[place] in self._diverged or task.config.streaming:
+                continue
+            try:
+                log = replay_transitions(stack.replay, place, stack.shape.action_space, gamma)
+            except DataError as error:
+                _LOG.warning("no log of the replay at %s: %s", folder / REPLAY, error)
+            else:
+                write_transitions(log, folder / REPLAY, force=True)
+        names = {
+            seed: f"{folder.name}/{EVALUATION}" for seed, folder in zip(task.seeds, task.folders, strict=True)
+        }
+        result = GroupResult(
+            steps=stack.steps,
+            seconds=self._seconds,
+            diverged=self._diverged,
+            evaluations={seed: self._logs.get(name, []) for seed, name in names.items()},
+        )
+        write_text(path, result.model_dump_json(indent=2) + "\n")
+
+    @property
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._started
 
 
-def _save_replay(stack: LockStep, place: int, task: GroupTask) -> None:
-    gamma, path = task.config.gamma, task.folders[place] / REPLAY
-    hint = gamma if 0.0 < gamma < 1.0 else None
-    try:
-        log = replay_transitions(stack.replay, place, stack.shape.action_space, hint)
-    except DataError as error:
-        _LOG.warning("no log of the replay at %s: %s", path, error)
+def _write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Write the rows of a log as CSV, whole or not at all; without any there is no file."""
+    path.parent.mkdir(exist_ok=True)
+    if rows:
+        lines = [",".join(rows[0]), *(",".join(map(repr, row.values())) for row in rows)]
+        write_text(path, "\n".join(lines) + "\n")
     else:
-        write_transitions(log, path, force=True)
-
-
-def _append(path: Path, step: int, numbers: Mapping[str, float]) -> None:
-    """Append a row and flush it to the disk; the first row decides the columns.
-
-    Half a row, after a full disk, is cut off when the run is resumed.
-    """
-    with path.open("a+", encoding="utf-8", newline="") as file:
-        file.seek(0)
-        header = file.readline().rstrip("\n") or ",".join(["step", *numbers])
-        if not file.tell():
-            file.write(header + "\n")
-        cells = (repr(float(numbers.get(name, "nan"))) for name in header.split(",")[1:])
-        file.write(",".join([str(step), *cells]) + "\n")
-        file.flush()
-        fsync(file.fileno())
+        path.unlink(missing_ok=True)

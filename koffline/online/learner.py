@@ -1,4 +1,4 @@
-"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form.
+"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form, a reward for the unknown.
 
 No autograd: with few outputs the networks' hand-written pullback does all the work.
 """
@@ -6,19 +6,25 @@ No autograd: with few outputs the networks' hand-written pullback does all the w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from koffline.kernels import FourierFeatures, Gaussian
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import Coefficients, CriticGradients, RememberedLoss
+from koffline.online.critics import CriticGradients, RememberedLoss
 from koffline.online.networks import AgentStack
 from koffline.online.paths import Minibatch, Rows, WindowCutter
-from koffline.steps import StackedAdam
+from koffline.replicas import StackedAdam
+
+_FEATURES = 128  # of the kernel that says which states are unknown
+_BANDWIDTH = 0.5  # of that kernel, times the root mean squared distance of standardised states
+_EVERY = 20  # iterations between two inversions
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +41,8 @@ class Step:
 
 class Learner:
     """Networks, slow copies, optimiser and per-run numbers of K runs of equal shape."""
+
+    kept = ("online", "target", "_adam", "_remembered", "_rates", "diverged")
 
     def __init__(self, configs: Sequence[OnlineConfig], online: AgentStack, target: AgentStack) -> None:
         self.online, self.target = online, target
@@ -63,11 +71,12 @@ class Learner:
         self.target.flat.lerp_(self.online.flat, 1.0 - self._decay)
 
     @torch.no_grad()
-    def update(
-        self, batch: Minibatch, entropy_coef: np.ndarray, kl_coef: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Take one Adam step of all runs; return diagnostics (K,). Runs with a non-finite gradient stop."""
-        step = self.compute_step(batch, self._column(entropy_coef), self._column(kl_coef))
+    def update(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
+        """Take one Adam step of all runs; return diagnostics (K,). Runs with a non-finite gradient stop.
+
+        coefficients (2, K, 1): τ and λ.
+        """
+        step = self.compute_step(batch, coefficients)
         policy, deviations, value = self.online.shape.parts
         gradient = step.gradient
         norms = {
@@ -78,14 +87,14 @@ class Learner:
         broken = ~torch.isfinite(whole)
         if bool(broken.any()):
             gradient = torch.where(broken, 0.0, gradient)
-            self._stop(broken)
+            self.diverged |= broken.squeeze(1).numpy()
+            self._rates.masked_fill_(broken, 0.0)  # for good, Adam's momentum included
         gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
-        return {name: part.double().numpy() for name, part in {**step.diagnostics, **norms}.items()}
+        return {name: part.double() for name, part in {**step.diagnostics, **norms}.items()}
 
-    def compute_step(self, batch: Minibatch, entropy_coef: Tensor, kl_coef: Tensor) -> Step:
-        """Compute the gradients of both networks, one row per run; no update. Coefficients are (K, 1)."""
-        coefficients = entropy_coef, kl_coef
+    def compute_step(self, batch: Minibatch, coefficients: Tensor) -> Step:
+        """Compute the gradients of both networks, one row per run; no update."""
         found = critics.compute_residual(self.online, self.target, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
@@ -110,63 +119,35 @@ class Learner:
         }
         return Step(gradient, residual, diagnostics)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Parameters, slow copies, Adam's moments."""
-        return {
-            "online": self.online.flat.clone(),
-            "target": self.target.flat.clone(),
-            "adam": {
-                k: v.clone() if isinstance(v, Tensor) else v for k, v in self._adam.state_dict().items()
-            },
-            "diverged": torch.from_numpy(self.diverged.copy()),
-            "remembered": self._remembered and self._remembered.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from ``state_dict``; tensors are written in place because others hold views of them."""
-        self.online.flat.copy_(state["online"])
-        self.target.flat.copy_(state["target"])
-        self._adam.load_state_dict(state["adam"])
-        if self._remembered is not None:
-            self._remembered.load_state_dict(state["remembered"])
-        self._stop(state["diverged"].unsqueeze(1))
-
-    def _stop(self, broken: Tensor) -> None:
-        """Stop runs (K, 1) for good, Adam's momentum included."""
-        self.diverged |= broken.squeeze(1).numpy()
-        self._rates.masked_fill_(broken, 0.0)
-
     def _remember(self, configs: Sequence[OnlineConfig]) -> RememberedLoss | None:
         """Make the remembered loss; standardised rows have the root mean squared distance √(2 · columns)."""
         rows = self._rows_of.get("memory")
         if rows is None:
             return None
-        shape = self.online.shape
-        columns = shape.observation_dim + shape.outputs * self._actions_in_kernel[rows]
+        columns = (
+            self.online.shape.observation_dim + self.online.shape.outputs * self._actions_in_kernel[rows]
+        )
         bandwidth = self._bandwidth_scale[rows] * (2.0 * columns).sqrt()
         share = self._column([c.memory for c in configs])[rows]
-        before = AgentStack(shape, self.online.flat[rows])
-        width = int(columns.max())
-        return RememberedLoss(share, self._diag_weight[rows], bandwidth, width, before)
+        before = self.online.of(rows), self.target.of(rows)
+        return RememberedLoss(share, self._diag_weight[rows], bandwidth, int(columns.max()), *before)
 
     def _critic(
-        self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Coefficients
+        self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Tensor
     ) -> CriticGradients:
         """Gradients of each run by its own critic."""
         ends = residual, values.discount, values.valid
         parts: list[tuple[Rows, CriticGradients]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
-            own = [part[rows] for part in ends]
-            gram = critics.gaussian_gram(
-                self._kernel_inputs(batch, rows), own[2], self._bandwidth_scale[rows]
-            )
-            weight, through = self._diag_weight[rows], self._through_end[rows]
-            parts.append((rows, critics.kernel_gradients(own[0], own[1], own[2], gram, weight, through)))
+            kept, discount, valid = (part[rows] for part in ends)
+            inputs, weight, through = self._kernel_inputs(batch, rows), self._diag_weight, self._through_end
+            gram = critics.gaussian_gram(inputs, valid, self._bandwidth_scale[rows])
+            found = critics.kernel_gradients(kept, discount, valid, gram, weight[rows], through[rows])
+            parts.append((rows, found))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
-            now = [AgentStack(stack.shape, stack.flat[rows]) for stack in (self.online, self.target)]
             inputs = self._kernel_inputs(batch, rows)
-            here = now[0], now[1], (coefficients[0][rows], coefficients[1][rows])
-            parts.append((rows, self._remembered.gradients(residual[rows], batch.of(rows), inputs, here)))
+            now = self.online.of(rows), self.target.of(rows), coefficients[:, rows]
+            parts.append((rows, self._remembered.gradients(residual[rows], batch.of(rows), inputs, *now)))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]
         whole = critics.squared_error_gradients(*ends, self._through_end)
@@ -192,6 +173,45 @@ class Learner:
 
     def _column(self, numbers: Any) -> Tensor:
         return torch.as_tensor(np.asarray(numbers, dtype=float), dtype=self._dtype).reshape(-1, 1)
+
+
+class Exploration:
+    """Rewards of K runs for the unknown: how far kernel regressions of their own states still disagree.
+
+    An ensemble of ridge regressions on random features ψ of a Gaussian kernel, each with its own noise,
+    spreads at s by √(ψ(s)ᵀ (I + Σ ψψᵀ)⁻¹ ψ(s)), the sum over the states seen so far (standardised as they
+    were when seen): from 1 where the kernel sees none of them to 0. It is the spread of infinitely many
+    replicas in closed form. ``scales``: of each run, in scaled reward. (Rasmussen & Williams 2006, ch. 2)
+    """
+
+    kept = ("_seen", "_inverse", "_iterations")
+
+    def __init__(self, scales: Sequence[float], dimension: int, dtype: torch.dtype) -> None:
+        bandwidth = _BANDWIDTH * (2.0 * dimension) ** 0.5
+        generator = torch.Generator().manual_seed(0)
+        frequencies = Gaussian(bandwidth).draw_frequencies(dimension, _FEATURES // 2, generator)
+        self._features = FourierFeatures(frequencies.to(dtype))
+        self._scales = torch.tensor(scales, dtype=dtype).unsqueeze(1)
+        self._seen = torch.eye(_FEATURES, dtype=dtype).repeat(len(scales), 1, 1)
+        self._inverse, self._iterations = self._seen.clone(), 0
+
+    def update(self, states: Float[Tensor, "run state d"]) -> None:
+        """Take in standardised states."""
+        psi = self._features(states)
+        self._seen += psi.mT @ psi
+        if self._iterations % _EVERY == 0:
+            self._inverse = torch.linalg.inv(self._seen)
+        self._iterations += 1
+
+    def add(self, batch: Minibatch) -> Minibatch:
+        """The mini-batch with rewards that hold the bonuses."""
+        reached = batch.rows + batch.rows // batch.rewards.shape[2] + 1  # rows of inputs, T + 1 a path
+        states = batch.inputs.flatten(1, 2)
+        psi = self._features(states.gather(1, critics.wide(reached, states)))
+        spread = ((psi @ self._inverse) * psi).sum(dim=2).clamp(min=0.0).sqrt()
+        bonus = self._scales * spread * batch.covered
+        rewards = batch.rewards.flatten(1).scatter_add(1, batch.rows, bonus)
+        return replace(batch, rewards=rewards.view_as(batch.rewards))
 
 
 def _rows_by(kinds: Sequence[Any]) -> dict[Any, Rows]:

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from koffline.checkpoints import restored, state_of
 from koffline.envs.make import Copies
 from koffline.online.collector import Collector, TrustRegion, clip_actions, vectors
 from koffline.online.config import OnlineRun, check_equal
-from koffline.online.exploration import Exploration
-from koffline.online.learner import Learner
-from koffline.online.networks import Actor, AgentArrays, AgentStack, InputMoments, Shape, streams_of
+from koffline.online.learner import Exploration, Learner
+from koffline.online.networks import Actor, Agent, AgentStack, InputMoments, Shape
 from koffline.online.paths import PathReplay, Paths
 
 _DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
@@ -68,6 +69,11 @@ def _play_episodes(
 class LockStep:
     """K runs side by side. Raises ConfigError where their settings cannot share a stack."""
 
+    kept = (
+        "iterations", "steps", "learner", "moments", "replay", "trust_region",
+        "_exploration", "_collector", "_generators", "_sums", "_summed",
+    )  # fmt: skip
+
     def __init__(self, runs: Sequence[OnlineRun], dtype: torch.dtype = torch.float32) -> None:
         self.runs = tuple(runs)
         self._configs = [run.config for run in runs]
@@ -76,8 +82,10 @@ class LockStep:
         self._copies = Copies(common.env, **common.env_options)
         space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
-        seeds, *self._generators = zip(*(streams_of(run.seed) for run in runs), strict=True)
-        online = AgentStack.initialise(shape, seeds, dtype)
+        networks, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
+        # Of the replay, and of collection.
+        self._generators = tuple(tuple(map(np.random.default_rng, kind)) for kind in kinds)
+        online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in networks], dtype)
         self.learner = Learner(self._configs, online, AgentStack(shape, online.flat.clone()))
         self._actor = Actor(online)
         self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
@@ -89,7 +97,7 @@ class LockStep:
         self._exploration = Exploration(scales, dimension, dtype) if any(scales) else None
         self.iterations = self.steps = 0
         self.trust_region = TrustRegion(self._configs)
-        self._sums: dict[str, np.ndarray] = {}
+        self._sums: dict[str, Tensor] = {}
         self._summed = 0
         self._evaluators: Copies | None = None
 
@@ -146,8 +154,8 @@ class LockStep:
         ]
         returns, lengths = np.mean(played, axis=0).tolist()
         for run in range(len(self.runs)):
-            finished = self._collector.since[run] or list(self._collector.recent[run])[-1:]
-            sampled = float(np.mean([episode.total for episode in finished])) if finished else float("nan")
+            finished = self._collector.since[run] or [total for total, _ in self._collector.recent[run][-1:]]
+            sampled = float(np.mean(finished)) if finished else float("nan")
             self._collector.since[run] = []
             found.append(Evaluation(self.steps, returns[run], lengths[run], sampled))
         return found
@@ -163,48 +171,20 @@ class LockStep:
         inputs = self.moments.standardised(observations, self._dtype)
         return clip_actions(self._actor.best(inputs), self.shape.action_space)
 
-    def agent(self, k: int) -> AgentArrays:
-        """Copy of run k's networks."""
-        networks = *self.learner.online.layers(k), *self.learner.target.layers(k)
-        inputs = self.moments.mean[k].copy(), self.moments.std[k].copy()
-        coefficients = float(self.kl_coef[k]), float(self.entropy_coef[k])
-        return AgentArrays(self.shape, *networks, *inputs, *coefficients)
+    def agent(self, run: int) -> Agent:
+        """Copy of a run's networks."""
+        online, target = (s.of(torch.tensor([run])) for s in (self.learner.online, self.learner.target))
+        inputs = self.moments.mean[run].copy(), self.moments.std[run].copy()
+        return Agent(online, target, *inputs, float(self.kl_coef[run]), float(self.entropy_coef[run]))
 
     def state_dict(self) -> dict[str, Any]:
         """State from which the runs continue identically."""
-        return {
-            "iterations": self.iterations,
-            "steps": self.steps,
-            "kl_coef": self.kl_coef.copy(),
-            "wanted_kl_coef": self.trust_region.wanted.copy(),
-            **{name: part and part.state_dict() for name, part in self._parts.items()},
-            "generators": [
-                [generator.bit_generator.state for generator in kind] for kind in self._generators
-            ],
-            "sums": {name: part.copy() for name, part in self._sums.items()},
-            "summed": self._summed,
-        }
+        return dict(state_of(self))
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
         """Continue from ``state_dict``. Return False if running episodes could not be resumed."""
-        self.iterations, self.steps, self._summed = (
-            state[name] for name in ("iterations", "steps", "summed")
-        )
-        self.trust_region.kl_coef = state["kl_coef"].copy()
-        self.trust_region.wanted = state["wanted_kl_coef"].copy()
-        self._sums = {name: part.copy() for name, part in state["sums"].items()}
-        for kind, states in zip(self._generators, state["generators"], strict=True):
-            for generator, saved in zip(kind, states, strict=True):
-                generator.bit_generator.state = saved
-        done = {name: part and part.load_state_dict(state[name]) for name, part in self._parts.items()}
-        return bool(done["collector"])
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        """Parts of the stack that keep a state of their own."""
-        names = ("learner", "moments", "replay", "exploration", "collector")
-        parts = (self.learner, self.moments, self.replay, self._exploration, self._collector)
-        return dict(zip(names, parts, strict=True))
+        restored(self, state)
+        return self._collector.resume()
 
     def close(self) -> None:
         """Close all environments."""
@@ -226,9 +206,9 @@ class LockStep:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
         if self._exploration:
             batch = self._exploration.add(batch)
-        coefficients = {"kl_coef": self.kl_coef, "entropy_coef": self.entropy_coef}
-        found = self.learner.update(batch, **coefficients)
-        told = {**found, **coefficients, "wanted_kl_coef": self.trust_region.wanted}
-        for name, part in told.items():
+        coefficients = torch.from_numpy(np.stack((self.kl_coef, self.entropy_coef, self.trust_region.wanted)))
+        found = self.learner.update(batch, coefficients[:2, :, None].to(self.learner.online.flat))
+        told = zip(("kl_coef", "entropy_coef", "wanted_kl_coef"), coefficients, strict=True)
+        for name, part in {**found, **dict(told)}.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1

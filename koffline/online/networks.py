@@ -1,7 +1,6 @@
 """Policies and values of K runs as one stack: flat parameters, slow copies, acting and export.
 
-Row k of the flat parameters is [policy network | log standard deviations | value network] of run k; a step
-of the optimiser or of the slow copies is one operation for all.
+Row k of the flat parameters is [policy network | log deviations | value network] of run k.
 """
 
 from __future__ import annotations
@@ -9,17 +8,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from koffline.data.transitions import ActionSpace, Continuous
+from koffline.data.transitions import ActionSpace, Continuous, Discrete
+from koffline.online.config import OnlineConfig
 from koffline.replicas import StackedMLP
 
 _ACTIVATION = "tanh"  # (Feng et al. 2019, sec:net_arc)
 _LEAST_STD = 1e-3  # least standard deviation of an input
+_WIDEST = 1e6  # larger bounds count as unbounded
+_SMALLEST_KL = 1e-8  # a model's config needs a positive kl_coef, even if training ended with zero
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
@@ -56,38 +59,10 @@ class Shape:
         return slice(0, policy), slice(policy, middle), slice(middle, middle + value)
 
 
-Layers = tuple[tuple[np.ndarray, np.ndarray], ...]  # weights (in, out) and biases (out,)
-
-
-@dataclass(frozen=True, eq=False)
-class AgentArrays:
-    """One run's networks as plain arrays by layer, tanh between.
-
-    Inputs are (observation − mean) / std. log_std (k,), None for discrete actions. target_*: slow copies.
-    """
-
-    shape: Shape
-    policy: Layers
-    log_std: np.ndarray | None
-    value: Layers
-    target_policy: Layers
-    target_log_std: np.ndarray | None
-    target_value: Layers
-    observation_mean: np.ndarray
-    observation_std: np.ndarray
-    kl_coef: float
-    entropy_coef: float
-
-
-def streams_of(seed: int) -> tuple[tuple[int, int], np.random.Generator, np.random.Generator]:
-    """Random streams of a run: seeds of policy and V, generators for the replay and for collection."""
-    networks, replay, play = np.random.SeedSequence(seed).spawn(3)
-    policy, value = map(int, networks.generate_state(2))
-    return (policy, value), np.random.default_rng(replay), np.random.default_rng(play)
-
-
 class AgentStack:
     """Networks of K runs as views of one flat (K, P) tensor, which may be changed in place."""
+
+    kept = ("flat",)
 
     def __init__(self, shape: Shape, flat: Tensor) -> None:
         self.shape, self.flat = shape, flat
@@ -97,7 +72,7 @@ class AgentStack:
         self.value = StackedMLP(value_sizes, flat[:, value], _ACTIVATION)
 
     @classmethod
-    def initialise(cls, shape: Shape, seeds: Sequence[tuple[int, int]], dtype: torch.dtype) -> AgentStack:
+    def initialise(cls, shape: Shape, seeds: Sequence[Sequence[int]], dtype: torch.dtype) -> AgentStack:
         """One run per pair of seeds (policy, value); log deviations 0."""
         policy, value = (
             StackedMLP.initialise(sizes, own, _ACTIVATION, dtype=dtype).flat
@@ -106,14 +81,21 @@ class AgentStack:
         deviations = policy.new_zeros(len(seeds), shape.outputs if shape.continuous else 0)
         return cls(shape, torch.cat((policy, deviations, value), dim=1))
 
-    def layers(self, run: int) -> tuple[Layers, np.ndarray | None, Layers]:
-        """Policy's layers, log deviations and V's layers of one run, copied."""
-        policy, value = (
-            tuple((w[run].numpy().copy(), b[run, 0].numpy().copy()) for w, b in net.layers(net.flat))
-            for net in (self.policy, self.value)
-        )
-        deviations = self.log_std[run].numpy().copy() if self.shape.continuous else None
-        return policy, deviations, value
+    def of(self, runs: slice | Tensor) -> AgentStack:
+        """The networks of the given runs: views for a slice, else copies."""
+        return AgentStack(self.shape, self.flat[runs])
+
+
+@dataclass(frozen=True, eq=False)
+class Agent:
+    """One run's networks and their slow copies, stacks of one; inputs are (observation − mean) / std."""
+
+    online: AgentStack
+    target: AgentStack
+    mean: np.ndarray
+    std: np.ndarray
+    kl_coef: float
+    entropy_coef: float
 
 
 class Actor:
@@ -152,6 +134,8 @@ class Actor:
 class InputMoments:
     """Running mean and deviation of each run's observations; the identity without standardisation."""
 
+    kept = ("_count", "_mean", "_squares", "mean", "std")
+
     def __init__(self, runs: int, dimension: int, standardise: Sequence[bool]) -> None:
         self._count = np.zeros((runs, 1))
         self._mean, self._squares = np.zeros((runs, dimension)), np.zeros((runs, dimension))
@@ -168,29 +152,14 @@ class InputMoments:
         self._squares += here + np.square(shift / count) * self._count * count / total
         self._mean += shift / total
         self._count += count
-        self._set()
+        self.mean = np.where(self._on, self._mean, 0.0)
+        # An input without variation so far must not get a huge scale.
+        deviation = np.maximum(np.sqrt(self._squares / self._count), _LEAST_STD)
+        self.std = np.where(self._on & (self._count > 1.0), deviation, 1.0)
 
     def standardised(self, observations: np.ndarray, dtype: Any) -> np.ndarray:
         """Standardise observations (K, n, d)."""
         return ((observations - self.mean[:, None]) / self.std[:, None]).astype(dtype, copy=False)
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        """Counts and sums."""
-        return {name: getattr(self, f"_{name}").copy() for name in ("count", "mean", "squares")}
-
-    def load_state_dict(self, state: dict[str, np.ndarray]) -> None:
-        """Go on from ``state_dict``."""
-        for name, values in state.items():
-            getattr(self, f"_{name}")[:] = values
-        self._set()
-
-    def _set(self) -> None:
-        if not self._on.any():
-            return
-        deviation = np.sqrt(self._squares / np.maximum(self._count, 1.0))
-        self.mean = np.where(self._on, self._mean, 0.0)
-        # An input without variation so far must not get a huge scale.
-        self.std = np.where(self._on & (self._count > 1.0), np.maximum(deviation, _LEAST_STD), 1.0)
 
 
 class Density:
@@ -219,3 +188,113 @@ class Density:
         weighted = self._scaled * slope.unsqueeze(2)
         deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(dim=1, keepdim=True)
         return pull(weighted.mul_(self._inverse)), deviations
+
+
+def write_model(agent: Agent, config: OnlineConfig, path: str | Path) -> None:
+    """Write the model as a .d3 file, whole or not at all, over an older one. Raises DataError."""
+    trust_pcl_model(agent, config).save(str(path))
+
+
+def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
+    """Build the algorithm from the agent's networks; `predict` is the mean action, clipped to the box.
+
+    Observations go in and actions come out in the environment's units: the scalers are part of the model. A
+    finite box is scaled to [−1, 1], as d3rlpy's algorithms act, by the last layer of the policy; for any
+    other the policy has limits of its own. Discrete actions are 0 … n − 1. Torch's generator stays as it was.
+    """
+    from koffline.algos.from_config import make_algorithm, resolve_params
+    from koffline.data.d3rlpy_import import quiet
+
+    shape = agent.online.shape
+    kind = "discrete_trust_pcl" if isinstance(shape.action_space, Discrete) else "trust_pcl"
+    with quiet(), torch.random.fork_rng(devices=[]):
+        algo = make_algorithm(kind, resolve_params(kind, _options(agent, config)))
+        algo.create_impl((shape.observation_dim,), shape.outputs)
+    modules = algo.impl.modules
+    _put_policy(modules.policy, agent.online)
+    _put_policy(modules.targ_policy, agent.target)
+    for function, stack in ((modules.q_funcs[0], agent.online), (modules.targ_q_funcs[0], agent.target)):
+        _put_layers(function._encoder, function._fc, _layers(stack.value))
+    return algo
+
+
+def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
+    """Options of the offline algorithm that are shared with online training."""
+    adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
+    both = {
+        "learning_rate": config.learning_rate,
+        "optim_factory": {"type": "adam", "params": adam},
+        "encoder_factory": {
+            "type": "vector",
+            "params": {"hidden_units": list(agent.online.shape.hidden), "activation": "tanh"},
+        },
+    }
+    space, is_entropic = agent.online.shape.action_space, agent.entropy_coef > 0.0
+    is_standardised = (agent.mean != 0.0).any() or (agent.std != 1.0).any()
+    standard = {"mean": agent.mean, "std": agent.std, "eps": 0.0}
+    box = {"minimum": space.low, "maximum": space.high} if _is_scaled(space) else None
+    reward_scale = {"type": "multiply", "params": {"multiplier": config.reward_scale}}
+    remembers = config.critic == "memory"
+    return {
+        **{name: getattr(config, name) for name in ("gamma", "diag_weight", "clip_adv", "target_decay")},
+        "critic": "kloss" if remembers else config.critic,
+        "memory": config.memory if remembers else 0.0,
+        **{f"{network}_{name}": value for network in ("actor", "critic") for name, value in both.items()},
+        "batch_size": max(2, config.batch_size),
+        "observation_scaler": {"type": "standard", "params": standard} if is_standardised else None,
+        "action_scaler": None if box is None else {"type": "min_max", "params": box},
+        "reward_scaler": None if config.reward_scale == 1.0 else reward_scale,
+        "kernel": "gaussian",
+        "bandwidth": f"{config.bandwidth_scale!r} median",
+        "action_kernel": "joint" if config.kernel_inputs == "state_action" else "none",
+        "normalise": False,
+        "initial_value": 0.0,  # the values are already trained
+        "path_length": config.window_length,
+        "entropy_coef": agent.entropy_coef,
+        "kl_coef": agent.kl_coef if is_entropic else max(agent.kl_coef, _SMALLEST_KL),
+        "squash": False,
+    }
+
+
+def _is_scaled(space: ActionSpace) -> TypeGuard[Continuous]:
+    """Whether the model's policy acts in [−1, 1] instead of in the environment's units."""
+    if isinstance(space, Discrete):
+        return False
+    low, high = np.array(space.low), np.array(space.high)
+    return bool((np.abs([low, high]) <= _WIDEST).all() and (high > low).all())
+
+
+def _put_policy(policy: Any, stack: AgentStack) -> None:
+    """Copy the policy: logits of discrete actions, or mean and log-deviation in the model's units."""
+    space, layers = stack.shape.action_space, _layers(stack.policy)
+    if isinstance(space, Discrete):
+        _put_layers(policy._encoder, policy._fc, layers)
+        return
+    low, high = np.array(space.low), np.array(space.high)
+    centre, half = np.zeros(space.k), np.ones(space.k)
+    if _is_scaled(space):
+        centre, half = (low + high) / 2.0, (high - low) / 2.0
+        low, high = -np.ones(space.k), np.ones(space.k)
+    weight, bias = layers.pop()
+    _put_layers(policy._encoder, policy._mu, [*layers, (weight / half, (bias - centre) / half)])
+    _put(policy._logstd, stack.log_std.numpy() - np.log(half))
+    _put(policy.low, low.reshape(1, -1))
+    _put(policy.high, high.reshape(1, -1))
+
+
+def _layers(network: StackedMLP) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Weights (in, out) and biases (out,) of a stack of one."""
+    return [(weight[0].numpy(), bias[0, 0].numpy()) for weight, bias in network.layers(network.flat)]
+
+
+def _put_layers(encoder: nn.Module, last: nn.Linear, layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Copy layers; torch's weights are (out, in)."""
+    modules = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
+    for module, (weight, bias) in zip([*modules, last], layers, strict=True):
+        _put(module.weight, weight.T)
+        _put(module.bias, bias)
+
+
+@torch.no_grad()
+def _put(tensor: Tensor, values: np.ndarray) -> None:
+    tensor.copy_(torch.as_tensor(np.ascontiguousarray(values), dtype=tensor.dtype))

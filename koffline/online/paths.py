@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from koffline.data.transitions import ActionSpace, Continuous, Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import InputMoments
@@ -54,6 +55,8 @@ class PathReplay:
     action_dim: k of continuous actions, None for discrete ones.
     """
 
+    kept = ("_inserted", "_columns")
+
     def __init__(
         self,
         runs: int,
@@ -73,8 +76,7 @@ class PathReplay:
             **dict.fromkeys(("terminated", "truncated"), ((), bool)),
             **dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64)),
         }
-        empty = {name: np.zeros((runs, capacity, *row), kind) for name, (row, kind) in shapes.items()}
-        self._paths = Paths(**empty)
+        self._columns = {name: np.zeros((runs, capacity, *row), kind) for name, (row, kind) in shapes.items()}
 
     @property
     def sizes(self) -> Shaped[np.ndarray, " run"]:
@@ -91,7 +93,7 @@ class PathReplay:
         slots = (self._inserted[runs[order]] + rank) % self.capacity
         # If paths of one call overwrite each other the last must stay, which numpy does.
         for name, array in vars(paths).items():
-            getattr(self._paths, name)[runs[order], slots] = array[order]
+            self._columns[name][runs[order], slots] = array[order]
         self._inserted += counts
 
     def sample(
@@ -107,26 +109,60 @@ class PathReplay:
             )
         ages = draw_ages(generators, self.sizes, batch_size, recency)
         slots = (self._inserted[:, None] - 1 - ages) % self.capacity
-        return self._paths.flat_rows(np.arange(self.runs)[:, None] * self.capacity + slots, leading=2)
+        return Paths(**self._columns).flat_rows(
+            np.arange(self.runs)[:, None] * self.capacity + slots, leading=2
+        )
 
     def held(self, run: int) -> Paths:
         """All paths of a run, oldest first."""
         first = max(self._inserted[run] - self.capacity, 0)
         slots = np.arange(first, self._inserted[run]) % self.capacity
-        return self._paths.flat_rows(run * self.capacity + slots, leading=2)
+        return Paths(**self._columns).flat_rows(run * self.capacity + slots, leading=2)
 
-    def state_dict(self) -> dict[str, Any]:
-        """State for ``load_state_dict``: filled slots only."""
-        filled = int(self.sizes.max())
-        columns = {name: array[:, :filled].copy() for name, array in vars(self._paths).items()}
-        return {"inserted": self._inserted.copy(), "columns": columns}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
-        self._inserted[:] = state["inserted"]
-        filled = state["columns"]["lengths"].shape[1]
-        for name, array in state["columns"].items():
-            getattr(self._paths, name)[:, :filled] = array
+def replay_transitions(
+    replay: PathReplay, run: int, action_space: ActionSpace, gamma: float | None = None
+) -> Transitions:
+    """Log of one run's replay; sub-episodes are joined to episodes in the order of their starts.
+
+    Continuous actions are those that the environment got: cut to the box. The last row of an episode that
+    still runs is truncated; episodes whose first steps were overwritten are left out, which a note says.
+    Raises DataError where no episode is held from its beginning.
+    """
+    paths = replay.held(run)
+    keys = np.stack((paths.environments, paths.episodes), axis=1)
+    _, first, label = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    episode = np.argsort(np.argsort(first))[label.reshape(-1)]  # 0, 1, … in the order first seen
+    begins = np.bincount(episode, weights=paths.first_steps == 0) > 0
+    if not begins.any():
+        raise DataError(
+            f"the replay of run {run} holds no episode from its beginning ({len(paths.lengths)} paths); "
+            "play longer, or give the replay a larger capacity"
+        )
+    order = np.lexsort((paths.first_steps, episode))
+    order = order[begins[episode][order]]
+    paths, episode = paths.flat_rows(order, leading=1), episode[order]
+    step, lengths = np.arange(paths.rewards.shape[1]), paths.lengths[:, None]
+    inside, last = step < lengths, step == lengths - 1
+    changes = np.diff(np.repeat(episode, paths.lengths)) != 0
+    terminated = (paths.terminated[:, None] & last)[inside]
+    actions = paths.actions[inside]
+    if isinstance(action_space, Continuous):
+        actions = np.clip(actions, action_space.low, action_space.high)
+    dropped = int((~begins).sum())
+    notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
+    return Transitions(
+        observations=paths.observations[:, :-1][inside],
+        actions=actions,
+        rewards=paths.rewards[inside],
+        next_observations=paths.observations[:, 1:][inside],
+        terminated=terminated,
+        truncated=np.append(changes, True) & ~terminated,
+        episode_ids=np.cumsum(np.append(False, changes)),
+        steps=(paths.first_steps[:, None] + step)[inside],
+        action_space=action_space,
+        metadata=Metadata(notes=notes, gamma=gamma),
+    )
 
 
 def draw_ages(

@@ -21,15 +21,7 @@ from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import (
-    COLUMNS,
-    EVALUATION,
-    GroupResult,
-    GroupTask,
-    is_result,
-    read_result,
-    train_group,
-)
+from koffline.online.group import COLUMNS, GroupResult, GroupTask, is_result, read_result, train_group
 from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
@@ -142,7 +134,7 @@ def train(
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         tasks = [GroupTask(config, tuple(group), folder, digest) for group in groups]
         _train_groups(tasks, workers, show_progress)
-        summary = summarise(tasks, [read_result(task.result) for task in tasks])
+        summary = summarise(config, [read_result(task.result) for task in tasks])
         write_summary(summary, folder)
         record |= stored or {}
         if not record["finished"]:
@@ -187,23 +179,29 @@ def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool)
                 train_group(job.path, task, show)
 
 
-def summarise(tasks: Sequence[GroupTask], results: Sequence[GroupResult]) -> OnlineSummary:
-    """Summarise the evaluations of all seeds.
-
-    Raises ConfigError if a seed has no evaluations, or other ones than the other seeds.
-    """
-    folders = {seed: folder for task in tasks for seed, folder in zip(task.seeds, task.folders, strict=True)}
+def summarise(config: OnlineConfig, results: Sequence[GroupResult]) -> OnlineSummary:
+    """Summarise the evaluations of all seeds; a diverged one has −∞ from then on."""
+    tables = {seed: rows for result in results for seed, rows in result.evaluations.items()}
     diverged = {seed: step for result in results for seed, step in result.diverged.items()}
-    points, numbers = _read_curves(folders, diverged)
+    points, last = (
+        [int(row["step"]) for row in max(tables.values(), key=len)],
+        max(diverged.values(), default=0),
+    )
+    if not points or (len(diverged) == len(tables) and last > points[-1]):
+        points.append(last)  # up to where the last seed diverged
+    filled = np.full((len(COLUMNS), len(points), len(tables)), -math.inf)
+    for place, rows in enumerate(tables.values()):
+        for point, row in enumerate(rows):
+            filled[:, point, place] = [row[name] for name in COLUMNS]
     seconds = max(result.seconds for result in results)
-    taken = sum(len(task.seeds) * result.steps for task, result in zip(tasks, results, strict=True))
+    taken = sum(len(result.evaluations) * result.steps for result in results)
     return OnlineSummary(
-        env=tasks[0].config.env,
-        critic=tasks[0].config.critic,
-        seeds=tuple(folders),
+        env=config.env,
+        critic=config.critic,
+        seeds=tuple(tables),
         steps=max(result.steps for result in results),
-        points=points,
-        curves={name: tuple(map(_score, part.T)) for name, part in numbers.items()},
+        points=tuple(points),
+        curves={name: tuple(map(_score, part)) for name, part in zip(COLUMNS, filled, strict=True)},
         diverged=diverged,
         seconds=seconds,
         steps_per_second=taken / max(seconds, 1e-9),
@@ -229,26 +227,6 @@ def write_summary(summary: OnlineSummary, out: Path) -> None:
     }
     write_text(out / "summary.json", finite_json(content))
     _draw_curves(summary, out / "learning_curve.png")
-
-
-def _read_curves(
-    folders: Mapping[int, Path], diverged: Mapping[int, int]
-) -> tuple[tuple[int, ...], dict[str, Float[np.ndarray, "seed point"]]]:
-    """Steps of the evaluations, and each column for all seeds; a diverged seed has −∞ from then on."""
-    tables = []
-    for path in (folder / EVALUATION for folder in folders.values()):
-        lines = path.read_text(encoding="utf-8").splitlines()[1:] if path.exists() else []
-        cells = np.array([line.split(",") for line in lines], dtype=np.float64)
-        tables.append(cells.reshape(-1, 1 + len(COLUMNS)))
-    steps, end = max(tables, key=len)[:, 0], max(diverged.values(), default=0)
-    if not len(steps) or (set(folders) <= set(diverged) and end > steps[-1]):
-        steps = np.append(steps, float(end))  # up to where the last seed diverged
-    filled = np.full((len(COLUMNS), len(tables), len(steps)), -math.inf)
-    for place, (seed, table) in enumerate(zip(folders, tables, strict=True)):
-        if len(table) < len(steps) and seed not in diverged:
-            raise ConfigError(f"{folders[seed] / EVALUATION} lacks evaluations; it was edited: train again")
-        filled[:, place, : len(table)] = table[:, 1:].T
-    return tuple(map(int, steps)), dict(zip(COLUMNS, filled, strict=True))
 
 
 def _score(values: Float[np.ndarray, " seed"]) -> Score:

@@ -1,7 +1,6 @@
 """Small stacks of runs that differ in everything that may differ, and all that can be seen of them."""
 
 import contextlib
-from dataclasses import fields
 
 import numpy as np
 
@@ -43,13 +42,10 @@ def iterate(stack, count):
 
 def agent_arrays(agent):
     """Every number of an agent by name."""
-    found = {}
-    for part in fields(agent):
-        value = getattr(agent, part.name)
-        if isinstance(value, tuple):
-            value = np.concatenate([array.reshape(-1) for layer in value for array in layer])
-        if part.name != "shape" and value is not None:
-            found[part.name] = np.asarray(value)
+    found = {name: np.asarray(getattr(agent, name)) for name in ("mean", "std", "kl_coef", "entropy_coef")}
+    for prefix, stack in (("", agent.online), ("target_", agent.target)):
+        networks = {"policy": stack.policy.flat, "log_std": stack.log_std, "value": stack.value.flat}
+        found |= {prefix + name: part.numpy() for name, part in networks.items()}
     return found
 
 
@@ -76,7 +72,9 @@ def check_same(left, right, **tolerance):
             np.testing.assert_array_equal(left[name], right[name], err_msg=name)
 
 
-def forward(layers, inputs):
-    for weight, bias in layers[:-1]:
-        inputs = np.tanh(inputs @ weight + bias)
-    return inputs @ layers[-1][0] + layers[-1][1]
+def forward(network, inputs):
+    """The outputs of the only network of a stack, by their definition."""
+    *below, (top, bias) = [(w[0].numpy(), b[0, 0].numpy()) for w, b in network.layers(network.flat)]
+    for weight, shift in below:
+        inputs = np.tanh(inputs @ weight + shift)
+    return inputs @ top + bias

@@ -13,7 +13,7 @@ from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
 STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10
-COEFFICIENTS = ("entropy_coef", "kl_coef")
+COEFFICIENTS = ("kl_coef", "entropy_coef")
 
 
 def make_config(settings, **others):
@@ -101,11 +101,6 @@ def draw(runs, discrete=False, seed=0):
     return [reference.random_paths(rng, STATE, ACTIONS, discrete, LONGEST) for _ in range(runs)]
 
 
-def column(numbers):
-    """(K, 1)."""
-    return torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1)
-
-
 def prepare(agents, settings, per_run, starts=None, **others):
     """Learner, mini-batch and coefficients; every window of every path, or one each at starts (K, B)."""
     learner, moments = make_learner(agents, [make_config(one, **others) for one in settings])
@@ -114,13 +109,14 @@ def prepare(agents, settings, per_run, starts=None, **others):
         batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(agents), moments)
     else:
         batch = learner.windows.cut(paths, np.asarray(starts)[..., None], moments)
-    return learner, batch, [column([getattr(one, name) for one in settings]) for name in COEFFICIENTS]
+    numbers = [[getattr(one, name) for one in settings] for name in COEFFICIENTS]
+    return learner, batch, torch.tensor(numbers, dtype=torch.float64).unsqueeze(2)
 
 
 def compute(agents, settings, per_run, starts=None, **others):
     """The library's step and the mini-batch it was taken on."""
     learner, batch, coefficients = prepare(agents, settings, per_run, starts, **others)
-    return learner.compute_step(batch, *coefficients), batch
+    return learner.compute_step(batch, coefficients), batch
 
 
 def windows_of(paths, starts=None):

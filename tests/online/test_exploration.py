@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from koffline.online.config import OnlineConfig, OnlineRun
-from koffline.online.exploration import Exploration
+from koffline.online.learner import Exploration
 from tests.online import stacks
 from tests.online.lockstep_runs import SMALL, check_same, everything, iterate, playing
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from koffline.checkpoints import restored, state_of
 from koffline.kernels import Gaussian
 from koffline.online.critics import gaussian_gram
 from tests.online import reference_trust_pcl as reference
@@ -91,7 +92,7 @@ def test_three_steps_of_the_optimiser(largest):
     optimisers = [torch.optim.Adam(own, lr=0.01, eps=1e-3) for own in parameters]
     for _ in range(3):
         learner.move_targets()
-        found = learner.update(batch, *(part.numpy()[:, 0] for part in coefficients))
+        found = learner.update(batch, coefficients)
         for run, (agent, one, paths) in enumerate(zip(agents, settings, per_run, strict=True)):
             move_slow_copies(agent, 0.9)
             windows = reference.all_windows(paths)
@@ -130,18 +131,16 @@ def test_a_run_that_broke_never_moves_again():
     settings = [replace(SETTINGS, critic=critic) for critic in CRITICS]
     case = stacks.make_agents(5), settings, stacks.draw(5)
     learner, batch, coefficients = stacks.prepare(*case)
-    coefficients = [part.numpy()[:, 0] for part in coefficients]
-    learner.update(batch, *coefficients)
+    learner.update(batch, coefficients)
     sound = batch.rewards[1, 0, 0].clone()
     batch.rewards[1, 0, 0] = torch.inf
     before = learner.online.flat.clone()
-    learner.update(batch, *coefficients)
+    learner.update(batch, coefficients)
     batch.rewards[1, 0, 0] = sound
-    learner.update(batch, *coefficients)
+    learner.update(batch, coefficients)
     assert torch.equal(learner.online.flat[1], before[1])
-    resumed, _, _ = stacks.prepare(*case)
-    resumed.load_state_dict(learner.state_dict())
-    resumed.update(batch, *coefficients)
+    resumed = restored(stacks.prepare(*case)[0], state_of(learner))
+    resumed.update(batch, coefficients)
     assert torch.equal(resumed.online.flat[1], before[1])
     assert not torch.equal(resumed.online.flat[0], before[0])
 
@@ -204,9 +203,7 @@ def test_the_remembered_loss_follows_the_networks(inputs):
     """Three mini-batches: m by loops over windows, at each step's networks, slow copies and coefficients."""
     settings = replace(SETTINGS, **REMEMBERED, kernel_inputs=inputs)
     (agent,), per_run = stacks.make_agents(1), stacks.draw(3)
-    learner, _, coefficients = stacks.prepare(
-        [agent], [settings], per_run[:1], memory=0.6, learning_rate=0.01
-    )
+    learner, _, _ = stacks.prepare([agent], [settings], per_run[:1], memory=0.6, learning_rate=0.01)
     columns = stacks.STATE + stacks.ACTIONS * (inputs == "state_action")
     draws = Gaussian(1.0).draw_frequencies(columns, 100, torch.Generator().manual_seed(0))
     bandwidth = 0.7 * math.sqrt(2.0 * columns)
@@ -233,7 +230,7 @@ def test_the_remembered_loss_follows_the_networks(inputs):
         _, moments = stacks.make_learner([agent], [stacks.make_config(settings)])
         generators = [np.random.default_rng(0)]
         batch = learner.windows.sample(stacks.stack_paths([paths]), generators, moments)
-        learner.update(batch, coefficients[0].numpy()[:, 0], np.array([own.kl_coef]))
+        learner.update(batch, torch.tensor([[[own.kl_coef]], [[own.entropy_coef]]], dtype=torch.float64))
         remembered, before = m, (agent.copy(), own)
         for parameter, gradient in zip(parameters, (*policy, *value), strict=True):
             parameter.grad = gradient

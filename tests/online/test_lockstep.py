@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.online.artifacts import replay_transitions
-from koffline.online.collector import Finished, TrustRegion
+from koffline.online.collector import TrustRegion
 from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
+from koffline.online.paths import replay_transitions
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
     ENVIRONMENTS,
@@ -68,12 +68,11 @@ def test_evaluation_plays_the_best_action(environment):
 
 def play_best_action(environment, agent, seed):
     environment = gymnasium.make(environment)
-    discrete = agent.log_std is None
     observation, _ = environment.reset(seed=seed)
     total, over = 0.0, False
     while not over:
-        best = forward(agent.policy, (observation - agent.observation_mean) / agent.observation_std)
-        best = best.argmax() if discrete else np.clip(best, -2.0, 2.0)
+        best = forward(agent.online.policy, (observation - agent.mean) / agent.std)
+        best = best.argmax() if len(best) > 1 else np.clip(best, -2.0, 2.0)
         observation, reward, terminated, truncated, _ = environment.step(best)
         total, over = total + reward, terminated or truncated
     environment.close()
@@ -106,7 +105,7 @@ def test_a_region_wider_than_episodes_can_diverge_is_known(length, inert):
     """Twenty weighted episodes diverge by ln 20 = 3 at most; 0.05 a step allows 1 in 20 steps, 20 in 400."""
     (run,) = make_runs("CartPole-v1", 1, divergence_per="step", max_divergence=0.05)
     region = TrustRegion([run.config])
-    region.update([[Finished(float(k), length) for k in range(20)]], np.array([True]))
+    region.update([[(float(k), length) for k in range(20)]], np.array([True]))
     assert region.is_inert.tolist() == [inert]
     assert (region.wanted[0] < 0.1) == inert
 
@@ -144,7 +143,7 @@ def test_the_entropy_coefficient_decays_smoothly():
 def test_a_world_that_does_not_repeat_begins_anew():
     with playing(make_runs("Pendulum-v1", 2, capacity=10_000)) as stack:
         state = iterate(stack, 6).state_dict()
-        state["collector"]["observations"] += 1.0
+        state["_collector"]["_observations"] += 1.0
         assert not stack.load_state_dict(state)
         log = replay_transitions(iterate(stack, 25).replay, 0, stack.shape.action_space)
         assert log.episode_lengths.tolist() == [60, 200, 50]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import koffline
 from koffline import Continuous, Discrete, load_policy
-from koffline.online.artifacts import trust_pcl_model, write_model
 from koffline.online.config import CRITICS, OnlineConfig
-from koffline.online.networks import AgentArrays, Shape
+from koffline.online.networks import Agent, AgentStack, Shape, trust_pcl_model, write_model
 from koffline.policy_specs import as_policy
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make_log
 from tests.algos.test_export import run_file
@@ -24,46 +23,28 @@ BOX = Continuous(3, (-2.0, 0.5, -1.0), (2.0, 3.0, 1.0))
 HALF_OPEN = Continuous(3, (-np.inf, 0.5, -np.inf), (np.inf, np.inf, 0.1))
 
 
-def make_agent(space: Any, seed: int = 0) -> AgentArrays:
-    generator = np.random.default_rng(seed)
-
-    def layers(*sizes: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        return tuple(
-            (generator.normal(size=(a, b)).astype(np.float32), generator.normal(size=b).astype(np.float32))
-            for a, b in pairwise(sizes)
-        )
-
-    n = space.n if isinstance(space, Discrete) else space.k
-    deviations = [None, None] if isinstance(space, Discrete) else list(generator.normal(-1, 1, size=(2, n)))
-    return AgentArrays(
-        shape=Shape(COLUMNS, space, (8, 6)),
-        policy=layers(COLUMNS, 8, 6, n),
-        log_std=deviations[0],
-        value=layers(COLUMNS, 8, 6, 1),
-        target_policy=layers(COLUMNS, 8, 6, n),
-        target_log_std=deviations[1],
-        target_value=layers(COLUMNS, 8, 6, 1),
-        observation_mean=generator.normal(size=COLUMNS),
-        observation_std=generator.uniform(0.1, 3, size=COLUMNS),
-        kl_coef=0.5,
-        entropy_coef=0.1,
-    )
+def make_agent(space: Any, seed: int = 0) -> Agent:
+    generator, shape = np.random.default_rng(seed), Shape(COLUMNS, space, (8, 6))
+    flats = generator.normal(size=(2, 1, shape.parts[2].stop))
+    flats[..., shape.parts[1]] -= 1.0
+    online, target = (AgentStack(shape, torch.tensor(flat, dtype=torch.float32)) for flat in flats)
+    inputs = generator.normal(size=COLUMNS), generator.uniform(0.1, 3, size=COLUMNS)
+    return Agent(online, target, *inputs, kl_coef=0.5, entropy_coef=0.1)
 
 
-def forward(agent: AgentArrays, layers: Any, observations: np.ndarray) -> np.ndarray:
+def forward(agent: Agent, network: Any, observations: np.ndarray) -> np.ndarray:
     """The network by its definition, in float64."""
-    return lockstep_runs.forward(layers, (observations - agent.observation_mean) / agent.observation_std)
+    return lockstep_runs.forward(network, (observations - agent.mean) / agent.std)
 
 
 def rows(n: int = 200) -> np.ndarray:
     return np.random.default_rng(3).normal(size=(n, COLUMNS)).astype(np.float32)
 
 
-def mean_action(agent: AgentArrays, observations: np.ndarray) -> np.ndarray:
-    outputs = forward(agent, agent.policy, observations)
-    if isinstance(agent.shape.action_space, Discrete):
-        return outputs.argmax(axis=1)
-    return np.clip(outputs, agent.shape.action_space.low, agent.shape.action_space.high)
+def mean_action(agent: Agent, observations: np.ndarray) -> np.ndarray:
+    outputs = forward(agent, agent.online.policy, observations)
+    space = agent.online.shape.action_space
+    return outputs.argmax(axis=1) if isinstance(space, Discrete) else np.clip(outputs, space.low, space.high)
 
 
 @pytest.mark.parametrize("space", [BOX, HALF_OPEN, Continuous(3), Discrete(3)], ids=str)
@@ -83,7 +64,7 @@ def test_predict_is_the_mean_action_in_memory_on_disk_and_exported(space: Any, t
         answers.append(policy.probabilities(observations).argmax(axis=1))
     else:
         answers.append(policy.mean(observations))
-        clipped = (expected != forward(agent, agent.policy, observations)).any(axis=0)
+        clipped = (expected != forward(agent, agent.online.policy, observations)).any(axis=0)
         finite = np.isfinite(space.low) | np.isfinite(space.high)
         np.testing.assert_array_equal(clipped, finite, "the rows of this test reach every limit")
     for answer in answers:
@@ -99,13 +80,13 @@ def test_draws_are_the_clipped_gaussian(space: Any) -> None:
     agent = make_agent(space)
     model = trust_pcl_model(agent, CONFIG)
     draws = model.sample_action(np.repeat(rows(1), 4000, axis=0))
-    mean = forward(agent, agent.policy, rows(1))[0]
+    mean = forward(agent, agent.online.policy, rows(1))[0]
     for i in range(3):
         low, high = space.low[i], space.high[i]
         assert draws[:, i].min() >= low - 1e-6
         assert draws[:, i].max() <= high + 1e-6
         inside = (draws[:, i] > low + 1e-4) & (draws[:, i] < high - 1e-4)
-        gaussian = stats.norm(mean[i], np.exp(agent.log_std[i]))
+        gaussian = stats.norm(mean[i], np.exp(agent.online.log_std[0, i].item()))
         assert abs(inside.mean() - (gaussian.cdf(high) - gaussian.cdf(low))) < 0.04
         grid = np.linspace(max(low, mean[i] - 5), min(high, mean[i] + 5), 50)[1:-1]
         empirical = (draws[:, i, None] <= grid).mean(axis=0)
@@ -114,7 +95,7 @@ def test_draws_are_the_clipped_gaussian(space: Any) -> None:
 
 def test_discrete_probabilities_are_the_softmax() -> None:
     agent, observations = make_agent(Discrete(3)), rows()
-    logits = forward(agent, agent.policy, observations)
+    logits = forward(agent, agent.online.policy, observations)
     expected = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     policy = as_policy(trust_pcl_model(agent, CONFIG), Discrete(3), (COLUMNS,))
     np.testing.assert_allclose(policy.probabilities(observations), expected, rtol=1e-4, atol=1e-6)
@@ -126,18 +107,16 @@ def test_values_are_those_that_path_consistency_implies(space: Any) -> None:
     agent, observations = make_agent(space), rows(20)
     actions = np.clip(mean_action(agent, observations) + 0.1, space.low, space.high)
 
-    def log_density(layers: Any, log_std: np.ndarray) -> np.ndarray:
-        z = (actions - forward(agent, layers, observations)) / np.exp(log_std)
+    def log_density(stack: AgentStack) -> np.ndarray:
+        log_std = stack.log_std.numpy()
+        z = (actions - forward(agent, stack.policy, observations)) / np.exp(log_std)
         return (-0.5 * z**2 - log_std - 0.5 * np.log(2 * np.pi)).sum(axis=1)
 
     volume = 0.0
     if space is BOX:
         volume = np.log((np.array(space.high) - np.array(space.low)) / 2).sum()
-    here, slow = (
-        log_density(layers, log_std) + volume
-        for layers, log_std in ((agent.policy, agent.log_std), (agent.target_policy, agent.target_log_std))
-    )
-    expected = forward(agent, agent.value, observations)[:, 0] + 0.6 * here - 0.5 * slow
+    here, slow = (log_density(stack) + volume for stack in (agent.online, agent.target))
+    expected = forward(agent, agent.online.value, observations)[:, 0] + 0.6 * here - 0.5 * slow
     found = trust_pcl_model(agent, CONFIG).predict_value(observations, actions.astype(np.float32))
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-2)
 
@@ -153,7 +132,7 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     fit(model, koffline.ColumnarReplayBuffer(log, seed=0), steps=2)
     np.testing.assert_allclose(model.predict(rows()), mean_action(agent, rows()), rtol=1e-5, atol=2e-5)
     bias = model.impl.modules.q_funcs[0]._fc.bias.item()
-    assert bias == pytest.approx(float(agent.value[-1][1][0]))
+    assert bias == pytest.approx(agent.online.value.layers(agent.online.value.flat)[-1][1].item())
 
 
 @pytest.mark.parametrize("name", CRITICS)

@@ -11,7 +11,7 @@ from scipy import stats
 
 from koffline import Continuous
 from koffline.errors import DataError
-from koffline.online.artifacts import replay_transitions
+from koffline.online.paths import replay_transitions
 from tests.online.lockstep_runs import ENVIRONMENTS, forward, iterate, make_runs, playing
 
 COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "steps")
@@ -32,8 +32,8 @@ def test_what_is_kept_is_what_happened(environment):
     for paths, agent in zip(kept, agents, strict=True):
         assert int(paths.lengths.sum()) == 600
         seen = paths.observations[:, :-1][np.arange(10) < paths.lengths[:, None]].astype(float)
-        np.testing.assert_allclose(agent.observation_mean, seen.mean(axis=0), rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(agent.observation_std, seen.std(axis=0), rtol=1e-9)
+        np.testing.assert_allclose(agent.mean, seen.mean(axis=0), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(agent.std, seen.std(axis=0), rtol=1e-9)
         ended = 0
         for row in range(len(paths.lengths)):
             for t in range(paths.lengths[row]):
@@ -72,9 +72,9 @@ def test_played_actions_follow_the_policy():
         iterate(stack, 100)
         for run, spread in enumerate((0.5, 1.0, 2.0, 1.5)):
             held, agent = stack.replay.held(run), stack.agent(run)
-            assert agent.log_std == pytest.approx(math.log(spread))
+            assert agent.online.log_std.numpy() == pytest.approx(math.log(spread))
             inside = np.arange(10) < held.lengths[:, None]
-            means = forward(agent.policy, held.observations[:, :-1][inside])
+            means = forward(agent.online.policy, held.observations[:, :-1][inside])
             noise = ((held.actions[inside] - means) / spread).reshape(-1)
             assert len(noise) == 1000
             assert stats.kstest(noise, "norm").pvalue > 1e-3
@@ -90,7 +90,7 @@ def test_discrete_actions_follow_the_softmax():
         for run in range(len(stack.runs)):
             held = stack.replay.held(run)
             inside = np.arange(10) < held.lengths[:, None]
-            outputs = forward(stack.agent(run).policy, held.observations[:, :-1][inside])
+            outputs = forward(stack.agent(run).online.policy, held.observations[:, :-1][inside])
             chances = np.exp(outputs[:, 1]) / np.exp(outputs).sum(axis=1)
             for part in (chances < np.median(chances), chances >= np.median(chances)):
                 surprise = (held.actions[inside] - chances)[part].sum()

@@ -10,7 +10,7 @@ import koffline
 from koffline.checkpoints import checkpoints
 from koffline.data.sources import open_transitions
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import GroupResult, GroupTask
+from koffline.online.group import COLUMNS, GroupResult
 from koffline.online.lockstep import LockStep
 from koffline.online.run import summarise, train, write_summary
 from koffline.spread import spread_of
@@ -104,25 +104,25 @@ CONFIG = OnlineConfig("Swimmer-v5", critic="rg", steps=300)
 FINAL = (10.0, 60.0, 30.0, 40.0, 50.0, 20.0)
 
 
-def write_curves(out, finals, points=3):
-    """Returns that rise evenly to their last value; sampled ones are half of them."""
-    for seed, final in enumerate(finals):
-        folder = out / f"seed_{seed}"
-        folder.mkdir(parents=True)
-        lines = ["step,return,length,sampled_return"]
-        for k in range(1, points + 1):
-            lines.append(f"{100 * k},{final * k / points!r},{7.0},{final * k / points / 2!r}")
-        (folder / "evaluation.csv").write_text("\n".join(lines) + "\n")
+def summary_of(diverged=None, **known):
+    """Of returns that rise evenly to their last value in three evaluations; sampled ones are half of them.
+
+    known: how many evaluations some seeds have.
+    """
+    curves = {
+        seed: [
+            {"step": 100 * k, **dict(zip(COLUMNS, (final * k / 3, 7.0, final * k / 6), strict=True))}
+            for k in range(1, 1 + known.get(f"seed_{seed}", 3))
+        ]
+        for seed, final in enumerate(FINAL)
+    }
+    return summarise(
+        CONFIG, [GroupResult(steps=300, seconds=10.0, diverged=diverged or {}, evaluations=curves)]
+    )
 
 
-def summary_of(out, finals=FINAL, diverged=None):
-    task = GroupTask(CONFIG, tuple(range(len(finals))), out, "")
-    return summarise([task], [GroupResult(steps=300, seconds=10.0, diverged=diverged or {})])
-
-
-def test_six_seeds_by_hand(tmp_path):
-    write_curves(tmp_path, FINAL)
-    summary = summary_of(tmp_path)
+def test_six_seeds_by_hand():
+    summary = summary_of()
     assert summary.best_name == "best_5_of_6"
     final, sampled, length = summary.last
     assert final.per_seed == FINAL
@@ -136,24 +136,20 @@ def test_six_seeds_by_hand(tmp_path):
 
 
 def test_a_diverged_seed_is_infinitely_bad(tmp_path):
-    write_curves(tmp_path, FINAL)
-    path = tmp_path / "seed_1" / "evaluation.csv"
-    path.write_text("\n".join(path.read_text().splitlines()[:2]) + "\n")
-    summary = summary_of(tmp_path, diverged={1: 200})
+    summary = summary_of({1: 200}, seed_1=1)
     final = summary.last[0]
     assert final.per_seed[1] == -math.inf
     assert final.spread.iqm == 25.0  # (10 + 20 + 30 + 40) / 4
     assert final.best == 30.0
-    assert summary.curves["return"][0].per_seed[1] == 20.0
+    assert summary.curves["return"][0].per_seed[1] == FINAL[1] / 3
     write_summary(summary, tmp_path)
     content = json.loads((tmp_path / "summary.json").read_text())
     assert (content["iqm"], content["best_5_of_6"], content["diverged"]) == (25.0, 30.0, {"1": 200})
     assert content["return"]["per_seed"]["1"] is None
 
 
-def test_where_all_seeds_diverged_none_has_a_last_return(tmp_path):
-    write_curves(tmp_path, FINAL, points=1)
-    summary = summary_of(tmp_path, diverged=dict.fromkeys(range(6), 200))
+def test_where_all_seeds_diverged_none_has_a_last_return():
+    summary = summary_of(dict.fromkeys(range(6), 200), **{f"seed_{seed}": 1 for seed in range(6)})
     assert summary.points == (100, 200)
     assert summary.last[0].per_seed == (-math.inf,) * 6
-    assert summary.curves["return"][0].per_seed == FINAL
+    assert summary.curves["return"][0].per_seed == tuple(final / 3 for final in FINAL)
