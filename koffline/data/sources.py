@@ -165,7 +165,7 @@ def write_transitions(
     and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
     folder or ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
     """
-    from koffline.data.table.arrow_files import write_table
+    from koffline.data.table.reading import write_table
 
     name = os.fspath(target)
     chosen = target_format(name, format)

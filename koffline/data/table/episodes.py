@@ -7,9 +7,9 @@ import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, shaped_actions
-from koffline.data.table.computed import number_type, read_flags
 from koffline.data.table.mapping import CUT
 from koffline.data.table.survey import Table
+from koffline.data.table.values import number_type, read_flags
 from koffline.errors import DataError
 
 

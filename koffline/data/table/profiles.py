@@ -10,8 +10,7 @@ from typing import Any
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.table.computed import CLOCK, TEXT_WAYS, TextKind
-from koffline.data.table.problems import is_pattern
+from koffline.data.table.values import CLOCK, TEXT_WAYS, is_pattern, read_texts, unread
 from koffline.errors import printable
 
 IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored because the values do not fit the name
@@ -118,12 +117,11 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     if column.dtype != pl.String or column.null_count() == len(column):
         column = column.fill_nan(None) if column.dtype.is_float() else column
         return Profile(name, f"numbers ({kind})" if column.dtype.is_numeric() else kind, column)
-    texts, found = column.str.strip_chars(), TextKind(name, False, list(TEXT_WAYS))
-    found.look(texts, "")
+    texts = column.str.strip_chars()
     there = texts.drop_nulls()
-    if found.ways:
-        values = found.read(texts)
-        kind = found.form if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
+    if way := next((way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()), None):
+        values = read_texts(texts, way)
+        kind = way if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
         return Profile(name, kind, values.fill_nan(None) if values.dtype.is_float() else values, texts)
     if there.str.contains(_THOUSANDS).all():
         return Profile(name, TWO_WAYS, texts, texts)

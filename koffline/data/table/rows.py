@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.arrow_files import table_reader
-from koffline.data.table.files import COPIES, Reader, Room, faults, frame_bytes, width_of
-from koffline.data.table.problems import column_fault
+from koffline.data.table.files import width_of
+from koffline.data.table.readers import Reader, table_reader
+from koffline.data.table.values import column_fault
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
+# Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and checked copies.
+COPIES = 6
 # Limit of columns: each costs some tenths of a millisecond, and more are probably transposed rows.
 _MOST_COLUMNS = 2**17
 # Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
@@ -37,6 +39,48 @@ def header_of(name: str, kind: str) -> Reader:
         if twice := [each for each, count in counts.items() if count > 1]:
             raise DataError(f"{name} has more than one column named {listed(twice)}; rename them")
         return found
+
+
+@dataclass
+class Room:
+    """Memory of the rows that are held together, limited by ``memory_allowance``.
+
+    A number counts at least ``itemsize`` bytes, its size in the log. Without ``remedy`` frames are freed one
+    by one.
+    """
+
+    itemsize: int
+    remedy: str | None = None
+    taken: int = 0
+    allowed: int = field(default_factory=memory_allowance)
+
+    def check(self, total: int, at_once: int = 0) -> None:
+        """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
+        needed = max(total * COPIES, at_once)
+        if needed > self.allowed:
+            what = f"its rows need {shown_bytes(needed)} of memory to be read, allowed are"
+            remedy = self.remedy or "write shorter rows in smaller row groups"
+            more = "allow more bytes (KOFFLINE_MAX_BYTES)"
+            raise Refused(f"{what} {shown_bytes(self.allowed)}; {remedy}, or {more}")
+
+    def take(self, frame: pl.DataFrame) -> None:
+        """Count the bytes of a frame. Raises Refused if they do not fit."""
+        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
+        self.check(self.taken)
+
+
+def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
+    """Bytes of a frame: numbers count at least ``itemsize``, repeated texts count every time."""
+    total = 0
+    for column in frame:
+        kind: Any = column.dtype
+        items = len(column)
+        if kind.is_nested():
+            items = int(column.list.len().sum()) if kind == pl.List else items * getattr(kind, "size", 1)
+        total += items * max(itemsize, width_of(kind))
+        if kind in (pl.String, pl.Binary):
+            total += int((column.str.len_bytes() if kind == pl.String else column.bin.size()).sum())
+    return total
 
 
 @dataclass(frozen=True)
@@ -101,11 +145,10 @@ class TableRows:
         wanted = dict(self.types)
         for file in self.files:
             above = 0
-            with faults(file, self.kind), table_reader(file, self.kind) as opened:
-                present = {name for name, _ in opened.fields}
-                missing = next((name for name in wanted if name not in present), None)
-                if missing is not None:
-                    raise DataError(f"{file} lacks column {missing}, which the first file has; mend it")
+            with table_reader(file, self.kind) as opened:
+                present = dict(opened.fields)
+                if missing := [name for name in wanted if name not in present]:
+                    raise DataError(f"{file} lacks column {missing[0]}, which the first file has; mend it")
                 if room is not None:
                     total, at_once = opened.declared(wanted, room.itemsize)
                     room.check(room.taken + total if room.remedy else 0, at_once)
@@ -133,13 +176,12 @@ class TableRows:
                     said = f"is not all numbers: row {above + place + 1} holds {text!r}"
                     raise column_fault(file, name, f"{said}; {remedy}")
                 column = found
-            with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
-                empty = [pl.DataFrame(schema={name: each}) for each in (column.dtype, kind)]
-                if pl.concat(empty, how="vertical_relaxed").dtypes[0] == kind:
-                    column = column.cast(kind)
+            with contextlib.suppress(pl.exceptions.PolarsError):  # no type holds all values of both
+                both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
+                column = pl.concat(both, how="vertical_relaxed")[name]
             if column.dtype != kind:
-                both = f"is {column.dtype}, in the first file {kind}"
-                raise column_fault(file, name, f"{both}; write all files with one type")
+                found_types = f"is {frame[name].dtype}, in the first file {kind}"
+                raise column_fault(file, name, f"{found_types}; write all files with one type")
             columns.append(column)
         return pl.DataFrame(columns)
 

@@ -18,17 +18,27 @@ from koffline.data.raw import FileDescription, read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
-from koffline.data.table.arrow_files import SHAPE_KEY
-from koffline.data.table.computed import CLOCK, Formula, TextKind, features, number_type, read_flags
 from koffline.data.table.files import faults, find_tables, width_of
-from koffline.data.table.mapping import TableMapping
-from koffline.data.table.problems import Problems, TableCounts, column_fault
+from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.rows import TableRows, header_of, open_rows
+from koffline.data.table.values import (
+    CLOCK,
+    LOCAL,
+    Problems,
+    TableCounts,
+    as_read,
+    column_fault,
+    features,
+    number_type,
+    read_flags,
+)
 from koffline.data.transitions import Metadata
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 
 _MOST_CATEGORIES = 10_000
 _LONGEST_NAME = 1000
+# Beside the description of the log: the shape of an observation that is stored as one list of numbers.
+SHAPE_KEY = "koffline_observation_shape"
 
 
 @dataclass(eq=False)
@@ -49,7 +59,7 @@ class Table:
     problems: Problems
     is_own: bool  # the mapping came from koffline's own column names
     formulas: tuple[Formula, ...]
-    texts: Mapping[str, TextKind]
+    texts: Mapping[str, str]  # how they are read
     encodings: Mapping[str, Encoding]
     origin: Mapping[str, str]
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
@@ -86,7 +96,10 @@ def prepare_table(
     stored = dict(file.fields)
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
-        raise mappings.unmapped(list(stored), name, kind)
+        columns = f"is a {kind} table with columns {listed(list(stored))}"
+        options = f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the last three)"
+        said = f"{columns}; say what they are, as in {options} (or --mapping FILE.yaml; in Python mapping=)"
+        raise DataError(f"{name} {said}; {mappings.INSPECT}")
     log = read_description(file.described.get(b"koffline")) if is_own else None
     sides = file.described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",")
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
@@ -100,14 +113,14 @@ def prepare_table(
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
         rows = open_rows(rows, in_memory, first)
-        texts = applied.text_kinds(rows, roles, is_own, name)
+        texts = applied.ways_of_texts(rows, roles, is_own, name)
         encodings = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
         if texts or formulas or encodings:
             made = {*origin, *(each.text for each in formulas)}
             kept = [n for n in roles.columns if n not in made]
-            computed = [texts[n].expression if n in texts else pl.col(n) for n in kept]
+            computed = [as_read(n, texts[n]) if n in texts else pl.col(n) for n in kept]
             computed += [formula.value for formula in formulas]
             computed += [each for n in encodings for each in features(n, encodings[n])]
             rows = rows.computing(computed)
@@ -154,14 +167,13 @@ def _features(table: Table) -> Features:
 def _open_questions(table: Table) -> list[str]:
     """Notes on what the mapping leaves open and how it was decided."""
     roles, time = table.roles, table.roles.time or ""
-    kind, text = table.rows.schema.get(time), table.texts.get(time)
-    is_clock = kind == pl.Time or (text is not None and text.form == CLOCK)
-    is_naive = isinstance(kind, pl.Datetime) and kind.time_zone is None
+    kind, way = table.rows.schema.get(time), table.texts.get(time)
+    is_clock = kind == pl.Time or way == CLOCK
+    is_naive = way == LOCAL or (isinstance(kind, pl.Datetime) and kind.time_zone is None)
     where = "where a local clock was set back, rows of that hour may be out of order"
     notes = {
         f"times in {time} have no date: rows after midnight were put before those of the evening": is_clock,
-        f"times in {time} have no UTC offset and were read as UTC; {where}": is_naive
-        or (text is not None and text.is_naive),
+        f"times in {time} have no UTC offset and were read as UTC; {where}": is_naive,
     }
     alone, named, is_linked = roles.stands_alone, "column is named:", not roles.stands_alone
     ended = "to have ended by itself" if roles.last_row == "terminal" else "to be cut by the end of logging"
@@ -259,11 +271,22 @@ def _check_counts(table: Table) -> None:
     if table.is_own:
         return
     if roles.episode is None and roles.one_step is None and not (roles.stands_alone or table.flagged):
-        problems.add(mappings.WHICH_ROWS)
+        problems.add(
+            "no column says which rows belong together; name the episode column (--episode COLUMN), or say that "
+            "every row is an episode of one step (--one-step), or that all rows are one record in order "
+            "(--one-record)"
+        )
         table.is_open = True
     if roles.episode is not None and roles.terminal is None and roles.last_row is None:
-        problems.add(mappings.HOW_EPISODES_END)
+        problems.add(
+            "nothing says how episodes end; name a column (--terminal), or say what the last row of every "
+            "episode is (--last-row terminal, or cut by the end of logging)"
+        )
     for each in table.formulas if not problems.found else ():
-        if each.texts and each.text in (roles.terminal, roles.truncated) and each.text not in table.flagged:
+        if (
+            any(each.columns.values())
+            and each.text in (roles.terminal, roles.truncated)
+            and each.text not in table.flagged
+        ):
             said = "check how the column writes it, or leave the formula out"
             problems.add(f"no row fulfils {each.text}; {said}")
