@@ -1,4 +1,4 @@
-"""Mapping of a table's columns to parts of a transition, from keywords, a dict or a YAML file; its formulas."""
+"""A mapping: which columns of a table are which parts of a transition; its formulas."""
 
 from __future__ import annotations
 

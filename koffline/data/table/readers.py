@@ -19,17 +19,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.files import (
-    CSV,
-    HDF5,
-    NO_TABLE,
-    NPZ,
-    PARQUET,
-    STREAM,
-    faults,
-    open_bytes,
-    width_of,
-)
+from koffline.data.table.files import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM, faults, open_bytes, width_of
 from koffline.errors import DataError, listed
 from koffline.untrusted.arrays import array_headers, array_names, read_arrays
 from koffline.untrusted.hdf5 import open_hdf5

@@ -1,4 +1,4 @@
-"""Values in a table: texts as numbers and times, flags, categories; what is wrong with them; notes on them."""
+"""Values in a table: texts as numbers and times, flags, categories; what is wrong and what was done."""
 
 from __future__ import annotations
 
