@@ -132,7 +132,7 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
     """Whether a log is read as a table: it is one, or its mapping says more than ``one_step``."""
-    from koffline.data.table.files import is_table_source
+    from koffline.data.table.rows import is_table_source
 
     return mapping not in (None, {"one_step": True}) or is_table_source(name)
 

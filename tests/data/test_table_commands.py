@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from koffline.data.table.mapping import TableMapping
-from koffline.data.table.problems import Problems
+from koffline.data.table.values import Problems
 from koffline.data.table.roles import resolved
 from koffline.errors import DataError
 from tests.data.table_rows import shuffled, walk, write

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.data.sources import open_transitions
-from koffline.data.table.computed import parse_formula
+from koffline.data.table.mapping import parse_formula
 from koffline.errors import DataError, PolicyError
 from koffline.policy_specs import as_policy
 from tests.data.table_rows import (

@@ -148,11 +148,6 @@ class TableMapping(pydantic.BaseModel):
         return _each(*self.observations, *self.next_observations, self.reward, self.behavior, self.weight)
 
     @property
-    def measured(self) -> tuple[str, ...]:
-        """Columns of numbers, and of actions."""
-        return _each(*self.numbers, *self.action)
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read."""
         return _each(*self.needed, self.by)
@@ -161,7 +156,8 @@ class TableMapping(pydantic.BaseModel):
     def needed(self) -> tuple[str, ...]:
         """Every column that rows are made of."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
-        return _each(*self.measured, self.episode, time, self.terminal, self.truncated)
+        flags = (self.terminal, self.truncated)
+        return _each(*self.numbers, *self.action, self.episode, time, *flags)
 
     @property
     def stands_alone(self) -> bool:

@@ -1,30 +1,36 @@
-"""Readers of a table's files: CSV, Parquet, Arrow, HDF5 and NPZ as frames.
+"""Readers of a table's files: CSV, Parquet, Arrow, HDF5 and NPZ as frames; their errors.
 
 pyarrow reads Parquet and Arrow: polars ends the process on a damaged page or message (it allocates the length
-that is declared there), decodes a row group at a time, and tells no sizes before it reads.
+declared there), decodes a row group at a time, and tells no sizes before it reads.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.files import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM, faults, open_bytes, width_of
 from koffline.errors import DataError, listed
+from koffline.store.files import reading
 from koffline.untrusted.arrays import array_headers, array_names, read_arrays
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
+PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
+NO_TABLE = (
+    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
+    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
+)
+# Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
+STREAM = b"\xff\xff\xff\xff"
 Columns = Mapping[str, Any]  # names and types
 _Frames = Iterator[pl.DataFrame]
 
@@ -52,7 +58,11 @@ def table_reader(name: str, kind: str) -> Iterator[Reader]:
             yield _csv_reader(name)
         elif kind == NPZ:
             path = stack.enter_context(remote.local_file(name))
-            yield _arrays_reader(read_arrays(path, _columns(_headers(path), name)))
+            headers: dict[str, Any] = {}
+            for each in array_names(path):
+                with contextlib.suppress(Refused):  # it cannot be read
+                    headers |= array_headers(path, [each])
+            yield _arrays_reader(read_arrays(path, _columns(headers, name)))
         elif kind == HDF5:
             file = stack.enter_context(open_hdf5(stack.enter_context(remote.local_file(name))))
             datasets = {each: file.raw[each] for each in file.datasets}
@@ -62,8 +72,44 @@ def table_reader(name: str, kind: str) -> Iterator[Reader]:
             yield _parquet_reader(source) if kind == PARQUET else _arrow_reader(source)
 
 
-_DELIMITERS = ",;\t|"
-_MOST_HEADER = 2**22
+@contextlib.contextmanager
+def faults(name: str, kind: str) -> Iterator[None]:
+    """Turn the errors of polars, pyarrow and the storage into one DataError; our own pass as they are."""
+    with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
+        try:
+            yield
+        except Refused as error:
+            raise DataError(f"{name} is not read: {error}") from None
+        except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
+            reason = " ".join(str(error).partition("You might want")[0].split())[:300]
+            if "utf" in reason.lower():
+                raise DataError(f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)") from None
+            reason = f"{name} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
+            raise DataError(reason) from None
+
+
+def open_bytes(name: str) -> Any:
+    """A file to be opened by ``with``; a local one is Arrow's own.
+
+    Its threads then hold no Python object when the process ends, which would abort it.
+    """
+    if remote.is_url(name):
+        import fsspec
+
+        return fsspec.open(name, "rb")
+    import pyarrow as pa
+
+    return pa.OSFile(name)
+
+
+def width_of(kind: Any) -> int:
+    """Bytes of a value of fixed size (in a list, of one of its numbers), or of the reference to any other."""
+    kind = getattr(kind, "inner", kind)
+    found = re.search(r"\d+", str(kind)) if kind.is_numeric() else None
+    return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
+
+
+_DELIMITERS, _MOST_HEADER = ",;\t|", 2**22
 _CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
 
@@ -87,8 +133,8 @@ def _csv_reader(name: str) -> Reader:
         raise DataError(f"{name} has a line break or a single quote mark in a column name; rename it")
     delimiter = max(_DELIMITERS, key=text.count)
     end = "\r" if b"\r" in head and b"\n" not in head else "\n"
-    found = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
-    names = [each.strip() for each in found]
+    header = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    names = [each.strip() for each in header]
     options = {"separator": delimiter, "eol_char": end, "with_column_names": lambda _: names}
     return Reader([(each, pl.String()) for each in names], partial(_csv_frames, name, names, options))
 
@@ -159,12 +205,11 @@ def _parquet_reader(source: Any) -> Reader:
     opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
     schema = opened.schema_arrow  # not cached: made at every access
     fields = [(each.name, polars_type(each.type)) for each in schema]
+    # texts as dictionaries: what repeats in the file does not multiply before it is looked at
     texts = [name for name, kind in fields if kind in (pl.String, pl.Binary)]
-    if texts:  # as dictionaries: what repeats in the file does not multiply before it is looked at
-        source.seek(0)
-        opened = pyarrow.parquet.ParquetFile(
-            source, metadata=opened.metadata, pre_buffer=False, read_dictionary=texts
-        )
+    options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
+    source.seek(0)
+    opened = pyarrow.parquet.ParquetFile(source, **options)
 
     def frames(columns: Columns, rows: int) -> _Frames:
         return map(_frame, opened.iter_batches(rows, columns=list(columns), use_threads=False))
@@ -174,12 +219,11 @@ def _parquet_reader(source: Any) -> Reader:
 
 def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int) -> tuple[int, int]:
     """Bytes of the columns in memory, and of the largest lists that a row group may have in one row."""
-    metadata = opened.metadata
-    kinds = {name: found[name] for name in columns}
+    metadata, kinds = opened.metadata, {name: found[name] for name in columns}
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    leaves = {i: path for i, path in enumerate(paths) if path in kinds}
-    lists = {f"{name}.": name for name, kind in kinds.items() if kind.is_nested()}
-    leaves |= {i: lists[top] for top in lists for i, path in enumerate(paths) if path.startswith(top)}
+    # the numbers of a list lie one or two levels below it
+    tops = ((path, path.rsplit(".", 1)[0], path.rsplit(".", 2)[0]) for path in paths)
+    leaves = {i: name for i, names in enumerate(tops) for name in names if name in kinds}
     total = at_once = 0
     for number in range(metadata.num_row_groups):
         # Arrow ends the process where `group.column` meets damaged statistics, and raises here.
@@ -191,8 +235,8 @@ def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int)
             if kind.is_nested():
                 nested += size
             elif chunk.num_values != group.num_rows:
-                found_rows = f"column {name} has {chunk.num_values} values in {group.num_rows} rows"
-                raise Refused(f"{found_rows}; it is damaged: export it again")
+                said = f"column {name} has {chunk.num_values} values in {group.num_rows} rows"
+                raise Refused(f"{said}; it is damaged: export it again")
             total += max(size, chunk.total_uncompressed_size if kind in (pl.String, pl.Binary) else 0)
         at_once = max(at_once, nested)
     return total, at_once
@@ -236,15 +280,6 @@ def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
         return sum(array.size * max(itemsize, array.dtype.itemsize) for array in chosen), 0
 
     return Reader([(name, series(name, slice(0)).dtype) for name in arrays], frames, declared=declared)
-
-
-def _headers(path: Path) -> dict[str, Any]:
-    """Shapes and dtypes of the arrays of an archive that can be read."""
-    found: dict[str, Any] = {}
-    for name in array_names(path):
-        with contextlib.suppress(Refused):
-            found |= array_headers(path, [name])
-    return found
 
 
 def _columns(found: Mapping[str, Any], name: str) -> list[str]:

@@ -17,8 +17,8 @@ from koffline.data.flat import flat_arrays
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
 from koffline.data.table.episodes import assemble
-from koffline.data.table.files import faults
 from koffline.data.table.mapping import MappingRequest
+from koffline.data.table.readers import faults
 from koffline.data.table.rows import Room
 from koffline.data.table.survey import SHAPE_KEY, Table, hashed, prepare_table
 from koffline.data.table.values import TableCounts, read_flags

@@ -10,8 +10,8 @@ from typing import Any
 import polars as pl
 
 from koffline.data.features import ONE_HOT, Encoding
-from koffline.data.table.files import CSV
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
+from koffline.data.table.readers import CSV
 from koffline.data.table.rows import TableRows
 from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, natural_key, unread
 from koffline.errors import listed
@@ -131,7 +131,7 @@ def column_types(
     for name in dict.fromkeys((*roles.columns, *parts)):
         if name in stored:  # else it is a formula
             as_float = stored[name] == pl.String and name in numbers
-            as_float = as_float or (stored[name].is_decimal() and name in roles.measured)
+            as_float = as_float or (stored[name].is_decimal() and name in (*roles.numbers, *roles.action))
             types[name] = pl.Float64() if as_float else stored[name]
     states = (*roles.observations, *roles.next_observations)
     needed = "needed are numbers; name other columns, or export it as numbers"
@@ -164,7 +164,7 @@ def column_types(
 
 
 def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, str]:
-    """How columns of text are read, by column: times, and in CSV, where all are texts, actions and our own ids.
+    """How texts are read, by column: times, and in CSV, where all are texts, actions and our own ids.
 
     Ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
     """

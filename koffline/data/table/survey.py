@@ -19,9 +19,9 @@ from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table import values
-from koffline.data.table.files import faults, find_tables, width_of
 from koffline.data.table.mapping import Formula, TableMapping
-from koffline.data.table.rows import TableRows, header_of, open_rows
+from koffline.data.table.readers import faults, width_of
+from koffline.data.table.rows import TableRows, find_tables, header_of, open_rows
 from koffline.data.table.values import Problems, TableCounts, column_fault, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, listed
@@ -250,7 +250,8 @@ def _check_counts(table: Table) -> None:
     if missing:
         cut = "leave such rows out (COLUMN=cut), or mend them"
         if not roles.stands_alone:
-            cut = "end episodes before such rows (COLUMN=cut), or mend them: a row dropped inside joins two steps"
+            joins = "a row dropped inside joins two steps"
+            cut = f"end episodes before such rows (COLUMN=cut), or mend them: {joins}"
         shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
         shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
         problems.add(f"{shown}; replace them (--impute COLUMN=mean), {cut}")

@@ -23,8 +23,8 @@ _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.U
 _TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 # 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
 _TIME = (
-    r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?"
-    r"(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+    r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
+    r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
 )
 
 
@@ -237,11 +237,12 @@ class StepLengths:
         said = counted(int(many.sum()), "step", "is", "are")
         lost = float((np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many)  # rows, at all of them
         rows = f", about {lost / (lost + number.sum()):.1%} of the steps may be missing"
+        head = "few " + GAPS if many.sum() < _FEW * number.sum() else GAPS
+        usual, found = self._shown(self.first[middle][1]), self._shown(length)
         return [
-            f"{'few ' * bool(many.sum() < _FEW * number.sum())}{GAPS}{said} longer than others (for example "
-            f"{self._shown(length)} before {where}; usually {self._shown(self.first[middle][1])})"
-            f"{rows if is_even or is_jittered else ''}; where rows are missing, the row before is joined to a "
-            "state that it did not lead to; give what follows another episode id"
+            f"{head}{said} longer than others (for example {found} before {where}; usually {usual})"
+            f"{rows if is_even or is_jittered else ''}; where rows are missing, the row before is joined to "
+            "a state that it did not lead to; give what follows another episode id"
         ]
 
     def _shown(self, length: float) -> str:
