@@ -200,10 +200,11 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
     if not said:
         return None
-    from koffline.data.table.mapping import as_mapping, read_mapping_file
+    from koffline.data.table.mapping import as_mapping
+    from koffline.untrusted.yaml_files import read_yaml_file
 
     file = said.pop("mapping", None)
-    settled = {} if file is None else dict(read_mapping_file(Path(file)))
+    settled = {} if file is None else read_yaml_file(Path(file), f"mapping file {file}", DataError)
     if "action_names" in said:
         said["action_names"] = [name.strip() for name in said["action_names"].split(",")]
     if "impute" in said:

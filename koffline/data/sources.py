@@ -132,7 +132,7 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
     """Whether a log is read as a table: it is one, or its mapping says more than ``one_step``."""
-    from koffline.data.table.files import is_table_source
+    from koffline.data.table.rows import is_table_source
 
     return mapping not in (None, {"one_step": True}) or is_table_source(name)
 
@@ -165,7 +165,7 @@ def write_transitions(
     and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
     folder or ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
     """
-    from koffline.data.table.arrow_files import write_table
+    from koffline.data.table.reading import write_table
 
     name = os.fspath(target)
     chosen = target_format(name, format)

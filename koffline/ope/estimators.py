@@ -12,7 +12,7 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.features import ACTIONS
-from koffline.data.table.problems import GAPS, ORDER
+from koffline.data.table.values import GAPS, ORDER
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import names

@@ -87,12 +87,12 @@ def _checkpoint(path: Path) -> None:
 
 def _settings(path: Path) -> None:
     from koffline.config import make_settings, read_yaml
-    from koffline.data.table.mapping import read_mapping_file
+    from koffline.data.table.mapping import as_mapping
     from koffline.online import config as online
     from koffline.train import config as training
 
     for read in (
-        lambda p: make_settings(read_yaml(p)), read_mapping_file, training.load_config, online.load_config
+        lambda p: make_settings(read_yaml(p)), as_mapping, training.load_config, online.load_config
     ):  # fmt: skip
         try:
             read(path)

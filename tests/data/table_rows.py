@@ -42,9 +42,9 @@ def walk(lengths=(3, 1, 4), ends=(True, False, False), **columns: Any) -> dict[s
         "a": ["left" if i % 3 else "right" for i in range(n)],
         "r": [1.0 + i for i in range(n)],
         "done": [
-            t == length - 1 and ended
+            ended and t == length
             for length, ended in zip(lengths, ends, strict=True)
-            for t in range(length)
+            for t in range(1, length + 1)
         ],
     }
     made.update(columns)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 from koffline.data.table.mapping import TableMapping
-from koffline.data.table.problems import Problems
 from koffline.data.table.roles import resolved
+from koffline.data.table.values import Problems
 from koffline.errors import DataError
 from tests.data.table_rows import shuffled, walk, write
 from tests.refusals import assert_refused, run_cli
@@ -54,18 +53,12 @@ def test_a_pattern_takes_no_column_with_another_role():
     [
         ({"reward": None}, "lacks reward"),
         ({"behavior_probability": "p", "behavior_log_probability": "q"}, "keep one"),
-        (
-            {"impute": "median"},
-            "input should be 'zero', 'mean', 'forward' or 'cut', or input",
-        ),
+        ({"impute": "median"}, "input should be 'zero', 'mean', 'forward' or 'cut', or input"),
         ({"action_names": ["a", "a"]}, "each once"),
         ({"rewards": "r"}, "unknown key 'rewards'; did you mean 'reward'?"),
         ({"observations": "y_*"}, r"no column fits observations 'y_\*'"),
         ({"reward": "rr"}, r"no column 'rr' \(reward\); did you mean 'r'"),
-        (
-            {"observations": ["x_1"], "next_observations": "next_*"},
-            "3 columns are next_observations, 1 observ",
-        ),
+        ({"observations": "x_1", "next_observations": "next_*"}, "3 columns are next_observations, 1 obs"),
     ],
 )
 def test_mistakes(changes, words):
@@ -74,8 +67,6 @@ def test_mistakes(changes, words):
     assert "\n" not in str(caught.value)
 
 
-DATASETS = Path(__file__).resolve().parents[2] / "datasets"
-TABLE, MAPPING = DATASETS / "tables" / "cartpole.parquet", DATASETS / "tables" / "cartpole.yaml"
 OPTIONS = ["--observations", "x_*", "--action", "a", "--reward", "r", "--episode", "id", "--time", "t"]
 OPTIONS += ["--terminal", "done"]
 
@@ -98,33 +89,14 @@ class TestCommands:
 class TestOptions:
     def test_the_line_wins_over_the_file(self, table, tmp_path):
         path = tmp_path / "columns.yaml"
-        path.write_text(
-            "observations: [x_1]\naction: a\nreward: none\nepisode: id\ntime: t\nimpute: {x_1: mean}\n"
-        )
+        path.write_text("{observations: [x_1], action: a, reward: none, episode: id, time: t}")
         words = ("--mapping", path, "--reward", "r", "--terminal", "done", "--action-names", "right,left")
         shown = json.loads(run_cli("data", "info", table, *words, "--json").stdout)
         assert (shown["rows"], shown["observation_shape"]) == (6, [1])
         assert shown["extra"]["action_names"] == ["right", "left"]
 
-    def test_names_of_numbers_and_of_yes_and_no(self, tmp_path):
-        doses = write(walk(a=[10, 20] * 4), tmp_path / "doses.parquet")
-        shown = run_cli("data", "info", doses, *OPTIONS, "--action-names", "20,10", "--json").stdout
-        assert json.loads(shown)["extra"]["action_names"] == [20, 10]
-        flags = write(walk(a=[True, False] * 4), tmp_path / "flags.parquet")
-        shown = run_cli("data", "info", flags, *OPTIONS, "--action-names", "true,false", "--json").stdout
-        assert json.loads(shown)["extra"]["action_names"] == [True, False]
-
-
-class TestBundled:
-    def test_a_policy_is_evaluated_on_it(self, tmp_path):
-        truth = json.loads((DATASETS / "cartpole_truth.json").read_text())["value"]
-        result = run_cli(
-            *("evaluate", TABLE, "--mapping", MAPPING, "--policy", DATASETS / "cartpole_policy.npz"),
-            *("--estimator", "lstdq", "--set", "steps=1000", "--json"),
-        )
-        found = json.loads(result.stdout)
-        # the truth is that of another log's start states: a difference far below the interval's width
-        assert found["interval"]["low"] < truth < found["interval"]["high"]
-        assert found["interval"]["high"] - found["interval"]["low"] < 0.2 * truth
-        assert found["gamma"] == 0.98
-        assert found["n_transitions"] == 4349
+    @pytest.mark.parametrize(("said", "names"), [("20,10", [20, 10]), ("true,false", [True, False])])
+    def test_names_of_numbers_and_of_yes_and_no(self, tmp_path, said, names):
+        path = write(walk(a=names * 4), tmp_path / "log.parquet")
+        shown = run_cli("data", "info", path, *OPTIONS, "--action-names", said, "--json").stdout
+        assert json.loads(shown)["extra"]["action_names"] == names

@@ -53,7 +53,7 @@ FILES = [
     *((f"a.{suffix}", b"", "empty") for suffix in ("parquet", "csv", "arrow")),
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
-    ("a.csv", b"\x80\x04\x95pickle", "UTF-8"),
+    ("a.csv", b"\x80\x04\x95pickle", "is no table that koffline knows"),
     ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "corrupt HDF5"),
     ("a.csv", BODY.encode("utf-16"), "not UTF-8"),
     ("a.csv", LATIN, "not UTF-8"),

@@ -9,18 +9,10 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.data.sources import open_transitions
-from koffline.data.table.computed import parse_formula
+from koffline.data.table.mapping import parse_formula
 from koffline.errors import DataError, PolicyError
 from koffline.policy_specs import as_policy
-from tests.data.table_rows import (
-    MAPPING,
-    assert_same_in_pieces,
-    read,
-    refusal,
-    shuffled,
-    walk,
-    write_text,
-)
+from tests.data.table_rows import MAPPING, assert_same_in_pieces, read, refusal, shuffled, walk, write_text
 
 N = 8  # rows of walk(): episodes of 3 (ends), 1 and 4
 CITY = ["b", "a", "c", "a", "b", "b", "c", "a"]
@@ -84,9 +76,8 @@ class TestCategories:
 
     def test_next_observations_share_the_categories(self, tmp_path):
         table = walk(x_1=None, x_2=None, city=CITY, next_city=["z", *CITY[1:]])
-        log = read(
-            table, tmp_path, observations="city", next_observations="next_city", encode={"city": "one-hot"}
-        )
+        names = {"observations": "city", "next_observations": "next_city"}
+        log = read(table, tmp_path, **names, encode={"city": "one-hot"})
         assert log.feature_names == ("city=a", "city=b", "city=c", "city=z")
         np.testing.assert_array_equal(log.next_observations[0], [0, 0, 0, 1])
 
@@ -116,10 +107,7 @@ class TestFormulas:
         [
             ("2 * x_1 - x_2 / 4", lambda x, y: 2 * x - y / 4),
             ("-x_1", lambda x, y: -x),
-            (
-                "max(x_1, x_2, 3) - min(x_1, 1)",
-                lambda x, y: np.maximum(np.maximum(x, y), 3) - np.minimum(x, 1),
-            ),
+            ("max(x_1, x_2, 3) - min(x_1, 1)", lambda x, y: np.fmax(np.fmax(x, y), 3) - np.fmin(x, 1)),
             ("(x_1 > 1) * 5 + (0 < x_2 <= 9)", lambda x, y: (x > 1) * 5 + ((y > 0) & (y <= 9))),
             ("`x_1` + `the cost`", lambda x, y: x + 1),
         ],
@@ -134,9 +122,8 @@ class TestFormulas:
 
     @pytest.mark.parametrize(
         "text",
-        ["x_1 ** 9", "__import__('os')", "x_1.y", "x_1[0]", "lambda: 1", "'a' + x_1", "abs(x_1)",
-         "x_1 if 1 else 2", "sum(x_1)", "x_1 +", "(" * 300,
-         "x_1 + " + "9" * 5000, "x_1 and x_2"],
+        ["x_1 ** 9", "__import__('os')", "x_1.y", "x_1[0]", "lambda: 1", "'a' + x_1", "abs(x_1)", "x_1 +",
+         "x_1 if 1 else 2", "sum(x_1)", "(" * 300, "x_1 + " + "9" * 5000, "x_1 and x_2"],
     )  # fmt: skip
     def test_nothing_else_is_read(self, text):
         with pytest.raises(DataError, match="cannot be read"):
@@ -188,9 +175,7 @@ class TestEndsOfEpisodes:
         np.testing.assert_array_equal(log.rewards, [1, 5, 6])
         np.testing.assert_array_equal(log.truncated, [1, 0, 1])
         assert not log.terminated.any()
-        np.testing.assert_array_equal(
-            log.next_observations[:, 0], [0.5, 2.5, 3.0]
-        )  # those of the rows cut off
+        np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 2.5, 3.0])  # of the rows cut off
         assert "5 rows were left out: from a missing value on" in " ".join(log.metadata.notes)
         assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, "impute": {"r": "cut"}}, log)
         # a missing observation cannot be the next one of the row above

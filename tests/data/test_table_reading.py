@@ -12,23 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from koffline.data.sources import open_transitions
-from koffline.data.table import rows as table_rows
+from koffline.data.table import rows
 from koffline.data.table.reading import TableStream, read_table
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
-from tests.data.table_rows import (
-    COLUMNS,
-    FORMATS,
-    MAPPING,
-    assert_same,
-    assert_same_in_pieces,
-    read,
-    refusal,
-    shuffled,
-    tables,
-    walk,
-    write,
-)
+from tests.data import table_rows
+from tests.data.table_rows import COLUMNS, FORMATS, MAPPING, assert_same, read, refusal, shuffled, walk, write
 from tests.reference_tables import rows_to_transitions
 
 N = 8  # rows of walk()
@@ -159,12 +148,12 @@ class TestImputation:
         np.testing.assert_array_equal(forward.observations[:, 0], [1, 1, 3, 5, 6, 6])
 
     def test_means_are_the_same_in_pieces(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(table_rows, "BATCH_ROWS", 3)
+        monkeypatch.setattr(rows, "BATCH_ROWS", 3)
         values = [None if i % 5 == 0 else 1e9 / (i + 1) for i in range(40)]
         path = write(shuffled(walk([8] * 5, [True] * 5, x_1=values)), tmp_path / "log.parquet")
         mapping = {**MAPPING, "impute": {"x_1": "mean", "x_2": "forward"}}
         whole = open_transitions(path, mapping=mapping)
-        assert_same_in_pieces(path, mapping, whole, piece_rows=8)
+        table_rows.assert_same_in_pieces(path, mapping, whole, piece_rows=8)
         assert "8 missing values in x_1 were replaced (mean" in " ".join(whole.metadata.notes)
 
 
@@ -176,15 +165,13 @@ REFUSALS = [
      "space; declare quantities (--continuous LOW HIGH), or number choices 0, 1, 2, …"),
     ({"a": [*range(7), 19_999]}, {}, "20000 choices (--discrete 20000)"),
     ({"t": [0, 1, 1, 0, 0, 1, 2, 3]}, {},
-     "1 row has the time of another row of their episode (first: episode "
-     "'e0', t 1)"),
+     "1 row has the time of another row of their episode (first: episode 'e0', t 1)"),
     ({}, {"episode": None}, "name the episode column"),
     ({"t": [True] * N}, {}, "no order in time"),
     ({"done": [True, False, True, False, True, True, False, False]}, {},
      "set in 3 rows whose episode goes on afterwards (2 episodes)"),
     ({"done": ["0"] * 7 + ["maybe"]}, {}, "holds 'maybe', neither yes nor no"),
-    ({"p": [1.5] + [0.5] * 7}, {"behavior_probability": "p"},
-     "logarithms of probabilities"),
+    ({"p": [1.5] + [0.5] * 7}, {"behavior_probability": "p"}, "logarithms of probabilities"),
     ({"x_1": [None, np.nan, *range(6)], "r": [None, *range(7)], "a": [None, *"1234567"]}, {},
      "values are missing (x_1: 2, r: 1, a: 1, of 8 rows); replace them (--impute COLUMN=mean), end episodes"),
     ({"x_1": [None, *range(7)], "x_2": [None, *range(7)]}, {"impute": "forward"},
@@ -222,10 +209,7 @@ class TestOtherRefusals:
     def test_files_of_one_table_agree(self, tmp_path):
         write(walk(), tmp_path / "a.parquet")
         for columns, words in (
-            (
-                walk(x_1=["z"] * N),
-                r"b\.parquet: column x_1 is not all numbers: row 1 holds 'z'",
-            ),
+            (walk(x_1=["z"] * N), r"b\.parquet: column x_1 is not all numbers: row 1 holds 'z'"),
             (walk(x_1=None), "lacks column x_1"),
         ):
             write(columns, tmp_path / "b.parquet")
@@ -240,11 +224,13 @@ class TestOtherRefusals:
 
 
 @settings(max_examples=25, deadline=None)
-@given(tables(), st.booleans(), st.booleans(), st.integers(1, 20), st.sampled_from(["parquet", "csv"]))
-def test_the_reference_at_once_and_in_pieces(tmp_path_factory, rows, has_cut, has_next, piece_rows, suffix):
-    expected = rows_to_transitions([dict(row) for row in rows], ["x_1", "x_10"], has_cut, has_next)
+@given(
+    table_rows.tables(), st.booleans(), st.booleans(), st.integers(1, 20), st.sampled_from(["parquet", "csv"])
+)
+def test_the_reference_at_once_and_in_pieces(tmp_path_factory, given, has_cut, has_next, piece_rows, suffix):
+    expected = rows_to_transitions([dict(row) for row in given], ["x_1", "x_10"], has_cut, has_next)
     path = tmp_path_factory.mktemp("tables") / f"log.{suffix}"
-    write({name: [row[name] for row in rows] for name in rows[0]}, path)
+    write({name: [row[name] for row in given] for name in given[0]}, path)
     mapping = {**MAPPING, "truncated": "cut" if has_cut else None}
     mapping["next_observations"] = "next_*" if has_next else ()
     if not expected:
@@ -257,4 +243,4 @@ def test_the_reference_at_once_and_in_pieces(tmp_path_factory, rows, has_cut, ha
                                  "truncated", "step"]  # fmt: skip
     for name, key in zip(COLUMNS, expected[0], strict=True):
         assert getattr(log, name).tolist() == [row[key] for row in expected]
-    assert_same_in_pieces(path, mapping, log, piece_rows)
+    table_rows.assert_same_in_pieces(path, mapping, log, piece_rows)

@@ -50,12 +50,6 @@ def zeros(rows=ROWS, **columns):
     return pa.table({**made, "a": pa.repeat(pa.scalar(0), rows), **columns})
 
 
-def one_batch(path, table):
-    """An Arrow file with compressed buffers in one record batch."""
-    with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
-        file.write_table(table)
-
-
 def parquet(path, table):
     pa.parquet.write_table(table, path, compression="zstd")
 

@@ -7,9 +7,9 @@ import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.raw import RawLog, shaped_actions
-from koffline.data.table.computed import number_type, read_flags
 from koffline.data.table.mapping import CUT
 from koffline.data.table.survey import Table
+from koffline.data.table.values import number_type, read_flags
 from koffline.errors import DataError
 
 
@@ -28,7 +28,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     frame, episodes = _cut(frame, episodes, log, table)
     if not frame.height:
         return None
-    last = np.append(episodes[1:] != episodes[:-1], True)
+    last = _last(episodes)
     for flag, is_so in (("terminated", "terminal"), ("truncated", "cut")):
         if roles.last_row == is_so:
             log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
@@ -79,13 +79,20 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
         return log, np.append(0, np.cumsum(log["terminated"] | log["truncated"])[:-1])
     episodes = frame[roles.episode].rle_id().cast(pl.Int64).to_numpy()
     for flag, name in named.items():
-        inside = log[flag] & np.append(episodes[1:] == episodes[:-1], False)
+        inside = log[flag] & ~_last(episodes)
         if inside.any():
-            which = counted(int(inside.sum()), "row")
             goes_on = counted(len(np.unique(episodes[inside])), "episode")
-            said = f"column {name} is set in {which} whose episode goes on afterwards ({goes_on})"
-            table.problems.add(f"{said}; drop what follows, or give it another episode id")
+            said = (
+                f"is set in {counted(int(inside.sum()), 'row')} whose episode goes on afterwards ({goes_on})"
+            )
+            remedy = "drop what follows, or give it another episode id"
+            table.problems.add(f"column {name} {said}; {remedy}")
     return log, episodes
+
+
+def _last(episodes: np.ndarray) -> np.ndarray:
+    """Whether a row is the last one of its episode."""
+    return np.append(episodes[1:] != episodes[:-1], True)
 
 
 def _cut(
@@ -102,25 +109,24 @@ def _cut(
         return frame, episodes
     seen = [name for name in named if name in roles.observations]
     frame = frame.with_columns(frame[name].fill_nan(None) for name in named if frame[name].dtype.is_float())
-    missing, unseen = (
-        frame.select(pl.any_horizontal(pl.lit(False), pl.col(names).is_null())).to_series().to_numpy()
-        for names in (named, seen)
-    )
-    begins = np.append(True, episodes[1:] != episodes[:-1])
-    before = np.cumsum(missing) - missing  # number of rows above, in all episodes, that lack a value
-    inside = before - before[begins][np.cumsum(begins) - 1]
-    gone, first = missing | (inside > 0), missing & (inside == 0)
+    missing, unseen = (pl.any_horizontal(pl.lit(False), pl.col(each).is_null()) for each in (named, seen))
+    may_stay = not roles.next_observations and not roles.stands_alone
+    rows = frame.select(missing=missing, unseen=unseen).with_columns(episode=pl.Series(episodes))
+    count = pl.col("missing").cum_sum().over("episode")
+    first = pl.col("missing") & (count == 1)
+    kept = first & ~pl.col("unseen") & may_stay
+    ends = (first & ~kept).shift(-1, fill_value=False).over("episode")  # above the first row that goes
+    found = rows.select(gone=count > 0, kept=kept, shortened=kept | ends)
+    gone, stays, shortened = (found[name].to_numpy() for name in found.columns)
     table.counts.ended += int(gone.sum())
-    kept = first & ~unseen & (not roles.next_observations and not roles.stands_alone)
-    shortened = kept | np.append(first[1:] & ~begins[1:] & ~kept[1:], False)
     if gone.all():
         return frame.clear(), episodes[:0]
-    rows = ~gone | kept
     log["terminated"], log["truncated"] = log["terminated"] & ~gone, (log["truncated"] & ~gone) | shortened
-    log.update({flag: column[rows] for flag, column in log.items()})
+    log.update({flag: column[~gone | stays] for flag, column in log.items()})
     # What stands in for missing values goes away with its row.
-    frame = frame.filter(pl.Series(rows)).with_columns(pl.col(named).forward_fill().backward_fill())
-    return frame, pl.Series(episodes[rows]).rle_id().cast(pl.Int64).to_numpy()
+    frame = frame.filter(~found["gone"] | found["kept"])
+    frame = frame.with_columns(pl.col(named).forward_fill().backward_fill())
+    return frame, pl.Series(episodes[~gone | stays]).rle_id().cast(pl.Int64).to_numpy()
 
 
 def _with_next(log: dict[str, np.ndarray], last: np.ndarray, table: Table) -> dict[str, np.ndarray]:
@@ -185,12 +191,12 @@ def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.Data
     for name, how in table.roles.impute.items():
         if how == CUT or not table.missing[name]:
             continue
-        column = frame[name].cast(pl.Float64 if not frame.schema[name].is_float() else frame.schema[name])
+        column = frame[name] if frame.schema[name].is_float() else frame[name].cast(pl.Float64)
         column = column.fill_nan(None)
         count, said = column.null_count(), "the last value before"
         if how == "forward":
-            pairs = pl.DataFrame({"it": column, "episode": episodes})
-            column = pairs.select(pl.col("it").forward_fill().over("episode").alias(name)).to_series()
+            pairs = pl.DataFrame({name: column, "episode of the row": episodes})
+            column = pairs.select(pl.col(name).forward_fill().over("episode of the row")).to_series()
             if column.null_count():
                 missing = counted(column.null_count(), "missing value")
                 remedy = f"impute a number or the mean ({name}=mean)"
@@ -199,9 +205,10 @@ def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.Data
             value = table.means[name] if how == "mean" else 0.0 if how == "zero" else float(how)
             said, column = f"{'mean ' * (how == 'mean')}{value:.6g}", column.fill_null(value)
         columns.append(column)
+        # features of one category are missing together
         origin = table.origin.get(name, name)
-        if count and name == next((each for each, of in table.origin.items() if of == origin), name):
-            table.counts.imputed[origin, said] += count  # features of one category are missing together
+        if count and (name == origin or name == table.encodings[origin].names(origin)[0]):
+            table.counts.imputed[origin, said] += count
     return frame.with_columns(columns)
 
 

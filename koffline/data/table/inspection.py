@@ -17,14 +17,13 @@ from koffline.data.disk.opening import is_shard_folder
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
 from koffline.data.table import profiles
-from koffline.data.table.computed import CLOCK
 from koffline.data.table.episodes import assemble
-from koffline.data.table.files import CSV, HDF5, NPZ, faults, find_tables
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
-from koffline.data.table.problems import ORDER, Problems, is_pattern
 from koffline.data.table.profiles import IGNORED, NEXT, Profile
-from koffline.data.table.rows import TableRows, header_of, open_rows
+from koffline.data.table.readers import CSV, HDF5, NPZ, faults
+from koffline.data.table.rows import TableRows, find_tables, header_of, open_rows
 from koffline.data.table.survey import prepare_table
+from koffline.data.table.values import CLOCK, ORDER, Problems, is_pattern
 from koffline.errors import DataError, printable
 from koffline.store.files import MINARI
 
@@ -65,8 +64,7 @@ class Inspection:
         """Plain values for JSON."""
         names = ("name", "kind", "missing", "distinct", "range", "example", "role", "reason")
         columns = [{name: getattr(each, name) for name in names} for each in self.columns]
-        shown = ("source", "rows", "mapping", "problems", "notes", "is_open")
-        return {**{name: getattr(self, name) for name in shown}, "columns": columns}
+        return {**vars(self), "columns": columns}
 
     def to_yaml(self) -> str:
         """The mapping with its problems and what else may be chosen, to be edited and used."""
@@ -112,30 +110,30 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     ]
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
+    problems = found.problems
     if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
         first = ", ".join(list(stored)[:3])
-        found.problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
+        problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
     for each in columns:
         if each.role == profiles.UNFIT:
             each.role = IGNORED
-            found.problems.append(f"{each.name}: {each.reason}")
+            problems.append(f"{each.name}: {each.reason}")
         if each.kind == profiles.DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
         if each.kind == profiles.TWO_WAYS:
             said = f"{each.example!r} may be a thousand or a number with decimals"
-            remedy = "write it without the comma, or say decimal_comma: true"
-            found.problems.append(f"{each.name}: {said}; {remedy}")
+            problems.append(f"{each.name}: {said}; write it without the comma, or say decimal_comma: true")
     _check_ends(found)
     for each in columns:
         if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):
-            found.problems.append(f"{each.name}: times of day beside dates; write both into one column")
+            problems.append(f"{each.name}: times of day beside dates; write both into one column")
         if each.role == "time" and (rule := each.time_rule()):
             found.notes.append(f"times in {each.name}: {rule}")
     _propose(found, held)
     _check_states(found)
     found.is_open = "episode" not in found.mapping
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
-    found.problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
+    problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
     if not missing:
         _survey(found, rows)
     return found
@@ -147,29 +145,24 @@ def _is_number(text: str) -> bool:
 
 def _check_ends(found: Inspection) -> None:
     """Ask about a feature with values that stand in last rows of episodes alone: they may be its ends."""
-    roles = {each.role: each for each in found.columns}
-    if "episode" not in roles or "terminal" in roles:
+    roles = {each.role: each.values for each in found.columns}
+    if "episode" not in roles or "terminal" in roles or 2 * roles["episode"].n_unique() > found.rows:
         return
+    time = roles.get("time", pl.int_range(found.rows, eager=True))
+    rows = pl.DataFrame({"episode": roles["episode"], "time": time})
+    is_last = rows.select(pl.col("time") == pl.col("time").max().over("episode")).to_series()
     for each in found.columns:
-        is_asked = each.role == "observations" and 2 <= each.distinct <= _FEW_VALUES
-        ends = _only_last(each, roles["episode"], roles.get("time")) if is_asked else []
-        if 0 < len(ends) < each.distinct:
+        if each.role != "observations" or not 2 <= each.distinct <= _FEW_VALUES:
+            continue
+        seen = pl.DataFrame({"value": each.values, "last": is_last}).drop_nulls().group_by("value")
+        ends = seen.agg(pl.len(), pl.col("last").all()).filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))
+        if 0 < ends.height < each.distinct:
+            end = ends["value"].min()
             name = each.name if each.name.isidentifier() else f"`{each.name}`"
-            told = each.name if each.is_flag else f'"{name} == {ends[0]!r}"'
-            each.role, each.reason = IGNORED, f"{ends[0]!r} stands in last rows of episodes alone"
+            told = each.name if each.is_flag else f'"{name} == {end!r}"'
+            each.role, each.reason = IGNORED, f"{end!r} stands in last rows of episodes alone"
             said = f"if the world ended there, say terminal: {told}"
             found.problems.append(f"{each.name}: {each.reason}; {said}")
-
-
-def _only_last(column: Profile, episode: Profile, time: Profile | None) -> list[Any]:
-    """Values that stand in last rows of episodes alone; none where episodes have fewer than two rows."""
-    rows = pl.DataFrame({"value": column.values, "episode": episode.values}).with_row_index("time")
-    rows = rows if time is None else rows.with_columns(time.values.alias("time"))
-    rows = rows.unique(maintain_order=True).sort("episode", "time", maintain_order=True)
-    is_last = (pl.col("episode") != pl.col("episode").shift(-1)).fill_null(True)
-    seen = rows.with_columns(last=is_last).drop_nulls().group_by("value").agg(pl.len(), pl.col("last").all())
-    found = seen.filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))["value"].sort().to_list()
-    return found if 2 * rows["episode"].n_unique() <= rows.height else []
 
 
 def _check_states(found: Inspection) -> None:
@@ -187,18 +180,22 @@ def _check_states(found: Inspection) -> None:
 def _propose(found: Inspection, held: pl.DataFrame) -> None:
     """Write the mapping: roles, encodings, missing values, ends of episodes, repeated rows."""
     mapping = found.mapping
-    used = [each for each in found.columns if each.role != IGNORED]
-    for each in used:
+    for each in found.columns:
         if each.role in _SEVERAL:
             mapping.setdefault(each.role, []).append(each.name)
-        else:
+        elif each.role != IGNORED:
             mapping[each.role] = each.name
         if each.role == "observations" and each.values.dtype == pl.String:
             mapping.setdefault("encode", {})[each.name] = "one-hot"
         if each.role == "action" and each.values.dtype == pl.String:
             mapping["action_names"] = sorted(each.values.drop_nulls().unique())
-    _pair_next(found)
-    used = [each for each in used if each.role != IGNORED]
+    following = {NEXT.sub(r"\1\2", name): name for name in mapping.pop("next_observations", [])}
+    if following and following.keys() == set(mapping.get("observations", [])):
+        mapping["next_observations"] = [following[name] for name in mapping["observations"]]
+    for each in found.columns:
+        if each.role == "next_observations" and each.name not in mapping.get("next_observations", []):
+            each.role, each.reason = IGNORED, "only some observations have a next one"
+    used = [each for each in found.columns if each.role != IGNORED]
     for each in used:
         if each.stray:
             found.problems.append(f"{each.name}: {each.stray}; write a number there, or leave it empty")
@@ -217,20 +214,6 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
         mapping["drop_duplicates"] = "exact"
     elif repeated and "episode" in mapping:  # without one a decision may well be like another
         found.notes.append(said)
-
-
-def _pair_next(found: Inspection) -> None:
-    """Put next observations in the order of observations; drop them unless every observation has one."""
-    following = found.mapping.get("next_observations", [])
-    bare = [NEXT.sub(r"\1\2", name) for name in following]
-    if following and set(bare) == set(found.mapping.get("observations", [])):
-        order = {name: bare.index(name) for name in found.mapping["observations"]}
-        found.mapping["next_observations"] = [following[i] for i in order.values()]
-    elif following:
-        del found.mapping["next_observations"]
-        for each in found.columns:
-            if each.role == "next_observations":
-                each.role, each.reason = IGNORED, "only some observations have a next one"
 
 
 def _survey(found: Inspection, rows: int) -> None:

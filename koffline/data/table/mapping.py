@@ -1,35 +1,30 @@
-"""Mapping of a table's columns to parts of a transition, from keywords, a dict or a YAML file."""
+"""A mapping: which columns of a table are which parts of a transition; its formulas."""
 
 from __future__ import annotations
 
+import ast
+import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import polars as pl
 import pydantic
 
 from koffline.data.features import ONE_HOT, ORDINAL, Encoding
 from koffline.data.flat import KEYS
-from koffline.errors import DataError, listed, nearest_name
+from koffline.errors import DataError, nearest_name
 from koffline.untrusted.yaml_files import read_yaml_file
 
 # Names of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
     behavior_log_probability weight""".split()  # noqa: SIM905
-_EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
-_BANDIT = "(every row a decision of its own: --one-step, not the last three)"
-_INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
+EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
+INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
 CUT = "cut"
-WHICH_ROWS = (
-    "no column says which rows belong together; name the episode column (--episode COLUMN), or say that "
-    "every row is an episode of one step (--one-step), or that all rows are one record in order "
-    "(--one-record)"
-)
-HOW_EPISODES_END = (
-    "nothing says how episodes end; name a column (--terminal), or say what the last row of every episode is "
-    "(--last-row terminal, or cut by the end of logging)"
-)
 # A row that is an episode by itself has none of these.
 _OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")
 
@@ -126,18 +121,19 @@ class TableMapping(pydantic.BaseModel):
 
     def __init__(self, **given: Any) -> None:
         wrong, known = _contradictions(given), type(self).model_fields
+        said: dict[str, list[str]] = {}
         try:
             super().__init__(**given)
         except pydantic.ValidationError as error:
-            said: dict[str, list[str]] = {}
             for each in error.errors():
                 what = each["msg"].removeprefix("Value error, ")
                 said.setdefault(str(each["loc"][0]), []).append(f"{what[0].lower()}{what[1:]}")
-            for name, remedies in said.items():
-                if name in known:
-                    wrong.append(f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}")
-                else:
-                    wrong.append(f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}")
+        wrong += [
+            f"the mapping's {name} is {given[name]!r}: {', or '.join(remedies)}"
+            if name in known
+            else f"the mapping has the unknown key '{name}'; {nearest_name(name, known)}"
+            for name, remedies in said.items()
+        ]
         if wrong:
             raise DataError("; ".join(wrong))
 
@@ -152,11 +148,6 @@ class TableMapping(pydantic.BaseModel):
         return _each(*self.observations, *self.next_observations, self.reward, self.behavior, self.weight)
 
     @property
-    def measured(self) -> tuple[str, ...]:
-        """Columns of numbers, and of actions."""
-        return _each(*self.numbers, *self.action)
-
-    @property
     def columns(self) -> tuple[str, ...]:
         """Every column that is read."""
         return _each(*self.needed, self.by)
@@ -165,7 +156,8 @@ class TableMapping(pydantic.BaseModel):
     def needed(self) -> tuple[str, ...]:
         """Every column that rows are made of."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
-        return _each(*self.measured, self.episode, time, self.terminal, self.truncated)
+        flags = (self.terminal, self.truncated)
+        return _each(*self.numbers, *self.action, self.episode, time, *flags)
 
     @property
     def stands_alone(self) -> bool:
@@ -182,7 +174,7 @@ def _contradictions(given: Mapping[str, Any]) -> list[str]:
     """Errors of a mapping: missing or contradictory fields."""
     wrong = []
     if missing := [name for name in ("observations", "action", "reward") if not given.get(name)]:
-        wrong.append(f"the mapping lacks {', '.join(missing)}; name columns, as in {_EXAMPLE}, or {_INSPECT}")
+        wrong.append(f"the mapping lacks {', '.join(missing)}; name columns, as in {EXAMPLE}, or {INSPECT}")
     if given.get("behavior_probability") and given.get("behavior_log_probability"):
         wrong.append("the mapping names behavior_probability and its logarithm; keep one of them")
     if given.get("one_step") is True and (named := [name for name in _OF_EPISODES if given.get(name)]):
@@ -203,13 +195,8 @@ def as_mapping(given: MappingRequest) -> TableMapping:
     if isinstance(given, TableMapping):
         return given
     if not isinstance(given, Mapping):
-        given = read_mapping_file(Path(given))
+        given = read_yaml_file(Path(given), f"mapping file {given}", DataError)
     return TableMapping(**{str(name): value for name, value in given.items() if value is not None})
-
-
-def read_mapping_file(path: Path) -> dict[Any, Any]:
-    """The top-level mapping of a YAML file; plain values only. Raises DataError in one line."""
-    return read_yaml_file(path, f"mapping file {path}", DataError)
 
 
 def own_mapping(names: Iterable[str]) -> TableMapping | None:
@@ -221,9 +208,90 @@ def own_mapping(names: Iterable[str]) -> TableMapping | None:
     return TableMapping(**found) if {"observations", "action", "reward", "terminal"} <= set(found) else None
 
 
-def unmapped(names: Sequence[str], source: str, kind: str) -> DataError:
-    """The error for a table without a mapping: its columns, and options of an example."""
-    return DataError(
-        f"{source} is a {kind} table with columns {listed(names)}; say what they are, as in {_EXAMPLE} "
-        f"{_BANDIT} (or --mapping FILE.yaml; in Python mapping=); {_INSPECT}"
-    )
+_LONGEST = 500
+_GRAMMAR = (
+    "write numbers, columns (`in backticks` where they are no plain words), + - * /, comparisons, min, max, "
+    "or a column of texts == or != a 'text'"
+)
+_OPERATORS: dict[type, Callable[[Any, Any], pl.Expr]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne,
+}  # fmt: skip
+_CALLED: dict[str, Callable[..., pl.Expr]] = {"min": pl.min_horizontal, "max": pl.max_horizontal}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Arithmetic over columns, which polars computes; nothing of the text is executed.
+
+    ``value`` is a column named by the text: null where a value that it needs is missing.
+    """
+
+    text: str
+    columns: Mapping[str, bool]  # that are read: whether compared with texts, else as numbers
+    value: pl.Expr = field(repr=False, compare=False)
+
+
+def parse_formula(text: str) -> Formula | None:
+    """The formula that a text is; None for a single word. Raises DataError for anything else."""
+    quoted: list[str] = re.findall(r"`([^`]+)`", text)
+    names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
+    places, columns = iter(names), dict[str, bool]()
+    try:
+        if len(text) > _LONGEST:
+            raise ValueError
+        tree = ast.parse(re.sub(r"`[^`]+`", lambda _: next(places), text).strip(), mode="eval").body
+        value = _expression(tree, names, columns)
+    except (SyntaxError, ValueError, KeyError, OverflowError, RecursionError, MemoryError):
+        raise DataError(f"the formula '{text[:_LONGEST]}' cannot be read; {_GRAMMAR}") from None
+    if isinstance(tree, ast.Name) and not quoted:
+        return None
+    is_missing = pl.any_horizontal(pl.lit(False), *(_read(*each).is_null() for each in columns.items()))
+    return Formula(text, columns, pl.when(~is_missing).then(value).alias(text))
+
+
+def _read(name: str, is_text: bool) -> pl.Expr:
+    """A column as texts or as numbers."""
+    column = pl.col(name)
+    return column.cast(pl.String).str.strip_chars() if is_text else column.cast(pl.Float64).fill_nan(None)
+
+
+def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, bool]) -> pl.Expr:
+    """polars' expression of a tree; ``columns`` gets what it reads and whether as texts.
+
+    Raises ValueError or KeyError for what is not in the grammar.
+    """
+
+    def of(each: ast.expr) -> pl.Expr:
+        return _expression(each, names, columns)
+
+    def column(word: str, is_text: bool) -> pl.Expr:
+        name = names.get(word, word)
+        if columns.setdefault(name, is_text) != is_text:
+            raise ValueError
+        return _read(name, is_text)
+
+    match node:
+        case ast.Name(id=word):
+            return column(word, False)
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return pl.lit(float(number))
+        case ast.BinOp():
+            return _OPERATORS[type(node.op)](of(node.left), of(node.right))
+        case ast.UnaryOp(op=ast.USub()):
+            return -of(node.operand)
+        case ast.Compare(
+            left=ast.Name(id=word),
+            ops=[ast.Eq() | ast.NotEq() as how],
+            comparators=[ast.Constant(value=str(text))],
+        ):
+            return _OPERATORS[type(how)](column(word, True), pl.lit(text.strip())).cast(pl.Float64)
+        case ast.Compare():
+            sides = [of(each) for each in (node.left, *node.comparators)]
+            hows = [_OPERATORS[type(how)] for how in node.ops]
+            pairs = zip(hows, sides, sides[1:], strict=False)
+            return pl.all_horizontal(how(*both) for how, *both in pairs).cast(pl.Float64)
+        case ast.Call(func=ast.Name(id="min" | "max" as word), keywords=[]) if node.args:
+            return _CALLED[word](*map(of, node.args))
+    raise ValueError

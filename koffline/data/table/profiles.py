@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.table.computed import CLOCK, TEXT_WAYS, TextKind
-from koffline.data.table.problems import is_pattern
+from koffline.data.table.values import CLOCK, TEXT_WAYS, is_pattern, read_texts, unread
 from koffline.errors import printable
 
 IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored because the values do not fit the name
-_STRICT = {
-    "terminal": "give true and false, or 1 and 0",
-    "truncated": "give true and false, or 1 and 0",
-    "reward": "give numbers",
-    "time": "give numbers or times, as in 2024-01-31T12:00:00",
-    "behavior_probability": "give probabilities above 0, up to 1",
-}
 MOST_ONE_HOT = 50  # at most so many categories become features by default
 _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
 # 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
@@ -32,23 +24,8 @@ _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 _DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
 _THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
+_NONE = 1000  # rank of a name without a word of the role
 NEXT = re.compile(r"^(?:next|new)[_. -]?(.+)$|^(.+)[_. -]next$", re.I)
-# Words in names, the likeliest first.
-_WORDS = {
-    "behavior_log_probability": "logprob logp loglikelihood logpropensity",
-    "behavior_probability": "probability prob propensity propensities pscore chance behaviour behavior p mu",
-    "terminal": "terminal terminals terminated done dones death dead ended end churned",
-    "truncated": "truncated truncation timeout timeouts censored cut",
-    "reward": "reward rewards rew r payoff profit revenue spend conversion converted clicked click outcome"
-    " gain",
-    "action": "action actions a act acts treatment arm decision choice offer dose recommendation variant bid",
-    "weight": "weight weights w",
-    "time": "timestamp time t ts datetime date unixtime timestep step tick hour day week month period visit"
-    " when created occurred",
-    "episode": "episode episodes trajectory traj rollout session ep patient customer user subject client"
-    " account visitor cookie household player subscriber uid guid id",
-}  # fmt: skip
-_ROLES = {role: words.split() for role, words in _WORDS.items()}
 
 
 @dataclass
@@ -70,7 +47,9 @@ class Profile:
         there = self.values.drop_nulls()
         is_plain = not there.dtype.is_nested() and there.dtype not in (pl.Binary, pl.Object, pl.Unknown)
         self.missing = (self.texts if self.stray and self.texts is not None else self.values).null_count()
-        self.distinct = there.n_unique() if is_plain else len(there) * _is_vector(there)
+        self.present = len(self.values) - self.missing
+        is_vector = getattr(there.dtype, "inner", pl.String()).is_numeric()
+        self.distinct = there.n_unique() if is_plain else len(there) * is_vector
         self.low: Any = there.min() if is_plain and self.distinct else None
         self.high: Any = there.max() if is_plain and self.distinct else None
         shown = there if self.texts is None or not self.is_time else self.texts.drop_nulls()
@@ -81,12 +60,12 @@ class Profile:
     @property
     def is_number(self) -> bool:
         """Whether values are numbers or yes and no."""
-        return bool(self.values.dtype.is_numeric() or self.values.dtype == pl.Boolean)
+        return self.values.dtype.is_numeric() or self.values.dtype == pl.Boolean
 
     @property
     def is_time(self) -> bool:
         """Whether values are instants, dates or durations, or meant as such."""
-        return self.kind == _MIXED or bool(self.values.dtype.is_temporal())
+        return self.kind == _MIXED or self.values.dtype.is_temporal()
 
     @property
     def range(self) -> str:
@@ -100,6 +79,15 @@ class Profile:
         """Text of a time after parsing."""
         shown = str(value).removesuffix("+00:00") + " UTC" * str(value).endswith("+00:00")
         return shown.removeprefix("1970-01-01 ").removesuffix(" UTC") if self.kind == CLOCK else shown
+
+    def rank(self, role: str) -> int:
+        """Place of the likeliest word of the name among those of the role; `_NONE` without one."""
+        words = _ROLES[role][0].split()
+        parts = [part.lower() for part in re.findall(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])", self.name)]
+        whole = "".join(parts)
+        if whole in words or (role == "behavior_log_probability" and whole.endswith(tuple(words))):
+            return words.index(whole) if whole in words else 0
+        return min((words.index(part) for part in parts if part in words and len(part) > 1), default=_NONE)
 
     def time_rule(self) -> str:
         """Rule by which a column of times is read, with an example; empty if it cannot be read."""
@@ -118,12 +106,11 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     if column.dtype != pl.String or column.null_count() == len(column):
         column = column.fill_nan(None) if column.dtype.is_float() else column
         return Profile(name, f"numbers ({kind})" if column.dtype.is_numeric() else kind, column)
-    texts, found = column.str.strip_chars(), TextKind(name, False, list(TEXT_WAYS))
-    found.look(texts, "")
+    texts = column.str.strip_chars()
     there = texts.drop_nulls()
-    if found.ways:
-        values = found.read(texts)
-        kind = found.form if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
+    if way := next((way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()), None):
+        values = read_texts(texts, way)
+        kind = way if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
         return Profile(name, kind, values.fill_nan(None) if values.dtype.is_float() else values, texts)
     if there.str.contains(_THOUSANDS).all():
         return Profile(name, TWO_WAYS, texts, texts)
@@ -140,6 +127,44 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     return Profile(name, "numbers and texts", texts.cast(pl.Float64, strict=False), texts, stray)
 
 
+_FLAGGED = "give true and false, or 1 and 0"
+# By role: words in names, the likeliest first; whether values suit; what to do where they do not, if said.
+_ROLES: dict[str, tuple[str, Callable[[Profile], bool], str]] = {
+    "behavior_log_probability": (
+        "logprob logp loglikelihood logpropensity", lambda it: it.is_number and it.high <= 0, ""
+    ),
+    "behavior_probability": (
+        "probability prob propensity propensities pscore chance behaviour behavior p mu",
+        lambda it: it.is_number and it.low > 0 and it.high <= 1, "give probabilities above 0, up to 1",
+    ),
+    "terminal": (
+        "terminal terminals terminated done dones death dead ended end churned",
+        lambda it: it.is_flag, _FLAGGED,
+    ),
+    "truncated": ("truncated truncation timeout timeouts censored cut", lambda it: it.is_flag, _FLAGGED),
+    "reward": (
+        "reward rewards rew r payoff profit revenue spend conversion converted clicked click outcome gain",
+        lambda it: it.is_number, "give numbers",
+    ),
+    "action": (
+        "action actions a act acts treatment arm decision choice offer dose recommendation variant bid",
+        lambda it: it.is_number or it.distinct <= MOST_ONE_HOT, "",
+    ),
+    "weight": ("weight weights w", lambda it: it.is_number and it.low >= 0, ""),
+    "time": (
+        "timestamp time t ts datetime date unixtime timestep step tick hour day week month period visit when"
+        " created occurred",
+        lambda it: it.is_time or it.values.dtype.is_numeric(),
+        "give numbers or times, as in 2024-01-31T12:00:00",
+    ),
+    "episode": (
+        "episode episodes trajectory traj rollout session ep patient customer user subject client account"
+        " visitor cookie household player subscriber uid guid id",
+        lambda it: not it.is_time and it.values.dtype != pl.Boolean and 1.5 * it.distinct <= it.present, "",
+    ),
+}  # fmt: skip
+
+
 def guess_roles(profiles: Sequence[Profile]) -> None:
     """Set the role of each column and its reason, by its name and by its values."""
     names = {each.name for each in profiles}
@@ -153,24 +178,23 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
         elif (now := NEXT.sub(r"\1\2", each.name)) in names - {each.name}:
             each.role, each.reason = "next_observations", f"{now} one step later, by its name"
     left = [each for each in profiles if not each.reason]
-    for role, words in _ROLES.items():
+    for role, (words, suits, remedy) in _ROLES.items():
         free = [each for each in left if each.role == IGNORED]
-        named = sorted((e for e in free if _is_named(e, role)), key=lambda each: _rank(each.name, role))
-        likely = [each for each in named if _fits(each, role)]
+        named = sorted((each for each in free if each.rank(role) < _NONE), key=lambda each: each.rank(role))
+        likely = [each for each in named if suits(each)]
         if role == "time":
             likely += [each for each in free if each.is_time and each not in likely]
         for each in likely[:1]:
             said = "its values are times" if role == "time" and each.is_time else "its name"
             each.role, each.reason = role, f"{said}; {counted(each.distinct, 'value')}"
-        for each in named if not likely else ():
-            is_meant = each.name.lower() in words and role in _STRICT
-            if role == "time":  # "step 7" is meant as one, "Monday" is a category
-                is_meant &= each.values.dtype == pl.String and bool(each.values.str.contains(r"\d").all())
-            if is_meant:
-                each.role, each.reason = UNFIT, f"its name says {role}, its values do not: {_STRICT[role]}"
-        stem = re.sub(r"\d+$", "", likely[0].name) if likely and role == "action" else ""
-        for each in likely[1:]:  # a vector of actions: action_0, action_1
-            if stem and re.sub(r"\d+$", "", each.name) == stem != each.name:
+        for each in named if remedy and not likely else ():
+            # "step 7" is meant as a time, "Monday" is a category
+            has_digits = each.values.dtype == pl.String and each.values.str.contains(r"\d").all()
+            if each.name.lower() in words.split() and (role != "time" or has_digits):
+                each.role, each.reason = UNFIT, f"its name says {role}, its values do not: {remedy}"
+        for each in likely[1:] if role == "action" else ():  # a vector of actions: action_0, action_1
+            stem, first = (re.sub(r"\d+$", "", one.name) for one in (each, likely[0]))
+            if stem and first == stem != each.name:
                 each.role, each.reason = role, f"beside {likely[0].name}"
     for each in left:
         if each.role == IGNORED:
@@ -188,60 +212,19 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
             each.role, each.reason = IGNORED, f"the list {vectors[0].name} stands alone as the observation"
 
 
-def _is_vector(values: pl.Series) -> bool:
-    return bool(getattr(values.dtype, "inner", pl.String()).is_numeric())
-
-
-def _rank(name: str, role: str) -> int:
-    """Rank of a name for a role: the position of its likeliest word in the role's list, 0 the best."""
-    words = _ROLES[role]
-    parts = [part.lower() for part in re.findall(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])", name)]
-    whole = "".join(parts)
-    if whole in words or (role == "behavior_log_probability" and whole.endswith(tuple(words))):
-        return words.index(whole) if whole in words else 0
-    places = [words.index(part) for part in parts if part in words and len(part) > 1]
-    return min(places, default=len(words))
-
-
-def _is_named(each: Profile, role: str) -> bool:
-    return _rank(each.name, role) < len(_ROLES[role])
-
-
-def _fits(each: Profile, role: str) -> bool:
-    """Whether the values suit the role that the name suggests."""
-    rows = len(each.values)
-    if role == "behavior_probability":
-        return each.is_number and each.low is not None and each.low > 0 and each.high <= 1
-    if role == "behavior_log_probability":
-        return each.is_number and each.low is not None and each.high <= 0
-    if role in ("terminal", "truncated"):
-        return each.is_flag
-    if role == "weight":
-        return each.is_number and each.low >= 0
-    if role == "reward":
-        return each.is_number
-    if role == "action":
-        return each.is_number or each.distinct <= MOST_ONE_HOT
-    if role == "time":
-        return each.is_time or each.values.dtype.is_numeric()
-    is_id = not each.is_time and each.values.dtype != pl.Boolean
-    return is_id and 1.5 * each.distinct <= rows - each.missing
-
-
 def _as_observation(each: Profile) -> tuple[str, str]:
     """Role of a column without a telling name, observation or ignored, and the reason."""
-    rows = len(each.values) - each.missing
     if each.distinct == 1:
         return IGNORED, "the same value in every row"
     if each.is_time:
         return IGNORED, "times; export what matters of them as numbers"
     if each.values.dtype == pl.String:
-        if each.distinct > min(MOST_ONE_HOT, rows // 2):
+        if each.distinct > min(MOST_ONE_HOT, each.present // 2):
             return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
         return "observations", counted(each.distinct, "categor").replace("categors", "categories")
-    is_whole = each.values.dtype.is_integer() and each.distinct == rows
-    if is_whole and rows > 2 and each.high - each.low == rows - 1:
+    is_whole = each.values.dtype.is_integer() and each.distinct == each.present
+    if is_whole and each.present > 2 and each.high - each.low == each.present - 1:
         return IGNORED, "it counts the rows"
-    if is_whole and rows > 20 and _is_named(each, "episode"):
+    if is_whole and each.present > 20 and each.rank("episode") < _NONE:
         return IGNORED, "a different value in every row"
     return "observations", "numbers"

@@ -1,4 +1,4 @@
-"""Tables as logs: all at once, or piece by piece in bounded memory."""
+"""Tables as logs, all at once or piece by piece in bounded memory; logs as tables."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.raw import RawLog
+from koffline.data.flat import flat_arrays
+from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
-from koffline.data.table.computed import read_flags
 from koffline.data.table.episodes import assemble
-from koffline.data.table.files import Room, faults
 from koffline.data.table.mapping import MappingRequest
-from koffline.data.table.problems import TableCounts
-from koffline.data.table.survey import Table, hashed, prepare_table
+from koffline.data.table.readers import faults
+from koffline.data.table.rows import Room
+from koffline.data.table.survey import SHAPE_KEY, Table, hashed, prepare_table
+from koffline.data.table.values import TableCounts, read_flags
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
+from koffline.store.files import atomic_file
 
 _NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
 # Limit of open files; a table of more parts gets larger parts.
@@ -185,3 +187,44 @@ def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
             by_part = frame.with_columns(part).partition_by(_PART, include_key=False, as_dict=True)
             for (number,), rows in by_part.items():
                 writers[number].write_table(to_arrow(rows))
+
+
+# Longer vectors and images are stored as lists instead of one column per number.
+_MOST_COLUMNS = 1000
+_GROUP_ROWS = 65_536
+
+
+def write_table(log: Transitions, path: Path, format: str, force: bool = False) -> None:
+    """Write ``parquet``, ``arrow`` or ``csv``, whole or not at all. Raises DataError.
+
+    Columns are observations_0 …, actions (or actions_0 …), rewards, next_observations_0 …, terminals,
+    timeouts, episode_ids, steps and what else the log has. CSV holds the rows alone: numbers are written so
+    that they read back exactly, but action space and metadata are lost.
+    """
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    shape, columns, metadata = log.observation_shape, {}, {"koffline": describe_log(log)}
+    as_lists = len(shape) != 1 or shape[0] > _MOST_COLUMNS
+    if as_lists:
+        metadata[SHAPE_KEY] = ",".join(map(str, shape))
+        if format == "csv":
+            raise DataError(f"observations of shape {shape} do not fit into CSV; write parquet instead")
+    for key, array in flat_arrays(log).items():
+        if format == "csv" and array.dtype.kind == "f":
+            # a float32 is written to CSV as the shortest text of its own, which is another number as float64
+            array = array.astype(np.float64)
+        if array.ndim == 1 or (as_lists and key != "actions"):
+            columns[key] = array if array.ndim == 1 else array.reshape(len(array), -1)
+        else:
+            columns.update({f"{key}_{i}": column for i, column in enumerate(array.T)})
+    table = pl.DataFrame(columns).to_arrow().replace_schema_metadata(metadata)
+    with atomic_file(path, force) as temporary:
+        if format == "parquet":
+            pyarrow.parquet.write_table(table, temporary, row_group_size=_GROUP_ROWS, compression="zstd")
+        elif format == "arrow":
+            with pa.ipc.new_file(str(temporary), table.schema) as file:
+                file.write_table(table, max_chunksize=_GROUP_ROWS)
+        else:
+            pyarrow.csv.write_csv(table, temporary)

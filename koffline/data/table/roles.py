@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
 from koffline.data.features import ONE_HOT, Encoding
-from koffline.data.table.computed import TEXT_WAYS, Formula, TextKind, parse_formula
-from koffline.data.table.files import CSV
-from koffline.data.table.mapping import CUT, TableMapping
-from koffline.data.table.problems import Problems, column_fault, is_pattern, natural_key
+from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
+from koffline.data.table.readers import CSV
 from koffline.data.table.rows import TableRows
+from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, natural_key, unread
 from koffline.errors import listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
-_MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST = 1000, 10_000, 1000
+_MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST, _MOST_SHOWN = 1000, 10_000, 1000, 60
 _SINGLE = ("episode", "time", "weight", "behavior_probability", "behavior_log_probability")
 _COMPUTED = ("reward", "terminal", "truncated")  # roles that a formula may have
 _SIGNS = set("+-*/<>=!(`")
@@ -31,7 +31,7 @@ def resolved(
     A column that is not there is a problem.
     """
     names = [name for name in names if not is_pattern(name)]
-    found: dict[str, Any] = {"encode": {}}
+    found: dict[str, Any] = {}
     formulas: dict[str, Formula] = {}
     for role in (*_SINGLE, *_COMPUTED, "by"):
         if (name := getattr(mapping, role)) is None or name in names:
@@ -56,17 +56,16 @@ def resolved(
     if following and observations and len(following) != len(observations):
         both = f"{len(following)} columns are next_observations, {len(observations)} observations"
         problems.add(f"{both}; name the same columns in the same order")
-    states = (*observations, *following)
-    for name, encoding in mapping.encode.items():
+    states = {*observations, *following} - {*single, *action}
+    for name in mapping.encode:
         if name not in names:
             problems.unknown(name, "encode", names)
-        elif name in states and name not in (*single, *action):
-            found["encode"][name] = encoding
-        else:
+        elif name not in states:
             what = "is no observation, or has another role too"
             problems.add(f"encode names {name}, which {what}; only observations are encoded")
+    encode = {name: each for name, each in mapping.encode.items() if name in states}
     partners = zip(following, observations, strict=False)
-    found["encode"] |= {n: found["encode"][o] for n, o in partners if o in found["encode"]}
+    found["encode"] = encode | {name: encode[now] for name, now in partners if now in encode}
     applied = mapping.model_copy(update=found)
     return applied.model_copy(update={"impute": _methods(applied, names, problems)}), tuple(formulas.values())
 
@@ -102,13 +101,20 @@ def _fitting(
                 problems.unknown(part, role, names)
             else:
                 expression = re.compile(re.escape(part).replace(r"\*", ".*").replace(r"\?", "."), re.S)
-                fitting = [
-                    name for name in names if name and name not in taken and expression.fullmatch(name)
-                ]
-                found |= dict.fromkeys(sorted(fitting, key=natural_key))
+                free = (name for name in names if name and name not in taken)
+                fitting = sorted(filter(expression.fullmatch, free), key=natural_key)
+                found |= dict.fromkeys(fitting)
                 if not fitting:
                     problems.add(f"no column fits {role} '{part}'; the table has {listed(names)}")
     return tuple(found)
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(kind.is_numeric() or kind == pl.Boolean)
+
+
+def _are_numbers(kind: Any) -> bool:
+    return _is_number(getattr(kind, "inner", kind))
 
 
 def column_types(
@@ -118,33 +124,27 @@ def column_types(
 
     Columns of a wrong type, and lists beside others, are problems.
     """
-    terms = [name for formula in formulas for name in formula.numbers]
-    texts = [name for formula in formulas for name in formula.texts]
+    parts = {name: is_text for formula in formulas for name, is_text in formula.columns.items()}
+    terms = [name for name, is_text in parts.items() if not is_text]
     several = roles.action if len(roles.action) > 1 else ()
     numbers, types = {*roles.numbers, *terms, *several} - set(roles.encode), {}
-    for name in dict.fromkeys((*roles.columns, *terms, *texts)):
+    for name in dict.fromkeys((*roles.columns, *parts)):
         if name in stored:  # else it is a formula
-            kind = stored[name]
-            as_float = kind == pl.String and name in numbers
-            as_float = as_float or (kind.is_decimal() and name in roles.measured)
-            types[name] = pl.Float64() if as_float else kind
-
-    def is_number(kind: Any) -> bool:
-        return bool(kind.is_numeric() or kind == pl.Boolean)
-
+            as_float = stored[name] == pl.String and name in numbers
+            as_float = as_float or (stored[name].is_decimal() and name in (*roles.numbers, *roles.action))
+            types[name] = pl.Float64() if as_float else stored[name]
     states = (*roles.observations, *roles.next_observations)
     needed = "needed are numbers; name other columns, or export it as numbers"
-    coded = [name for name in states if name in roles.encode]
-    plain = [name for name in states if name not in roles.encode]
+    coded, plain = ([n for n in states if (n in roles.encode) == is_coded] for is_coded in (True, False))
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
-        (plain, lambda kind: is_number(getattr(kind, "inner", kind)),
-         f"{needed}, or encode categories (--encode COLUMN=one-hot)"),
+        (plain, _are_numbers, f"{needed}, or encode categories (--encode COLUMN=one-hot)"),
         ((*coded, roles.episode, roles.by), lambda kind: not kind.is_nested() and kind != pl.Unknown,
          "give one value per row"),
-        (roles.action, lambda kind: kind == pl.String or is_number(getattr(kind, "inner", kind)), needed),
-        ((roles.reward, roles.behavior, roles.weight, *several, *terms), is_number, needed),
-        (texts, lambda kind: not kind.is_numeric() and not kind.is_nested(), "compare it with a number"),
-        ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or is_number(kind),
+        (roles.action, lambda kind: kind == pl.String or _are_numbers(kind), needed),
+        ((roles.reward, roles.behavior, roles.weight, *several, *terms), _is_number, needed),
+        ([n for n, is_text in parts.items() if is_text],
+         lambda kind: not kind.is_numeric() and not kind.is_nested(), "compare it with a number"),
+        ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
          "give true and false, or 1 and 0"),
         ((roles.time,), lambda kind: kind.is_numeric() or kind.is_temporal() or kind == pl.String,
          "which gives no order in time; name another"),
@@ -163,22 +163,28 @@ def column_types(
     return types
 
 
-def text_kinds(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, TextKind]:
-    """What columns of text are, by column: times, and in CSV, where all are texts, actions and our own ids.
+def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, str]:
+    """How texts are read, by column: times, and in CSV, where all are texts, actions and our own ids.
 
     Ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
     """
     meant = [*roles.action, roles.episode if is_own else None] if rows.kind == CSV else []
-    ways = dict.fromkeys(meant, TEXT_WAYS[:2]) | {roles.time: TEXT_WAYS}
-    texts = {
-        name: TextKind(name, name == roles.time, list(each))
-        for name, each in ways.items()
-        if name and rows.types.get(name) == pl.String
-    }
-    for frame in rows.only(list(texts)).frames() if texts else ():
+    wanted: dict[Any, Sequence[str]] = {**dict.fromkeys(meant, TEXT_WAYS[:2]), roles.time: TEXT_WAYS}
+    ways = {name: each for name, each in wanted.items() if name and rows.types.get(name) == pl.String}
+    above = 0
+    for frame in rows.only(list(ways)).frames() if ways else ():
         for column in frame:
-            texts[column.name].look(column, source)
-    return texts
+            rest = unread(column, ways[column.name])
+            ways[column.name] = [way for way, missed in rest.items() if not missed.any()]
+            if column.name == roles.time and not ways[column.name]:
+                place = max(int(missed.arg_max() or 0) for missed in rest.values())
+                text = column.str.strip_chars()[place][:_MOST_SHOWN]
+                like = " like those above" if above + place else " that is read"
+                said = f"holds {text!r} in row {above + place + 1}, no number or time{like}"
+                remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
+                raise column_fault(source, column.name, f"{said}; {remedy}")
+        above += frame.height
+    return {name: each[0] for name, each in ways.items() if each}
 
 
 def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[str, Encoding]:
@@ -187,13 +193,12 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
     A next observation has the categories of its observation.
     """
     partner = dict(zip(roles.next_observations, roles.observations, strict=False))
-    found: dict[str, set[str]] = {partner.get(column, column): set() for column in roles.encode}
+    found: dict[str, set[str]] = defaultdict(set)
     for frame in rows.only(list(roles.encode)).frames() if roles.encode else ():
         for read in frame:
             values = found[partner.get(read.name, read.name)]
             if len(values) <= _MOST_CATEGORIES:
-                texts = read.cast(pl.String).drop_nulls().unique()
-                values |= {text[: _LONGEST + 1] for text in texts}
+                values |= {text[: _LONGEST + 1] for text in read.cast(pl.String).drop_nulls().unique()}
     encodings: dict[str, Encoding] = {}
     for column, encoding in roles.encode.items():
         values = found[partner.get(column, column)]

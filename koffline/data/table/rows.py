@@ -1,28 +1,119 @@
-"""The rows of a table as typed frames: read from its files each time, or held in memory; and their bounds."""
+"""The files of a table, and their rows as typed frames: read each time, or held in memory; their bounds."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.arrow_files import table_reader
-from koffline.data.table.files import COPIES, Reader, Room, faults, frame_bytes, width_of
-from koffline.data.table.problems import column_fault
+from koffline.data.table.readers import (
+    ARROW,
+    CSV,
+    HDF5,
+    NO_TABLE,
+    NPZ,
+    PARQUET,
+    STREAM,
+    Reader,
+    table_reader,
+    width_of,
+)
+from koffline.data.table.values import column_fault, natural_key
 from koffline.errors import DataError, listed
+from koffline.store.files import MINARI
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
+_SUFFIXES = {
+    PARQUET: (".parquet", ".pq"),
+    ARROW: (".arrow", ".feather", ".arrows", ".ipc"),
+    CSV: tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")),
+}
+_CONTENTS: dict[bytes, str | None] = {
+    b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW, b"\x89HDF": HDF5, b"PK": NPZ,
+    b"\x80": None,  # a pickle
+}  # fmt: skip
+# Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and checked copies.
+COPIES = 6
 # Limit of columns: each costs some tenths of a millisecond, and more are probably transposed rows.
 _MOST_COLUMNS = 2**17
 # Rows looked at in one go, fewer where they are wide; means are sums over such frames, however read.
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS, _MOST_SHOWN = 256, 60
+
+
+def is_table_source(name: str) -> bool:
+    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
+
+    A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
+    """
+    from koffline.data.disk.opening import is_shard_folder
+    from koffline.data.minari import data_folder
+
+    if name.startswith(MINARI) or is_shard_folder(name):
+        return False
+    if not remote.is_url(name) and data_folder(Path(name)) is not None:
+        return False
+    return any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
+
+
+def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
+    """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
+
+    With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
+    Raises DataError where there is none, for one that is damaged, or for files of different kinds.
+    """
+    kinds = {each: kind for each in _candidates(name) if (kind := _kind_of(each, is_table))}
+    if len(set(kinds.values())) > 1:
+        shown = " and ".join(sorted(set(kinds.values())))
+        raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
+    if not kinds:
+        raise DataError(f"{name} {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
+    return next(iter(kinds.values())), tuple(kinds)
+
+
+def _candidates(name: str) -> list[str]:
+    """The file at a path, those below a folder, or those that fit a pattern."""
+    if remote.is_folder(name):
+        return _files_below(name)
+    is_pattern = ("*" in name or "?" in name) and not remote.exists(name)
+    return remote.listed(name) if is_pattern else [name] * remote.exists(name)
+
+
+def _kind_of(name: str, is_table: bool) -> str | None:
+    """Kind of a file by its first bytes and its name; None if it is no table. Raises DataError if damaged."""
+    head, lower = remote.read_bytes(name, 16), name.lower()
+    for mark, kind in _CONTENTS.items():
+        if head.startswith(mark):
+            return kind if is_table or kind in (PARQUET, ARROW) else None
+    for kind in (PARQUET, ARROW):
+        if lower.endswith(_SUFFIXES[kind]):
+            state = f"a truncated or corrupt {kind} table (damaged header)" if head else "empty (0 bytes)"
+            raise DataError(f"{name} is {state}; copy or export it again")
+    return CSV if lower.endswith(_SUFFIXES[CSV]) or (is_table and head) else None
+
+
+def _files_below(folder: str) -> list[str]:
+    """Files with a table's suffix, in natural order; names that begin with _ or . are others' notes."""
+    if not remote.is_url(folder):
+        below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
+    else:
+        import fsspec
+
+        with remote.storage_faults(folder):
+            system, path = fsspec.core.url_to_fs(folder)
+            below = [system.unstrip_protocol(found) for found in system.find(path)]
+    known = tuple(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+    shown = (each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}"))
+    return sorted((each for each in shown if each.lower().endswith(known)), key=natural_key)
 
 
 def header_of(name: str, kind: str) -> Reader:
@@ -37,6 +128,47 @@ def header_of(name: str, kind: str) -> Reader:
         if twice := [each for each, count in counts.items() if count > 1]:
             raise DataError(f"{name} has more than one column named {listed(twice)}; rename them")
         return found
+
+
+@dataclass
+class Room:
+    """Memory of the rows that are held together, limited by ``memory_allowance``.
+
+    A number counts at least ``itemsize`` bytes, its size in the log. Without ``remedy`` frames are freed one
+    by one.
+    """
+
+    itemsize: int
+    remedy: str | None = None
+    taken: int = 0
+
+    def check(self, total: int, at_once: int = 0) -> None:
+        """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
+        needed, allowed = max(total * COPIES, at_once), memory_allowance()
+        if needed > allowed:
+            what = f"its rows need {shown_bytes(needed)} of memory to be read"
+            remedy = self.remedy or "write shorter rows in smaller row groups"
+            remedy += ", or allow more bytes (KOFFLINE_MAX_BYTES)"
+            raise Refused(f"{what}, allowed are {shown_bytes(allowed)}; {remedy}")
+
+    def take(self, frame: pl.DataFrame) -> None:
+        """Count the bytes of a frame. Raises Refused if they do not fit."""
+        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
+        self.check(self.taken)
+
+
+def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
+    """Bytes of a frame: numbers count at least ``itemsize``, repeated texts count every time."""
+    total = 0
+    for column in frame:
+        kind: Any = column.dtype
+        items = len(column)
+        if kind.is_nested():
+            items = int(column.list.len().sum()) if kind == pl.List else items * getattr(kind, "size", 1)
+        total += items * max(itemsize, width_of(kind))
+        if kind in (pl.String, pl.Binary):
+            total += int((column.str.len_bytes() if kind == pl.String else column.bin.size()).sum())
+    return total
 
 
 @dataclass(frozen=True)
@@ -85,7 +217,7 @@ class TableRows:
         for frame in self.stored(None if again else room):
             room.take(frame)
             total += frame_bytes(frame)
-            if total > max(room.allowed, size * EXPANSION):
+            if total > max(memory_allowance(), size * EXPANSION):
                 found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
                 raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
             if self.computed:
@@ -101,11 +233,10 @@ class TableRows:
         wanted = dict(self.types)
         for file in self.files:
             above = 0
-            with faults(file, self.kind), table_reader(file, self.kind) as opened:
-                present = {name for name, _ in opened.fields}
-                missing = next((name for name in wanted if name not in present), None)
-                if missing is not None:
-                    raise DataError(f"{file} lacks column {missing}, which the first file has; mend it")
+            with table_reader(file, self.kind) as opened:
+                present = dict(opened.fields)
+                if missing := [name for name in wanted if name not in present]:
+                    raise DataError(f"{file} lacks column {missing[0]}, which the first file has; mend it")
                 if room is not None:
                     total, at_once = opened.declared(wanted, room.itemsize)
                     room.check(room.taken + total if room.remedy else 0, at_once)
@@ -133,13 +264,12 @@ class TableRows:
                     said = f"is not all numbers: row {above + place + 1} holds {text!r}"
                     raise column_fault(file, name, f"{said}; {remedy}")
                 column = found
-            with contextlib.suppress(pl.exceptions.PolarsError):  # a type that holds all values of both
-                empty = [pl.DataFrame(schema={name: each}) for each in (column.dtype, kind)]
-                if pl.concat(empty, how="vertical_relaxed").dtypes[0] == kind:
-                    column = column.cast(kind)
+            with contextlib.suppress(pl.exceptions.PolarsError):  # no type holds all values of both
+                both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
+                column = pl.concat(both, how="vertical_relaxed")[name]
             if column.dtype != kind:
-                both = f"is {column.dtype}, in the first file {kind}"
-                raise column_fault(file, name, f"{both}; write all files with one type")
+                found_types = f"is {frame[name].dtype}, in the first file {kind}"
+                raise column_fault(file, name, f"{found_types}; write all files with one type")
             columns.append(column)
         return pl.DataFrame(columns)
 

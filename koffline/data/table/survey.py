@@ -18,17 +18,18 @@ from koffline.data.raw import FileDescription, read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
-from koffline.data.table.arrow_files import SHAPE_KEY
-from koffline.data.table.computed import CLOCK, Formula, TextKind, features, number_type, read_flags
-from koffline.data.table.files import faults, find_tables, width_of
-from koffline.data.table.mapping import TableMapping
-from koffline.data.table.problems import Problems, TableCounts, column_fault
-from koffline.data.table.rows import TableRows, header_of, open_rows
+from koffline.data.table import values
+from koffline.data.table.mapping import Formula, TableMapping
+from koffline.data.table.readers import faults, width_of
+from koffline.data.table.rows import TableRows, find_tables, header_of, open_rows
+from koffline.data.table.values import Problems, TableCounts, column_fault, read_flags
 from koffline.data.transitions import Metadata
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 
 _MOST_CATEGORIES = 10_000
 _LONGEST_NAME = 1000
+# Beside the description of the log: the shape of an observation that is stored as one list of numbers.
+SHAPE_KEY = "koffline_observation_shape"
 
 
 @dataclass(eq=False)
@@ -49,7 +50,7 @@ class Table:
     problems: Problems
     is_own: bool  # the mapping came from koffline's own column names
     formulas: tuple[Formula, ...]
-    texts: Mapping[str, TextKind]
+    texts: Mapping[str, str]  # how they are read
     encodings: Mapping[str, Encoding]
     origin: Mapping[str, str]
     action_space: ActionSpace = field(default_factory=lambda: Discrete(1))
@@ -86,7 +87,10 @@ def prepare_table(
     stored = dict(file.fields)
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
-        raise mappings.unmapped(list(stored), name, kind)
+        columns = f"is a {kind} table with columns {listed(list(stored))}"
+        options = f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the last three)"
+        said = f"{columns}; say what they are, as in {options} (or --mapping FILE.yaml; in Python mapping=)"
+        raise DataError(f"{name} {said}; {mappings.INSPECT}")
     log = read_description(file.described.get(b"koffline")) if is_own else None
     sides = file.described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",")
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
@@ -96,20 +100,20 @@ def prepare_table(
     problems.refuse()
     states = (*roles.observations, *roles.next_observations)
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
-    number = number_type(observed, bytes_stay=not roles.impute)  # a mean is no whole number
+    number = values.number_type(observed, bytes_stay=not roles.impute)  # a mean is no whole number
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
         rows = open_rows(rows, in_memory, first)
-        texts = applied.text_kinds(rows, roles, is_own, name)
+        texts = applied.ways_of_texts(rows, roles, is_own, name)
         encodings = applied.look_up(rows, roles, problems)
         problems.refuse()
         roles, origin = applied.encoded(roles, encodings)
         if texts or formulas or encodings:
             made = {*origin, *(each.text for each in formulas)}
             kept = [n for n in roles.columns if n not in made]
-            computed = [texts[n].expression if n in texts else pl.col(n) for n in kept]
+            computed = [values.as_read(n, texts[n]) if n in texts else pl.col(n) for n in kept]
             computed += [formula.value for formula in formulas]
-            computed += [each for n in encodings for each in features(n, encodings[n])]
+            computed += [each for n in encodings for each in values.features(n, encodings[n])]
             rows = rows.computing(computed)
         table = Table(
             name, rows, roles, number, (shape or None) if log else None, problems, is_own,
@@ -136,48 +140,45 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
         some = np.array(table.seen) if table.seen else np.zeros((1, table.widths.get(names[0], len(names))))
         table.action_space, settled = settle_space(some, asked, declared, table.source)
     before = described.metadata if described else Metadata(gamma=table.roles.gamma)
-    table.metadata = replace(
-        before, source=table.source, extra=extra, notes=(*before.notes, *settled, *_open_questions(table))
-    )
+    metadata = replace(before, source=table.source, extra=extra)
+    table.metadata = metadata.with_notes(*settled, *_open_questions(table))
 
 
 def _features(table: Table) -> Features:
     """Names of the numbers of an observation; numbers of a list are named by position."""
-    names = table.roles.observations
+    names, encodings = table.roles.observations, table.encodings
     if names[0] in table.widths:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
-    return Features(
-        names, {n: each for n, each in table.encodings.items() if set(each.names(n)) <= set(names)}
-    )
+    return Features(names, {n: each for n, each in encodings.items() if set(each.names(n)) <= set(names)})
 
 
 def _open_questions(table: Table) -> list[str]:
     """Notes on what the mapping leaves open and how it was decided."""
-    roles, time = table.roles, table.roles.time or ""
-    kind, text = table.rows.schema.get(time), table.texts.get(time)
-    is_clock = kind == pl.Time or (text is not None and text.form == CLOCK)
-    is_naive = isinstance(kind, pl.Datetime) and kind.time_zone is None
-    where = "where a local clock was set back, rows of that hour may be out of order"
-    notes = {
-        f"times in {time} have no date: rows after midnight were put before those of the evening": is_clock,
-        f"times in {time} have no UTC offset and were read as UTC; {where}": is_naive
-        or (text is not None and text.is_naive),
-    }
-    alone, named, is_linked = roles.stands_alone, "column is named:", not roles.stands_alone
-    ended = "to have ended by itself" if roles.last_row == "terminal" else "to be cut by the end of logging"
+    roles, time, notes = table.roles, table.roles.time or "", list[str]()
+    kind, way = table.rows.schema.get(time), table.texts.get(time)
+    if kind == pl.Time or way == values.CLOCK:
+        notes.append(
+            f"times in {time} have no date: rows after midnight were put before those of the evening"
+        )
+    if way == values.LOCAL or (isinstance(kind, pl.Datetime) and kind.time_zone is None):
+        where = "where a local clock was set back, rows of that hour may be out of order"
+        notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
     if roles.one_step:
-        notes[ONE_STEP_NOTE] = True
-    elif not table.is_own and not table.is_open:
-        notes |= {
-            "no episode and no time column is named: every row stands alone": alone,
-            f"no episode {named} the rows were taken as one record, cut where flags end it": is_linked
-            and roles.episode is None,
-            f"no time {named} rows were taken in the order of the table": is_linked and roles.time is None,
-            f"no terminal {named} no episode was taken to have ended by itself": roles.terminal is None
-            and roles.last_row != "terminal",
-            f"an episode whose last row has no flag was taken {ended} (last_row)": roles.last_row is not None,
-        }
-    return [note for note, applies in notes.items() if applies]
+        return [*notes, ONE_STEP_NOTE]
+    if table.is_own or table.is_open:
+        return notes
+    if roles.stands_alone:
+        notes.append("no episode and no time column is named: every row stands alone")
+    elif roles.episode is None:
+        notes.append("no episode column is named: the rows were taken as one record, cut where flags end it")
+    if roles.time is None and not roles.stands_alone:
+        notes.append("no time column is named: rows were taken in the order of the table")
+    if roles.terminal is None and roles.last_row != "terminal":
+        notes.append("no terminal column is named: no episode was taken to have ended by itself")
+    if roles.last_row is not None:
+        ended = {"terminal": "to have ended by itself", "cut": "to be cut by the end of logging"}
+        notes.append(f"an episode whose last row has no flag was taken {ended[roles.last_row]} (last_row)")
+    return notes
 
 
 def hashed(ids: pl.Series) -> pl.Series:
@@ -192,15 +193,16 @@ def _look_through(table: Table, is_category: bool, census: bool) -> None:
     for frame in table.rows.frames():
         table.n_rows += frame.height
         if census and roles.episode is not None:
-            runs.append(_joined(pl.DataFrame([hashed(frame[roles.episode])]).with_columns(rows=1)))
+            runs.append(hashed(frame[roles.episode]).rle().struct.rename_fields(["rows", "id"]))
         for column in frame:
             _look_at(table, column)
         table.flagged |= {name for name in flags if read_flags(frame, name, table.source).any()}
         actions = frame[roles.action[0]].drop_nulls()
         if is_category:
             longest: Any = actions.str.len_bytes().max() if actions.dtype == pl.String else 0
-            table.values |= set(actions.unique()) if (longest or 0) <= _LONGEST_NAME else set()
-            if len(table.values) > _MOST_CATEGORIES or (longest or 0) > _LONGEST_NAME:
+            is_short = (longest or 0) <= _LONGEST_NAME
+            table.values |= set(actions.unique()) if is_short else set()
+            if len(table.values) > _MOST_CATEGORIES or not is_short:
                 most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
                 raise column_fault(table.source, actions.name, f"holds more than {most}; name another")
         elif len(roles.action) == 1 and actions.dtype.is_integer() and len(actions):
@@ -209,7 +211,11 @@ def _look_through(table: Table, is_category: bool, census: bool) -> None:
         raise DataError(f"{table.source} has no rows; give a table with at least one transition")
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
-    table.runs = _joined(pl.concat(runs)) if runs else None
+    if runs:
+        by_run = (
+            pl.concat(runs).struct.unnest().group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
+        )
+        table.runs = by_run.agg(pl.col("id").first(), pl.col("rows").cast(pl.Int64).sum())
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
@@ -232,12 +238,6 @@ def _look_at(table: Table, column: pl.Series) -> None:
     table.missing[name] += missing
 
 
-def _joined(runs: pl.DataFrame) -> pl.DataFrame:
-    """Merge neighbouring runs of the same id and sum their rows."""
-    by_run = runs.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
-    return by_run.agg(pl.col("id").first(), pl.col("rows").sum()).drop("run")
-
-
 def _check_counts(table: Table) -> None:
     """Add problems: missing values, and questions that only the user can answer."""
     roles, problems = table.roles, table.problems
@@ -247,9 +247,11 @@ def _check_counts(table: Table) -> None:
         for name, count in table.missing.items()
         if count and name not in roles.impute and (name != roles.by or name in roles.needed)
     }
-    cut = "end episodes before such rows (COLUMN=cut), or mend them: a row dropped inside joins two steps"
-    cut = "leave such rows out (COLUMN=cut), or mend them" if roles.stands_alone else cut
     if missing:
+        cut = "leave such rows out (COLUMN=cut), or mend them"
+        if not roles.stands_alone:
+            joins = "a row dropped inside joins two steps"
+            cut = f"end episodes before such rows (COLUMN=cut), or mend them: {joins}"
         shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
         shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
         problems.add(f"{shown}; replace them (--impute COLUMN=mean), {cut}")
@@ -259,11 +261,19 @@ def _check_counts(table: Table) -> None:
     if table.is_own:
         return
     if roles.episode is None and roles.one_step is None and not (roles.stands_alone or table.flagged):
-        problems.add(mappings.WHICH_ROWS)
         table.is_open = True
+        problems.add(
+            "no column says which rows belong together; name the episode column (--episode COLUMN), or say "
+            "that every row is an episode of one step (--one-step), or that all rows are one record in order "
+            "(--one-record)"
+        )
     if roles.episode is not None and roles.terminal is None and roles.last_row is None:
-        problems.add(mappings.HOW_EPISODES_END)
+        problems.add(
+            "nothing says how episodes end; name a column (--terminal), or say what the last row of every "
+            "episode is (--last-row terminal, or cut by the end of logging)"
+        )
     for each in table.formulas if not problems.found else ():
-        if each.texts and each.text in (roles.terminal, roles.truncated) and each.text not in table.flagged:
+        is_flag = each.text in (roles.terminal, roles.truncated)
+        if is_flag and any(each.columns.values()) and each.text not in table.flagged:
             said = "check how the column writes it, or leave the formula out"
             problems.add(f"no row fulfils {each.text}; {said}")

@@ -1,0 +1,300 @@
+"""Readers of a table's files: CSV, Parquet, Arrow, HDF5 and NPZ as frames; their errors.
+
+pyarrow reads Parquet and Arrow: polars ends the process on a damaged page or message (it allocates the length
+declared there), decodes a row group at a time, and tells no sizes before it reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import polars as pl
+
+from koffline.data import remote
+from koffline.errors import DataError, listed
+from koffline.store.files import reading
+from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.hdf5 import open_hdf5
+from koffline.untrusted.limits import Refused
+
+PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
+NO_TABLE = (
+    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
+    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
+)
+# Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
+STREAM = b"\xff\xff\xff\xff"
+Columns = Mapping[str, Any]  # names and types
+_Frames = Iterator[pl.DataFrame]
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An open file of a table: names and types of its columns, and what is written beside them.
+
+    frames: columns, of the types asked for where that is possible, in frames of at most N rows. declared:
+    bytes of columns in memory for numbers of at least ``itemsize``, and of what is decoded at once; 0 where a
+    format tells no sizes.
+    """
+
+    fields: list[tuple[str, Any]]
+    frames: Callable[[Columns, int], _Frames]
+    described: Mapping[bytes, bytes] = field(default_factory=dict)
+    declared: Callable[[Columns, int], tuple[int, int]] = lambda columns, itemsize: (0, 0)
+
+
+@contextlib.contextmanager
+def table_reader(name: str, kind: str) -> Iterator[Reader]:
+    """Open a file of a table. Raises DataError, also for arrays that are no columns."""
+    with faults(name, kind), contextlib.ExitStack() as stack:
+        if kind == CSV:
+            yield _csv_reader(name)
+        elif kind == NPZ:
+            path = stack.enter_context(remote.local_file(name))
+            headers: dict[str, Any] = {}
+            for each in array_names(path):
+                with contextlib.suppress(Refused):  # it cannot be read
+                    headers |= array_headers(path, [each])
+            yield _arrays_reader(read_arrays(path, _columns(headers, name)))
+        elif kind == HDF5:
+            file = stack.enter_context(open_hdf5(stack.enter_context(remote.local_file(name))))
+            datasets = {each: file.raw[each] for each in file.datasets}
+            yield _arrays_reader(file.slices(_columns(datasets, name)))
+        else:
+            source = stack.enter_context(open_bytes(name))
+            yield _parquet_reader(source) if kind == PARQUET else _arrow_reader(source)
+
+
+@contextlib.contextmanager
+def faults(name: str, kind: str) -> Iterator[None]:
+    """Turn the errors of polars, pyarrow and the storage into one DataError; our own pass as they are."""
+    with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
+        try:
+            yield
+        except Refused as error:
+            raise DataError(f"{name} is not read: {error}") from None
+        except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
+            reason = " ".join(str(error).partition("You might want")[0].split())[:300]
+            if "utf" in reason.lower():
+                raise DataError(f"{name} is not UTF-8 text; save it as UTF-8 (or as Parquet)") from None
+            reason = f"{name} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
+            raise DataError(reason) from None
+
+
+def open_bytes(name: str) -> Any:
+    """A file to be opened by ``with``; a local one is Arrow's own.
+
+    Its threads then hold no Python object when the process ends, which would abort it.
+    """
+    if remote.is_url(name):
+        import fsspec
+
+        return fsspec.open(name, "rb")
+    import pyarrow as pa
+
+    return pa.OSFile(name)
+
+
+def width_of(kind: Any) -> int:
+    """Bytes of a value of fixed size (in a list, of one of its numbers), or of the reference to any other."""
+    kind = getattr(kind, "inner", kind)
+    found = re.search(r"\d+", str(kind)) if kind.is_numeric() else None
+    return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
+
+
+_DELIMITERS, _MOST_HEADER = ",;\t|", 2**22
+_CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"]
+
+
+def _csv_reader(name: str) -> Reader:
+    """A CSV file as its first line tells: names without blanks around them. Raises DataError."""
+    import pyarrow as pa
+
+    with open_bytes(name) as file:
+        mark = file.read(4)
+        file.seek(0)
+        codec = next((codec for start, codec in _CODECS.items() if mark.startswith(start)), None)
+        head = (pa.CompressedInputStream(file, codec) if codec else file).read(_MOST_HEADER)
+    line = head.partition(b"\n")[0].partition(b"\r")[0]
+    if not head.strip():
+        raise DataError(f"{name} is empty; copy or export it again")
+    if len(line) == _MOST_HEADER:
+        raise DataError(f"{name} has no line ends in its first {_MOST_HEADER} bytes; check that it is CSV")
+    text = line.decode("utf-8-sig")
+    if text.count('"') % 2:
+        raise DataError(f"{name} has a line break or a single quote mark in a column name; rename it")
+    delimiter = max(_DELIMITERS, key=text.count)
+    end = "\r" if b"\r" in head and b"\n" not in head else "\n"
+    header = next(csv.reader([text], delimiter=delimiter, skipinitialspace=True), [])
+    names = [each.strip() for each in header]
+    options = {"separator": delimiter, "eol_char": end, "with_column_names": lambda _: names}
+    return Reader([(each, pl.String()) for each in names], partial(_csv_frames, name, names, options))
+
+
+def _csv_frames(
+    name: str, names: list[str], options: Mapping[str, Any], columns: Columns, rows: int
+) -> _Frames:
+    """Numbers where all are, as asked for, else texts.
+
+    With numbers all columns are read, so that rows of more fields than the header has are found.
+    """
+    done = 0
+    with remote.local_file(name) as path:
+        for types in (columns, {}):
+            scan = pl.scan_csv(
+                path, glob=False, infer_schema=False, schema_overrides=types, null_values=_MISSING,
+                raise_if_empty=False, **options,
+            )  # fmt: skip
+            texts = pl.col(pl.String).str.strip_chars()
+            scan = scan.with_columns(pl.when(texts != "").then(texts))
+            if pl.Float64 not in columns.values():
+                scan = scan.select(list(columns))
+            try:
+                for whole in scan.slice(done).collect_batches(chunk_size=rows, engine="streaming"):
+                    done += whole.height
+                    if whole.to_series(0).null_count():  # polars takes empty lines for rows
+                        whole = whole.filter(~pl.all_horizontal(pl.all().is_null()))
+                    yield from whole.select(list(columns)).iter_slices(rows)
+                return
+            except pl.exceptions.ComputeError as error:
+                if "more fields" in str(error):
+                    found = f"has a row of more fields than the first line, its header ({listed(names, 8)})"
+                    raise DataError(f"{name} {found}; check its separators and quotes") from None
+                if "could not parse" not in str(error):
+                    raise
+                if not types:  # as texts, anything can be read but this
+                    found = "has a quote mark that is not closed, or a blank before one"
+                    raise DataError(f"{name} {found}; mend that row") from None
+
+
+@cache
+def polars_type(kind: Any) -> Any:
+    """The type that polars has for one of Arrow's, below dictionaries; Unknown for none."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        value = polars_type(kind.value_type)
+        return pl.Unknown() if value.is_nested() else value  # one list in every row: a small file, long rows
+    if pa.types.is_decimal256(kind):
+        return pl.Unknown()
+    try:
+        return pl.DataFrame(pa.table({"": pa.nulls(0, kind)})).dtypes[0]
+    except (ValueError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return pl.Unknown()
+
+
+def _frame(batch: Any) -> pl.DataFrame:
+    """Convert a record batch, dictionaries decoded, to a frame. Raises ArrowInvalid if it is damaged."""
+    import pyarrow as pa
+
+    batch.validate(full=True)  # an untrusted file may hold wrong offsets or invalid texts
+    return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
+
+
+def _parquet_reader(source: Any) -> Reader:
+    import pyarrow.parquet
+
+    opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
+    schema = opened.schema_arrow  # not cached: made at every access
+    fields = [(each.name, polars_type(each.type)) for each in schema]
+    # texts as dictionaries: what repeats in the file does not multiply before it is looked at
+    texts = [name for name, kind in fields if kind in (pl.String, pl.Binary)]
+    options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
+    source.seek(0)
+    opened = pyarrow.parquet.ParquetFile(source, **options)
+
+    def frames(columns: Columns, rows: int) -> _Frames:
+        return map(_frame, opened.iter_batches(rows, columns=list(columns), use_threads=False))
+
+    return Reader(fields, frames, schema.metadata or {}, partial(_parquet_sizes, opened, dict(fields)))
+
+
+def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int) -> tuple[int, int]:
+    """Bytes of the columns in memory, and of the largest lists that a row group may have in one row."""
+    metadata, kinds = opened.metadata, {name: found[name] for name in columns}
+    paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    # the numbers of a list lie one or two levels below it
+    tops = ((path, path.rsplit(".", 1)[0], path.rsplit(".", 2)[0]) for path in paths)
+    leaves = {i: name for i, names in enumerate(tops) for name in names if name in kinds}
+    total = at_once = 0
+    for number in range(metadata.num_row_groups):
+        # Arrow ends the process where `group.column` meets damaged statistics, and raises here.
+        next(opened.iter_batches(1, [number], list(kinds), use_threads=False), None)
+        group, nested = metadata.row_group(number), 0
+        for i, name in leaves.items():
+            chunk, kind = group.column(i), kinds[name]
+            size = chunk.num_values * max(itemsize, width_of(kind))
+            if kind.is_nested():
+                nested += size
+            elif chunk.num_values != group.num_rows:
+                said = f"column {name} has {chunk.num_values} values in {group.num_rows} rows"
+                raise Refused(f"{said}; it is damaged: export it again")
+            total += max(size, chunk.total_uncompressed_size if kind in (pl.String, pl.Binary) else 0)
+        at_once = max(at_once, nested)
+    return total, at_once
+
+
+def _arrow_reader(source: Any) -> Reader:
+    """A stream, or a file whose end says where its batches are; neither declares sizes."""
+    import pyarrow as pa
+
+    opening = pa.ipc.open_stream if source.read(4) == STREAM else pa.ipc.open_file
+    source.seek(0)
+    with opening(source) as opened:
+        schema = opened.schema
+
+    def frames(columns: Columns, rows: int) -> _Frames:
+        source.seek(0)
+        indices = sorted(schema.get_field_index(name) for name in columns)
+        options = pa.ipc.IpcReadOptions(included_fields=indices, use_threads=False)
+        with opening(source, options=options) as opened:
+            count = getattr(opened, "num_record_batches", None)
+            for whole in opened if count is None else map(opened.get_batch, range(count)):
+                for start in range(0, whole.num_rows, rows):
+                    yield _frame(whole.select(list(columns)).slice(start, rows))
+
+    return Reader([(each.name, polars_type(each.type)) for each in schema], frames, schema.metadata or {})
+
+
+def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
+    """Arrays of one number (or text) a row, or of a list of numbers, in memory or read by slices."""
+
+    def series(name: str, rows: slice) -> pl.Series:
+        array = arrays[name][rows]
+        return pl.Series(name, array.reshape(-1) if array.shape[1:] == (1,) else array)
+
+    def frames(columns: Columns, rows: int) -> _Frames:
+        for start in range(0, len(arrays[next(iter(columns))]), rows):
+            yield pl.DataFrame([series(name, slice(start, start + rows)) for name in columns])
+
+    def declared(columns: Columns, itemsize: int) -> tuple[int, int]:
+        chosen = [arrays[name] for name in columns]
+        return sum(array.size * max(itemsize, array.dtype.itemsize) for array in chosen), 0
+
+    return Reader([(name, series(name, slice(0)).dtype) for name in arrays], frames, declared=declared)
+
+
+def _columns(found: Mapping[str, Any], name: str) -> list[str]:
+    """Arrays with one row per transition; that is the most frequent number of rows.
+
+    Raises DataError where there are none, or episodes are groups of their own.
+    """
+    is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
+    kept = {
+        each: array.shape[0]
+        for each, array in found.items()
+        if len(array.shape or ()) in (1, 2) and 0 not in array.shape
+        if array.dtype.kind in "biuf" or (array.dtype.kind == "U" and len(array.shape) == 1)
+    }
+    rows, count = Counter(kept.values()).most_common(1)[0] if kept else (0, 0)
+    if count < 3 or is_other:
+        raise DataError(f"{name} {NO_TABLE}")
+    return [each for each, its_rows in kept.items() if its_rows == rows]

@@ -1,0 +1,292 @@
+"""Values in a table: texts as numbers and times, flags, categories; what is wrong and what was done."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from koffline.data.columns import counted
+from koffline.data.features import ONE_HOT, Encoding
+from koffline.data.raw import UNFOLLOWED
+from koffline.errors import DataError, nearest_name
+
+_NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
+_TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
+# 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
+_TIME = (
+    r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
+    r"(?:[T ](?<clock>\d{2}:\d{2})(?<second>:\d{2}(?:\.\d{1,9})?)?)?(?<zone>Z|[+-]\d{2}(?::?\d{2})?)$"
+)
+
+
+def _instants(texts: pl.Series) -> pl.Series:
+    """Times with an offset as instants to the nanosecond, null where a text is none."""
+    parts = texts.str.extract_groups(_TIME).struct.unnest()
+    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
+    told = pl.concat_str("date", pl.lit("T"), clock, second, "zone")
+    return parts.select(
+        told.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False)
+    ).to_series()
+
+
+# Ways to read texts, the narrowest first; all but the first two are for times.
+LOCAL, CLOCK = "times without a UTC offset", "times of day"
+_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
+    "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
+    "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
+    "times with a UTC offset": _instants,
+    "dates": lambda texts: _instants(texts + "T00:00Z"),
+    LOCAL: lambda texts: _instants(texts + "Z"),
+    CLOCK: lambda texts: _instants("1970-01-01T" + texts + "Z"),
+}
+TEXT_WAYS = tuple(_WAYS)
+
+
+def unread(column: pl.Series, ways: Iterable[str]) -> dict[str, pl.Series]:
+    """By way to read texts, which of them it does not read."""
+    texts = column.str.strip_chars()
+    return {way: _WAYS[way](texts).is_null() & texts.is_not_null() for way in ways}
+
+
+def read_texts(column: pl.Series, way: str) -> pl.Series:
+    """A column of texts as integers, floats or date-times."""
+    return _WAYS[way](column.str.strip_chars()).alias(column.name)
+
+
+def as_read(column: str, way: str) -> pl.Expr:
+    """`read_texts` of a column of frames."""
+    kinds = {"whole numbers": pl.Int64(), "numbers": pl.Float64()}
+    kind: Any = kinds.get(way, pl.Datetime("ns", "UTC"))
+    return pl.col(column).map_batches(partial(read_texts, way=way), return_dtype=kind)
+
+
+def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
+    """Common type of columns of these types as numbers; it depends on the types alone, never on values.
+
+    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
+    """
+    bases = [getattr(kind, "inner", kind) for kind in kinds]
+    if bytes_stay and all(base == pl.UInt8 for base in bases):
+        return pl.UInt8()
+    return pl.Float32() if all(base in _NARROW for base in bases) else pl.Float64()
+
+
+def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
+    """Yes/no, 0/1, or texts such as true and false, as booleans. Raises DataError for anything else."""
+    if name is None:
+        return pl.repeat(False, frame.height, eager=True)
+    column = frame[name]
+    if column.dtype == pl.Boolean:
+        return column.fill_null(False)  # missing values are refused elsewhere
+    if column.dtype == pl.String:
+        lower = column.str.strip_chars().str.to_lowercase()
+        yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
+    else:
+        number = column.cast(pl.Float64)
+        yes, no = number == 1, number == 0
+    wrong = ~(yes | no) & column.is_not_null()
+    if wrong.any():
+        compare = f", or compare: \"{name} == '…'\"" if column.dtype == pl.String else ""
+        said = f"holds {column[int(wrong.arg_max() or 0)]!r}, neither yes nor no"
+        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0{compare}")
+    return yes.fill_null(False)
+
+
+def features(column: str, encoding: Encoding) -> list[pl.Expr]:
+    """The numbers that encode a column; missing values stay missing."""
+    texts = pl.col(column).cast(pl.String)
+    if encoding.kind != ONE_HOT:
+        known = pl.Series(encoding.categories, dtype=pl.String)
+        codes = texts.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int16)
+        return [codes.alias(column)]
+    pairs = zip(encoding.categories, encoding.names(column), strict=True)
+    return [(texts == category).cast(pl.Int8).alias(name) for category, name in pairs]
+
+
+_MOST_LISTED = 20
+_LONGEST_NUMBER = 100  # digits
+
+
+class Problems:
+    """Sentences about a table, each once; ``refuse`` raises one DataError with all of them."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.found: list[str] = []
+
+    def add(self, sentence: str) -> None:
+        """Add a sentence, with or without the table's name before it."""
+        for start in (f"{self.source}: ", f"{self.source} "):
+            sentence = sentence.removeprefix(start)
+        if sentence not in self.found:
+            self.found.append(sentence)
+
+    def unknown(self, name: str, role: str, names: Sequence[str]) -> None:
+        """Add that a column is not there, with the nearest name."""
+        remedy = "name single columns here" if is_pattern(name) else nearest_name(name, names)
+        self.add(f"has no column '{name}' ({role}); {remedy}")
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Add a DataError raised inside the context to the problems."""
+        try:
+            yield
+        except DataError as error:
+            self.add(str(error))
+
+    def refuse(self) -> None:
+        """Raise DataError if there are problems."""
+        if len(self.found) == 1:
+            verb = self.found[0].startswith(("has ", "is ", "lacks "))
+            raise DataError(f"{self.source}{' ' if verb else ': '}{self.found[0]}")
+        if self.found:
+            shown = [f"({i}) {said}" for i, said in enumerate(self.found[:_MOST_LISTED], 1)]
+            more = len(self.found) - len(shown)
+            shown += [f"and {more} more"] if more else []
+            raise DataError(f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}")
+
+
+def natural_key(name: str) -> list[Any]:
+    """Sort key of natural order: x_2 before x_10."""
+    return [
+        (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
+        for p in re.split(r"(\d+)", name)
+    ]
+
+
+def column_fault(source: str, column: str | None, words: str) -> DataError:
+    """The error for a column of a table."""
+    return DataError(f"{source}: column {column} {words}")
+
+
+def is_pattern(name: str) -> bool:
+    """Whether polars takes the name of a column for a pattern of names; such columns have no role."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
+
+
+GAPS = "gaps: "  # beginning of a note on missing rows
+ORDER = "order: "  # beginning of a note on rows whose order is not known
+_FEW = 0.01  # share of the steps: fewer gaps are only a note
+_PARTS = 16  # bins per octave: steps of about equal length share a bin
+_LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
+_FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
+_PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
+
+
+@dataclass
+class StepLengths:
+    """Histogram of time steps between rows of an episode, by the logarithm of length, with one example each.
+
+    ``unit``: seconds, where times are not plain numbers.
+    """
+
+    counts: Counter[int] = field(default_factory=Counter)
+    first: dict[int, tuple[str, float]] = field(default_factory=dict)
+    unit: float | None = None
+
+    def add(self, times: pl.Series, inside: pl.Series) -> None:
+        """Add times in order; ``inside``: whether a row continues the episode of the row above."""
+        if times.dtype.is_integer() and len(times) and times.is_between(19_000_101, 20_991_231).all():
+            days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)  # whole numbers: 20241027
+            times = times if days.null_count() else days
+        if times.dtype == pl.Date:
+            self.unit = 86_400.0
+        elif times.dtype.is_temporal():
+            self.unit = 1.0 / _PER_SECOND[getattr(times.dtype, "time_unit", "ns")]
+        steps = pl.DataFrame({"before": times, "length": times.to_physical().diff().cast(pl.Float64)})
+        steps = steps.filter(inside & (steps["length"] > 0) & steps["length"].is_finite())
+        by_length = steps.group_by((pl.col("length").log(2) * _PARTS).round().cast(pl.Int64).alias("bin"))
+        found = by_length.agg(pl.len(), pl.first("before"), pl.first("length").alias("example"))
+        for length, count, before, example in found.iter_rows():
+            self.counts[length] += count
+            self.first.setdefault(length, (str(before), example))
+
+    def sentences(self) -> list[str]:
+        """Note on outlying time steps, where rows may be missing.
+
+        Most steps of a regular log have one length, and any longer step is a gap; so it is where lengths vary
+        but heap up again at twice the usual one. In any other log only steps whose logarithm is an outlier
+        are gaps.
+        """
+        if not self.counts:
+            return []
+        lengths, number = np.array(sorted(self.counts.items())).T
+        share = np.cumsum(number) / number.sum()
+        low, middle, high = (int(lengths[np.searchsorted(share, part)]) for part in (0.25, 0.5, 0.75))
+        near = {part: self.counts[middle + part] for part in range(-_LONGER, _PARTS + 4)}
+        valley, place = min((sum(near[p + i] for i in (-1, 0, 1)) / 3, p) for p in range(4, _LONGER + 3))
+        double = sum(near[part] for part in range(_PARTS - 3, _PARTS + 4)) / 7
+        within = sum(near[part] for part in range(-_LONGER, _LONGER))
+        is_even = self.counts[middle] > number.sum() / 2
+        is_jittered = within > 0.75 * number.sum() and double > 3 + 1.5 * valley
+        far = high + max(_FAR * (high - low), _LONGER) + 1  # above it
+        bound = middle + _LONGER if is_even else middle + place if is_jittered else far
+        gaps, many = lengths[lengths >= bound], number[lengths >= bound]
+        if not len(gaps):
+            return []
+        where, length = self.first[int(gaps[0])]
+        said = counted(int(many.sum()), "step", "is", "are")
+        lost = float((np.round(2.0 ** ((gaps - middle) / _PARTS)) - 1.0) @ many)  # rows, at all of them
+        rows = f", about {lost / (lost + number.sum()):.1%} of the steps may be missing"
+        head = "few " + GAPS if many.sum() < _FEW * number.sum() else GAPS
+        usual, found = self._shown(self.first[middle][1]), self._shown(length)
+        return [
+            f"{head}{said} longer than others (for example {found} before {where}; usually {usual})"
+            f"{rows if is_even or is_jittered else ''}; where rows are missing, the row before is joined to "
+            "a state that it did not lead to; give what follows another episode id"
+        ]
+
+    def _shown(self, length: float) -> str:
+        if self.unit is None:
+            return f"{length:.6g}"
+        return str(datetime.timedelta(seconds=round(length * self.unit, 6)))
+
+
+@dataclass
+class TableCounts:
+    """Counts of changes to the rows, summed over all pieces of a table."""
+
+    episodes: int = 0
+    left_out: int = 0
+    repeated: int = 0
+    ended: int = 0
+    reordered: bool = False
+    is_timed: bool = True
+    cut: int = 0
+    derived: bool = False
+    imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    steps: StepLengths = field(default_factory=StepLengths)
+
+    def sentences(self) -> tuple[str, ...]:
+        """Notes for people, in the order in which things were done."""
+        notes = [
+            f"{counted(count, 'missing value', f'in {column} was', f'in {column} were')} replaced ({how})"
+            for (column, how), count in sorted(self.imputed.items())
+        ]
+        if self.repeated:
+            notes.insert(0, f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped")
+        if self.ended:
+            lost = counted(self.ended, "row", "was", "were")
+            notes.append(f"{lost} left out: from a missing value on, as asked, to the end of the episode")
+        if self.reordered and self.is_timed:
+            notes.append("the rows of each episode were put together and in time order")
+        elif self.reordered:
+            said = "rows of several episodes are mixed; without a time column the table's order was taken"
+            notes.append(f"{ORDER}{said}; name it (--time), or sort the table by episode and time")
+        if self.derived:
+            lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this table"
+            taken = "next observations were taken from the rows that follow"
+            notes.append(taken + (lost if self.left_out else ""))
+        if self.cut:
+            ending = counted(self.cut, "episode", "that ends", "that end")
+            notes.append(f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated")
+        return (*notes, *self.steps.sentences())
