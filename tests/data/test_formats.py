@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from koffline.data.hdf5 import write_hdf5
+from koffline.data.flat import write_hdf5
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous, Metadata
 from koffline.errors import DataError
