@@ -165,10 +165,9 @@ class TestMinari:
             rows = rollout.episode(index)
             seen = [row.observation for row in rows] + [rows[-1].next_observation]
             np.testing.assert_array_equal(episode.observations, np.stack(seen))
+            fields = ("action", "reward", "terminated", "truncated")
             for name, field in zip(
-                ("actions", "rewards", "terminations", "truncations"),
-                ("action", "reward", "terminated", "truncated"),
-                strict=True,
+                ("actions", "rewards", "terminations", "truncations"), fields, strict=True
             ):
                 np.testing.assert_array_equal(getattr(episode, name), [getattr(row, field) for row in rows])
             assert dataset.action_space.contains(episode.actions[0])
