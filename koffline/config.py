@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from koffline.errors import ConfigError, nearest_name
-from koffline.untrusted.limits import Refused
-from koffline.untrusted.yaml_files import DuplicateKeyError, parse_yaml, read_yaml_file
+from koffline.untrusted.limits import Refused, parse_yaml, read_yaml_file
 
 
 class Section(BaseModel):
@@ -117,7 +116,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"--set received '{assignment}'; write it as key=value")
         try:
             parsed[key.strip()] = parse_yaml(value)
-        except (yaml.YAMLError, Refused, DuplicateKeyError):
+        except (yaml.YAMLError, Refused):
             raise ConfigError(f"--set {key.strip()} received '{value}'; write a number or a word") from None
     return parsed
 

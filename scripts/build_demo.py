@@ -23,7 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when run as a plain script
 
-from koffline.data.hdf5 import write_hdf5
+from koffline.data.flat import write_hdf5
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.policies import DiscretePolicy, save_mlp_policy
 from koffline.policy_specs import load_policy

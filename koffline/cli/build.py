@@ -59,7 +59,7 @@ class BuildTarget:
 
     def _check(self, place: Path) -> None:
         """Raise DataError where the dataset would replace something else, or needs --force."""
-        from koffline.data.disk.opening import is_shard_folder
+        from koffline.data.disk.writer import is_shard_folder
         from koffline.data.minari import data_folder
 
         if not self._out.startswith(MINARI) or os.path.lexists(place):  # Minari's are made when written
@@ -188,7 +188,7 @@ def rollouts(
           --shard-rows 500000
     """
     from koffline.builders.rollouts import PartsFolder, RolloutPlayer, RolloutSettings
-    from koffline.data.disk.opening import open_lazy
+    from koffline.data.disk.writer import open_lazy
     from koffline.progress import progress_bar
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)

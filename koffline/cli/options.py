@@ -142,7 +142,7 @@ class Log:
     @property
     def stays_on_disk(self) -> bool:
         """Whether the log is read by blocks, as a folder of shards is."""
-        from koffline.data.disk.opening import is_shard_folder
+        from koffline.data.disk.writer import is_shard_folder
 
         return self.mapping is None and is_shard_folder(self.source)
 
@@ -201,7 +201,7 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     if not said:
         return None
     from koffline.data.table.mapping import as_mapping
-    from koffline.untrusted.yaml_files import read_yaml_file
+    from koffline.untrusted.limits import read_yaml_file
 
     file = said.pop("mapping", None)
     settled = {} if file is None else read_yaml_file(Path(file), f"mapping file {file}", DataError)

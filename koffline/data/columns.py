@@ -163,6 +163,31 @@ def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
     return held
 
 
+def log_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
+    """Checked columns of a whole log, each in its dtype, which fit together. Raises DataError."""
+    if not isinstance(space, (Discrete, Continuous)):
+        remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
+        raise DataError(f"action_space is {space!r}; {remedy}")
+    held = {name: as_array(name, values) for name, values in given.items()}
+    shape = held["observations"].shape
+    for name, array in held.items():
+        if array.shape[:1] != shape[:1] or not array.ndim:
+            said = f"{name} has {array.shape[0] if array.ndim else 'no'} rows, observations {(*shape, 0)[0]}"
+            raise DataError(f"{said}; re-export the log with equal lengths")
+    if not shape[0]:
+        raise DataError("the log has no rows; give at least one transition")
+    checked = row_columns(held, space)
+    if (following := held["next_observations"].shape) != shape:
+        said = f"next_observations has shape {following}, observations {shape}"
+        raise DataError(f"{said}; re-export the log with equal shapes")
+    if "weights" in checked:
+        check_some_weight(checked["weights"])
+    if "episode_ids" in held or "steps" in held:
+        checked |= episode_columns(held.get("episode_ids"), held.get("steps"))
+        check_flags_end_episodes(checked)
+    return checked
+
+
 def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
     """Row order (N,) that gathers interleaved episodes, in order of first appearance, each in time order.
 

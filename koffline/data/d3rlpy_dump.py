@@ -19,12 +19,11 @@ import numpy as np
 from koffline.data import raw
 from koffline.data.columns import as_array
 from koffline.data.flat import DESCRIPTION
-from koffline.data.hdf5 import new_hdf5
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.hdf5 import CheckedFile, open_hdf5, write_text
+from koffline.untrusted.hdf5 import CheckedFile, new_hdf5, open_hdf5, write_text
 
 _VERSION = "2.1"
 _COLUMNS = ("observations", "actions", "rewards", "terminated")

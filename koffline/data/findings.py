@@ -15,8 +15,9 @@ from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.statistics import LogTally, blocks_of, shard_names
+from koffline.data.statistics import LogTally, tally_of
 from koffline.data.transitions import Transitions
+from koffline.data.units import Part
 from koffline.errors import DataError
 from koffline.jobs import PassSettings
 from koffline.store.run_record import digest_of
@@ -64,6 +65,16 @@ class WarningTally(LogTally):
         self._broken, self._shifted = RowCount(), RowCount()
         self._first: Transitions | None = None  # first and last row so far
         self._last: Transitions | None = None
+        self.errors, self.edited = list[str](), list[str]()  # errors, and notes on shards that were edited
+
+    def add_shard(self, log: Transitions | LazyTransitions, shard: int, part: Part | None) -> None:
+        """Add all rows of a shard, or all errors in it."""
+        try:
+            super().add_shard(log, shard, part)
+            self.edited += _edited(log, shard)
+        except DataError as error:
+            assert isinstance(log, LazyTransitions), "rows in memory were checked"
+            self.errors += _all_errors(log, shard) or [str(error)]
 
     def add(self, block: Transitions) -> None:
         """Add the next rows of a shard."""
@@ -86,7 +97,7 @@ class WarningTally(LogTally):
         self._shifted.add(linked & ends & ~rows.terminated[:-1], start)
 
     def merge(self, other: Any) -> None:
-        """Add the tally of a later shard; `end_shard` was called on both."""
+        """Add the tally of a later shard."""
         if self._last is not None and other._first is not None:
             self._add_links(joined([self._last, other._first]), self.rows - 1)
         self._broken.merge(other._broken, self.rows)
@@ -133,50 +144,24 @@ def _listed(numbers: np.ndarray, most: int) -> str:
 
 
 def inspect_log(
-    log: RawLog | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
+    log: RawLog | Transitions | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
 ) -> list[Finding]:
     """Look for all errors, each with the number of rows and the first of them; warnings only on sound logs.
 
     Of a log on disk the errors of all shards, each naming its shard, in one pass whose memory does not grow
     with the log. Rows in warnings are numbered through all shards. settings: where the pass runs.
     """
-    names = ["the log"] if isinstance(log, RawLog) else shard_names(log)
-    passes, tallies = settings or PassSettings(), list[WarningTally]()
-    errors, edited = list[str](), list[str]()
-    for found in passes.map(inspect_shard, range(len(names)), log, names.__getitem__, progress):
-        errors += found.errors
-        edited += found.edited
-        if found.tally is not None and tallies:
-            tallies[0].merge(found.tally)
-        elif found.tally is not None:
-            tallies.append(found.tally)
-    if not errors and tallies[0].weighted and not tallies[0].positive:
-        errors.append("weights are all 0; give at least one row a positive weight")
-    if errors:
-        return [Finding("error", message) for message in errors]
-    return [Finding("warning", message) for message in (*edited, *tallies[0].messages(log.action_space))]
-
-
-@dataclass(frozen=True, eq=False)
-class _Inspected:
-    """Errors of one shard, or, if there are none, its tally for warnings and a note if it was edited."""
-
-    errors: list[str]
-    edited: list[str]
-    tally: WarningTally | None
-
-
-def inspect_shard(log: RawLog | LazyTransitions, shard: int) -> _Inspected:
-    """Inspect one shard, for ``PassSettings.map``; a log in memory is one shard."""
-    try:
-        rows = log.transitions() if isinstance(log, RawLog) else log
-        tally = WarningTally(rows)
-        for block in blocks_of(rows, shard):
-            tally.add(block)
-        tally.end_shard()
-        return _Inspected([], _edited(rows, shard), tally)
-    except DataError as error:
-        return _Inspected(_all_errors(log, shard) or [str(error)], [], None)
+    if isinstance(log, RawLog):
+        try:
+            return inspect_log(log.transitions(), settings, progress)
+        except DataError as error:
+            return [Finding("error", said) for said in _all_errors(log, 0) or [str(error)]]
+    total = tally_of(log, WarningTally(log), settings=settings, progress=progress)
+    if not total.errors and total.weighted and not total.positive:
+        total.errors.append("weights are all 0; give at least one row a positive weight")
+    if total.errors:
+        return [Finding("error", said) for said in total.errors]
+    return [Finding("warning", said) for said in (*total.edited, *total.messages(log.action_space))]
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:

@@ -1,10 +1,10 @@
-"""Flat logs, one array per key: our own, D4RL's, and plain arrays with the same names; NPZ archives of them.
+"""Flat logs in HDF5 and NPZ, one array per key: our own, D4RL's, and plain arrays with the same names.
 
-D4RL's convention: the last row of an episode is marked in ``terminals`` (the world ended) or ``timeouts``
-(recording stopped). Where ``next_observations`` is missing it is the observation of the row below, inside an
-episode. The last row of an episode that did not terminate then has no next observation and is left out; the
-row above it becomes the last one. After a termination the next observation has no influence: the row's own
-observation stands in for it.
+Our layout is D4RL's keys plus our description, readable by D4RL's readers too. D4RL's convention: the last
+row of an episode is marked in ``terminals`` (the world ended) or ``timeouts`` (recording stopped). Where
+``next_observations`` is missing it is the observation of the row below, inside an episode. The last row of an
+episode that did not terminate then has no next observation and is left out; the row above it becomes the last
+one. After a termination the next observation has no influence: the row's own observation stands in for it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
 from koffline.untrusted.limits import check_regular
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
@@ -45,6 +46,7 @@ ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 # Name of the HDF5 attribute or archive member that holds the text of `describe_log`.
 DESCRIPTION = "koffline"
+_CHUNK_BYTES = 2**18  # bytes of a chunk, which holds whole rows
 
 
 def file_kind(path: Path) -> Literal["HDF5", "NPZ"] | None:
@@ -56,6 +58,31 @@ def file_kind(path: Path) -> Literal["HDF5", "NPZ"] | None:
     if not head:
         raise DataError(f"{path} is empty (0 bytes); copy or export it again")
     return "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
+
+
+def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
+    """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
+    with reading(path, "HDF5"), open_hdf5(path) as file:
+        keys = [key for key in KNOWN_KEYS if key in file]
+        check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path), one_step)
+        found = file.arrays(keys, counted_twice(keys))
+        if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
+            # d3rlpy 1 marks the last row of every episode; unless terminal, it was truncated
+            ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
+            found["timeouts"] = ends & (found["terminals"] != 1)
+        described = read_description(file.text(DESCRIPTION))
+        return read_flat(found, described, str(path), action_space, one_step)
+
+
+def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
+    """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
+    filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True, "fletcher32": True}
+    with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
+        for key, array in flat_arrays(log).items():
+            rows = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
+            chunks = (min(len(array), rows), *array.shape[1:])
+            file.create_dataset(key, data=array, chunks=chunks, **filters)
+        write_text(file, DESCRIPTION, describe_log(log))
 
 
 def read_npz(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:

@@ -1,7 +1,4 @@
-"""The bridge to d3rlpy: a replay buffer over columns for its algorithms, evaluators and scalers as they are.
-
-The one module of the data floor that needs d3rlpy; importing it takes as long as importing d3rlpy.
-"""
+"""The bridge to d3rlpy: a buffer over columns, for its algorithms, evaluators and scalers as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from koffline.data import replay_views as views
 from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
 from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.batches import BlockSampler
@@ -24,6 +20,25 @@ from koffline.errors import DataError
 d3rlpy = import_d3rlpy()
 _dataset = d3rlpy.dataset
 _DRAWN = ("observations", "rewards", "next_observations", "terminated")
+# Rows that stand alone are shown to evaluators in windows of this many, which is what they batch by.
+_WINDOW_ROWS = 1024
+# Evaluators count their batches by the length: the added step must not make an empty one.
+_Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
+
+
+class _LazySequence(Sequence[Any]):
+    """``count`` items, each made anew when it is read."""
+
+    def __init__(self, count: int, make: Callable[[int], Any]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._make(i) for i in range(self._count)[index]]
+        return self._make(range(self._count)[index])
 
 
 def _refused(reason: str) -> Callable[..., NoReturn]:
@@ -33,6 +48,13 @@ def _refused(reason: str) -> Callable[..., NoReturn]:
         raise DataError(reason)
 
     return method
+
+
+_refuse_alone = _refused("returns-to-go and trajectories need episodes, this log has none")
+_refuse_whole = _refused(
+    "trajectories, returns-to-go and dumps need whole episodes in memory, this log stays on disk; "
+    "load it (data.lazy=false)"
+)
 
 
 class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
@@ -70,9 +92,8 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         actions = _gather(self._actions, rows)
         columns = {name: _gather(getattr(self._log, name), rows) for name in _DRAWN}
         columns["next_actions"] = actions if below is rows else _gather(self._actions, below)
-        return views.mini_batch(
-            {**columns, "actions": actions}, lambda i: self._transition(int(rows[i]), to_go=True)
-        )
+        transition = self._transition if self._log.has_episodes else _refuse_alone
+        return _mini_batch({**columns, "actions": actions}, lambda i: transition(int(rows[i])))
 
     def sample_transition(self) -> Any:
         """Draw one transition."""
@@ -80,7 +101,8 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
 
     def sample_trajectory(self, length: int) -> Any:
         """Draw a row and return the ``length`` steps up to it, padded in front if the episode is shorter."""
-        self._require_episodes()
+        if not self._log.has_episodes:
+            _refuse_alone()
         row = int(self._draw(1)[0])
         step = int(self._log.columns["steps"][row])
         return self.trajectory_slicer(self._episode(row - step), step, length)
@@ -94,16 +116,23 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
     @cached_property
     def episodes(self) -> Sequence[Any]:
         """Episodes as d3rlpy sees them, made when asked for."""
+        starts: Any = range(0, len(self._log), _WINDOW_ROWS)
         if self._log.has_episodes:
             starts = self._log.episode_starts
-            return views.LazySequence(len(starts), lambda i: self._episode(int(starts[i])))
-        windows = range(0, len(self._log), views.WINDOW_ROWS)
-        return views.LazySequence(len(windows), lambda i: self._episode(windows[i]))
+        return _LazySequence(len(starts), lambda i: self._episode(int(starts[i])))
 
     @cached_property
     def dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
-        return views.dataset_info_of(self._log)
+        space, kinds = self._log.action_space, d3rlpy.ActionSpace
+        observations, actions = self._log.observations, self._actions
+        return _dataset.DatasetInfo(
+            observation_signature=_dataset.Signature([observations.dtype], [observations.shape[1:]]),
+            action_signature=_dataset.Signature([actions.dtype], [actions.shape[1:]]),
+            reward_signature=_dataset.Signature([np.dtype(np.float32)], [(1,)]),
+            action_space=kinds.DISCRETE if isinstance(space, Discrete) else kinds.CONTINUOUS,
+            action_size=space.n if isinstance(space, Discrete) else space.k,
+        )
 
     def size(self) -> int:
         """Number of episodes, or of windows."""
@@ -117,7 +146,9 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
     @cached_property
     def transition_picker(self) -> Any:
         """d3rlpy's own picker for logs with episodes, else one for windows of rows."""
-        return _dataset.BasicTransitionPicker() if self._log.has_episodes else views.pick_row
+        if self._log.has_episodes:
+            return _dataset.BasicTransitionPicker()
+        return lambda window, i: self._transition(window.start + range(len(window))[i])
 
     @property
     def buffer(self) -> Any:
@@ -126,7 +157,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
 
     def dump(self, f: BinaryIO) -> None:
         """Write a dump that ``ReplayBuffer.load`` reads."""
-        _dataset.io.dump([views.stock_episode(steps) for steps in d3rlpy_steps(self._log)], f)
+        _dataset.io.dump([_stock_episode(steps) for steps in d3rlpy_steps(self._log)], f)
 
     trajectory_slicer = _dataset.BasicTrajectorySlicer()
     append = append_episode = clip_episode = _refused(
@@ -150,23 +181,26 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
 
     def _episode(self, start: int) -> Any:
         if self._log.has_episodes:
-            return views.stock_episode(steps_of(self._log, slice(start, self._episode_end(start))))
-        return views.RowWindow(self._log, start)
+            return _stock_episode(steps_of(self._log, slice(start, self._episode_end(start))))
+        rows, log = slice(start, start + _WINDOW_ROWS), self._log
+        window = _Episode(log.observations[rows], self._actions[rows], log.rewards[rows, None], True)
+        object.__setattr__(window, "start", start)  # for the picker
+        return window
 
-    def _require_episodes(self) -> None:
-        if not self._log.has_episodes:
-            raise DataError("returns-to-go and trajectories need episodes, this log has none")
-
-    def _transition(self, row: int, to_go: bool = False) -> Any:
-        if to_go:
-            self._require_episodes()
-        return views.transition_at(self._log, row, self._episode_end(row))
-
-
-_refuse_whole = _refused(
-    "trajectories, returns-to-go and dumps need whole episodes in memory, this log stays on disk; "
-    "load it (data.lazy=false)"
-)
+    def _transition(self, row: int) -> Any:
+        """d3rlpy's Transition of one row; the rewards to go reach to the end of its episode."""
+        log, end = self._log, self._episode_end(row)
+        rewards = np.asarray(log.rewards[row:end], dtype=np.float32)
+        return _dataset.Transition(
+            observation=log.observations[row],
+            action=self._actions[row],
+            reward=rewards[:1],
+            next_observation=log.next_observations[row],
+            next_action=self._actions[min(row + 1, end - 1)],
+            terminal=float(log.terminated[row]),
+            interval=1,
+            rewards_to_go=rewards.reshape(-1, 1),
+        )
 
 
 class LazyReplayBuffer(ColumnarReplayBuffer):
@@ -187,7 +221,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
         drawn = self._sampler.draw(batch_size)
-        return views.mini_batch(
+        return _mini_batch(
             {name: drawn[name] for name in (*_DRAWN, "actions", "next_actions")}, _refuse_whole
         )
 
@@ -206,8 +240,8 @@ def to_d3rlpy(transitions: Transitions) -> Any:
     rows without episodes become episodes of their own. Raises DataError where a next observation inside an
     episode is not the observation of the row below.
     """
-    episodes = [views.stock_episode(steps) for steps in d3rlpy_steps(transitions)]
-    info = vars(views.dataset_info_of(transitions))
+    episodes = [_stock_episode(steps) for steps in d3rlpy_steps(transitions)]
+    info = vars(ColumnarReplayBuffer(transitions, seed=0).dataset_info)
     return _dataset.ReplayBuffer(_dataset.InfiniteBuffer(), episodes=episodes, **info)
 
 
@@ -236,3 +270,22 @@ def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Rows of a column."""
     # `take` is twice as fast, but copies the whole column first where it is not contiguous
     return column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
+
+
+def _mini_batch(columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]) -> Any:
+    """d3rlpy's mini-batch of rows, as float32, the only dtype that it accepts."""
+    held = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
+    count = len(held["rewards"])
+    for name in ("actions", "next_actions", "rewards", "terminated"):
+        held[name] = held[name].reshape(count, -1)
+    return _dataset.TransitionMiniBatch(
+        terminals=held.pop("terminated"),
+        **held,
+        intervals=np.ones((count, 1), dtype=np.float32),
+        transitions=_LazySequence(count, transition_of),
+    )
+
+
+def _stock_episode(steps: dict[str, Any]) -> Any:
+    """d3rlpy's Episode of what ``steps_of`` gives."""
+    return _Episode(**steps | {"rewards": steps["rewards"].astype(np.float32)})

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
-from koffline.data.disk.opening import is_shard_folder, open_lazy
-from koffline.data.disk.writer import ShardWriter
-from koffline.data.flat import file_kind, read_npz, write_npz
-from koffline.data.hdf5 import read_hdf5, write_hdf5
+from koffline.data.disk.writer import ShardWriter, is_shard_folder, open_lazy
+from koffline.data.flat import file_kind, read_hdf5, read_npz, write_hdf5, write_npz
 from koffline.data.minari import data_folder, read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest

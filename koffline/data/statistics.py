@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
@@ -18,14 +17,14 @@ from koffline.jobs import PassSettings
 
 
 class Tally:
-    """Statistics of rows that can be merged with those of other rows."""
+    """What is known of rows, to be merged with what is known of others."""
 
     def merge(self, other: Any) -> None:
-        """Add the statistics of other rows: numbers are summed, tallies merged."""
+        """Add the statistics of later rows: numbers are summed, lists extended, tallies merged."""
         for name, value in vars(other).items():
             if isinstance(value, Tally):
                 getattr(self, name).merge(value)
-            elif isinstance(value, (int, np.ndarray)):
+            elif isinstance(value, (int, list, np.ndarray)):
                 setattr(self, name, getattr(self, name) + value)
 
 
@@ -86,52 +85,28 @@ class ColumnStatistics(Tally):
 
 
 class EpisodeTally(Tally):
-    """Episodes of one shard after another: returns, lengths, and how they end."""
+    """Whole episodes: returns, lengths, and how they end."""
 
     def __init__(self) -> None:
         self.returns, self.lengths, self.cuts = (ColumnStatistics(()) for _ in range(3))
         self.unfinished = 0
-        # episode that continues in the next block: return and length so far, flags of its last row
-        self._open: tuple[float, int, bool, bool] | None = None
 
     def add(self, block: Transitions) -> None:
-        """Add the next rows of a shard."""
+        """Add the episodes of a block."""
         assert block.steps is not None, "called for logs with episodes"
-        begins = block.steps == 0
-        segment = np.cumsum(begins)
-        carried = self._open or (0.0, 0, False, False)
+        episode, last = np.cumsum(block.steps == 0) - 1, block.episode_ends
+        lengths, terminated, truncated = block.episode_lengths, block.terminated[last], block.truncated[last]
         # bincount adds in row order, so that returns do not depend on the cuts between blocks
-        returns = np.bincount(np.append(0, segment), weights=np.append(carried[0], block.rewards))
-        lengths = np.bincount(segment, minlength=len(returns))
-        lengths[0] += carried[1]
-        last = np.flatnonzero(np.append(begins[1:], True))
-        terminated, truncated = block.terminated[last], block.truncated[last]
-        if begins[0]:  # the open episode ended with the block before
-            terminated, truncated = np.append(carried[2], terminated), np.append(carried[3], truncated)
-        self._open = float(returns[-1]), int(lengths[-1]), bool(terminated[-1]), bool(truncated[-1])
-        # without an open episode, the part before the first step is empty
-        ended = slice(int(carried[1] == 0), -1)
-        self._take(returns[ended], lengths[ended], terminated[ended], truncated[ended])
-
-    def end_shard(self) -> None:
-        """Close the open episode."""
-        if self._open is not None:
-            self._take(*(np.array([value]) for value in self._open))
-        self._open = None
+        self.returns.add(np.bincount(episode, weights=block.rewards))
+        self.lengths.add(lengths)
+        self.cuts.add(lengths[truncated & ~terminated])
+        self.unfinished += int(np.sum(~(terminated | truncated)))
 
     @property
     def time_limit(self) -> int | None:
         """The length that all cut episodes share and none exceeds."""
         shared = self.cuts.minimum == self.cuts.maximum == self.lengths.maximum
         return int(self.cuts.maximum) if shared else None
-
-    def _take(
-        self, returns: np.ndarray, lengths: np.ndarray, terminated: np.ndarray, truncated: np.ndarray
-    ) -> None:
-        self.returns.add(returns)
-        self.lengths.add(lengths)
-        self.cuts.add(lengths[truncated & ~terminated])
-        self.unfinished += int(np.sum(~(terminated | truncated)))
 
 
 class LogTally(Tally):
@@ -164,10 +139,10 @@ class LogTally(Tally):
         if self.episodes is not None and len(block):
             self.episodes.add(block)
 
-    def end_shard(self) -> None:
-        """Close the last episode of a shard."""
-        if self.episodes is not None:
-            self.episodes.end_shard()
+    def add_shard(self, log: Transitions | LazyTransitions, shard: int, part: Part | None) -> None:
+        """Add all rows of a shard, or those of ``part``. Raises DataError."""
+        for block in in_whole_units(log.shard_blocks(shard)):
+            self.add(block if part is None else block.part(part.holds(shard, block.units)))
 
     @property
     def returns(self) -> tuple[float, float] | None:
@@ -201,7 +176,7 @@ def tally_of(
 
     settings: where the pass over the shards of a log on disk runs. Raises DataError.
     """
-    names, total, passes = shard_names(log), copy.deepcopy(empty), settings or PassSettings()
+    names, total, passes = log.shard_names, copy.deepcopy(empty), settings or PassSettings()
     shared = (log, empty, part)
     for found in passes.map(_tally_shard, range(len(names)), shared, names.__getitem__, progress):
         total.merge(found)
@@ -211,21 +186,5 @@ def tally_of(
 def _tally_shard(shared: tuple[Transitions | LazyTransitions, _Tally, Part | None], shard: int) -> _Tally:
     log, empty, part = shared
     found = copy.deepcopy(empty)
-    for block in blocks_of(log, shard):
-        found.add(block if part is None else block.part(part.holds(shard, block.units)))
-    found.end_shard()
+    found.add_shard(log, shard, part)
     return found
-
-
-def shard_names(log: Transitions | LazyTransitions) -> list[str]:
-    """Names of the shards in error messages; a log in memory is one shard."""
-    return ["the log"] if isinstance(log, Transitions) else [shard.name for shard in log.shards]
-
-
-def blocks_of(log: Transitions | LazyTransitions, shard: int = 0) -> Iterator[Transitions]:
-    """The blocks of a shard; a log in memory is one shard, of which nothing is copied."""
-    if not isinstance(log, Transitions):
-        yield from log.shard_blocks(shard)
-        return
-    for rows in checks.blocks(len(log)):
-        yield log.part(rows)

@@ -9,7 +9,7 @@ from typing import Any
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.features import ACTIONS, ENCODINGS, NAMES
 from koffline.data.raw import space_to_json
-from koffline.data.statistics import LogTally, shard_names, tally_of
+from koffline.data.statistics import LogTally, tally_of
 from koffline.data.transitions import Transitions
 from koffline.errors import printable
 from koffline.jobs import PassSettings
@@ -31,7 +31,7 @@ class LogSummary:
         for discrete actions, ``action_ranges`` (k) for continuous ones. Returns are undiscounted, of whole
         episodes as logged. ``shards`` is the number of files read, where there are several.
         """
-        log, tally, shards = self.log, self.tally, len(shard_names(self.log))
+        log, tally, shards = self.log, self.tally, len(self.log.shard_names)
         counts, episodes = tally.action_counts, tally.episodes
         return {
             "source": log.metadata.source,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -89,7 +89,7 @@ class Transitions:
 
     def __post_init__(self) -> None:
         kept = [name for name in COLUMNS if name in REQUIRED_COLUMNS or getattr(self, name) is not None]
-        self._set(_checked_columns({name: getattr(self, name) for name in kept}, self.action_space))
+        self._set(columns.log_columns({name: getattr(self, name) for name in kept}, self.action_space))
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -245,12 +245,18 @@ class Transitions:
             vars(made)["episode_ids"] = columns.read_only(made.units)
         return made
 
+    shard_names = ("the log",)  # in messages: a log in memory is one shard
+
+    def shard_blocks(self, shard: int = 0) -> Iterator[Transitions]:
+        """The rows in order by blocks, of which nothing is copied; a log in memory is one shard."""
+        return (self.part(rows) for rows in columns.blocks(len(self)))
+
     def part(self, rows: slice | np.ndarray) -> Transitions:
         """Some rows as they are, also from the middle of episodes: a slice gives views, a mask copies."""
         picked = {name: column[rows] for name, column in self.columns.items()}
         return self._of(picked, self.action_space, self.metadata, self.units[rows])
 
-    def _trusted(self, picked: Mapping[str, np.ndarray | None]) -> Transitions:
+    def _trusted(self, picked: Mapping[str, np.ndarray]) -> Transitions:
         """Build a log from rows of a valid one without checks, except that some weight must be positive."""
         selected = self._of(picked, self.action_space, self.metadata)
         if selected.weights is not None:
@@ -268,33 +274,6 @@ class Transitions:
         made._set(checked)
         return made
 
-    def _set(self, checked: Mapping[str, np.ndarray | None]) -> None:
-        held = vars(self)
-        for name in COLUMNS:
-            column = checked.get(name)
-            held[name] = None if column is None else columns.read_only(column)
-
-
-def _checked_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
-    """Check the columns, cast each to its dtype, and check that they fit together. Raises DataError."""
-    if not isinstance(space, (Discrete, Continuous)):
-        remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
-        raise DataError(f"action_space is {space!r}; {remedy}")
-    held = {name: columns.as_array(name, values) for name, values in given.items()}
-    shape = held["observations"].shape
-    for name, array in held.items():
-        if array.shape[:1] != shape[:1] or not array.ndim:
-            said = f"{name} has {array.shape[0] if array.ndim else 'no'} rows, observations {(*shape, 0)[0]}"
-            raise DataError(f"{said}; re-export the log with equal lengths")
-    if not shape[0]:
-        raise DataError("the log has no rows; give at least one transition")
-    checked = columns.row_columns(held, space)
-    if (following := held["next_observations"].shape) != shape:
-        said = f"next_observations has shape {following}, observations {shape}"
-        raise DataError(f"{said}; re-export the log with equal shapes")
-    if "weights" in checked:
-        columns.check_some_weight(checked["weights"])
-    if "episode_ids" in held or "steps" in held:
-        checked |= columns.episode_columns(held.get("episode_ids"), held.get("steps"))
-        columns.check_flags_end_episodes(checked)
-    return checked
+    def _set(self, checked: Mapping[str, np.ndarray]) -> None:
+        held = {name: columns.read_only(column) for name, column in checked.items()}
+        vars(self).update({**dict.fromkeys(COLUMNS), **held})

@@ -18,11 +18,11 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from pydantic import BeforeValidator, TypeAdapter
 
-from koffline.data.hdf5 import new_hdf5
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, StartedRun
 from koffline.untrusted.arrays import read_arrays
+from koffline.untrusted.hdf5 import new_hdf5
 
 VERSION = 1
 Record = TypeVar("Record")

@@ -14,7 +14,6 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.statistics import blocks_of, shard_names
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.fitting import Progress, threads
@@ -227,8 +226,8 @@ def merge_settings(
 
 def _is_one_step(log: Transitions | LazyTransitions) -> bool:
     """Whether every row is terminal; reading stops at the first that is not."""
-    shards = range(len(shard_names(log)))
-    return all(bool(block.terminated.all()) for shard in shards for block in blocks_of(log, shard))
+    shards = range(len(log.shard_names))
+    return all(bool(block.terminated.all()) for shard in shards for block in log.shard_blocks(shard))
 
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:

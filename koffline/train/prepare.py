@@ -19,7 +19,7 @@ from koffline.data import remote
 from koffline.data.d3rlpy_import import quiet
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.opening import is_shard_folder
+from koffline.data.disk.writer import is_shard_folder
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.statistics import LogTally, statistics_of

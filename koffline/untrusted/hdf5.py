@@ -1,12 +1,17 @@
-"""Untrusted HDF5 files: no links out of the file, no more memory than is allowed.
+"""HDF5 files: untrusted ones are read without links out of them, in the memory allowed; ours are written.
 
 An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
 All three are refused before anything is followed. What is to be read is added up before memory is taken.
+
+After a failed write, for example on a full disk, closing an HDF5 file may abort the process. Files are
+therefore written through an object that keeps the first error and ignores all later writes. The library sees
+no error; the caller gets it at the end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -114,6 +119,54 @@ def open_hdf5(path: Path) -> Iterator[CheckedFile]:
     limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
+
+
+class _KeptErrors(io.FileIO):
+    """A new file for HDF5; after ``error``, the first OSError of writing, nothing more is written."""
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        """Write all of ``content``."""
+        left = view = memoryview(content).cast("B")
+        with self._keeping():
+            while left and self.error is None:
+                left = left[super().write(left) :]
+        return len(view)
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what was written; lost bytes are zeros."""
+        view = memoryview(buffer).cast("B")
+        count = super().readinto(view)
+        view[count:] = bytes(len(view) - count)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size."""
+        with self._keeping():
+            super().truncate(size)
+        return size or 0
+
+    @contextlib.contextmanager
+    def _keeping(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+
+
+@contextlib.contextmanager
+def new_hdf5(path: Path) -> Iterator[Any]:
+    """A new h5py.File, whole at the end. Raises OSError where the disk does not take it."""
+    import h5py
+
+    with _KeptErrors(path, "x+") as output:
+        try:
+            with h5py.File(output, "w", libver="v108") as file:
+                yield file
+        finally:  # what HDF5 says of bytes that were lost explains nothing
+            if output.error is not None:
+                raise output.error
 
 
 def write_text(file: Any, name: str, text: str) -> None:

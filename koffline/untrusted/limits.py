@@ -1,4 +1,4 @@
-"""Limits on untrusted files: memory, sizes of descriptions, kinds of files.
+"""Limits on untrusted files (memory, sizes, kinds), and the texts in them: JSON and plain YAML.
 
 `Refused` carries the sentence without the file's name; each reader turns it into its own kind of error.
 """
@@ -14,7 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from koffline.errors import ConfigError
+import yaml
+
+from koffline.errors import ConfigError, KofflineError
 
 # Environment variable: bytes of memory that the content of one file may take.
 MAX_BYTES = "KOFFLINE_MAX_BYTES"
@@ -24,6 +26,9 @@ SHARE = 4
 EXPANSION = 1100
 # Descriptions beside the columns: JSON in attributes, metadata.json, manifests, records of runs.
 TEXT_BYTES = 16 * 2**20
+# Settings in YAML: their size, and how deep they may be nested.
+LARGEST_YAML, _DEEPEST = 2**20, 50
+_INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
 
 
 class Refused(ValueError):
@@ -125,3 +130,65 @@ def check_inside(folder: Path, path: Path) -> None:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{path.name} leads out of the folder; copy the file into it")
     check_regular(path)
+
+
+def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
+    """Top-level mapping of a file. name, kind: its name in errors, and their type."""
+    remedy = "write lines of 'key: value'"
+    try:
+        found = parse_yaml(read_bytes(path, LARGEST_YAML).decode("utf-8").removeprefix("\ufeff"))
+    except OSError as error:
+        raise kind(f"{name} cannot be read: {error.strerror}; check the path") from None
+    except UnicodeDecodeError:
+        raise kind(f"{name} is not text in UTF-8; {remedy}") from None
+    except Refused as error:
+        raise kind(f"{name} is not read: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" (line {mark.line + 1})" if mark else ""
+        raise kind(f"{name} is not valid YAML{line}; {remedy}") from None
+    if found is None or isinstance(found, dict):
+        return found or {}
+    raise kind(f"{name} holds a {type(found).__name__}; {remedy}")
+
+
+def parse_yaml(text: str) -> Any:
+    """Value of a YAML text of plain values.
+
+    Raises Refused for one that is too deep, repeats keys, repeats values by aliases or names types by tags,
+    and yaml.YAMLError for what is no YAML.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise Refused(f"it is nested more than {_DEEPEST} deep; settings are flat")
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None) not in (None, "!"):
+            raise Refused("it has aliases (*name) or tags (!name); write the values out")
+    try:
+        return yaml.load(text, _Loader)  # a child of SafeLoader
+    except Refused:
+        raise
+    except ValueError as error:  # for example a number of ten thousand digits, or the 40th of a month
+        raise Refused(f"a value in it cannot be read ({str(error)[:120]}); write plain numbers") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """The safe loader, which refuses duplicate keys and reads 1:30 as a text.
+
+    YAML 1.1 reads numbers with colons to the base 60, in a time that grows with the square of their length.
+    """
+
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
+        """The tag of a node that states none."""
+        tag: str = super().resolve(kind, value, implicit)
+        return _TEXT if tag in (_INT, _FLOAT) and ":" in value else tag
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """The mapping; raises Refused for a key that occurs twice."""
+        seen = set()
+        for key in (key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key in seen:
+                raise Refused(f"it names '{key}' twice; keep one of them")
+            seen.add(key)
+        return super().construct_mapping(node, deep)

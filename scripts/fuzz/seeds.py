@@ -40,7 +40,7 @@ def hdf5_seeds() -> list[bytes]:
     """Ours (compressed and not), D4RL's keys, and one of h5py's oldest layout."""
     import h5py
 
-    from koffline.data.hdf5 import write_hdf5
+    from koffline.data.flat import write_hdf5
 
     def plain(path: Path) -> None:
         with h5py.File(path, "w") as file:

@@ -44,11 +44,7 @@ def spoil(files, row, value):
 class TestInfo:
     def test_json_is_that_of_the_log_wherever_it_lies(self, folder, shards):
         expected = json.loads(json.dumps(summarise(LOG).to_json()))
-        for source, more in (
-            ("log.hdf5", ()),
-            ("shards", ()),
-            ("shards", ("--workers", "2")),
-        ):
+        for source, more in (("log.hdf5", ()), ("shards", ()), ("shards", ("--workers", "2"))):
             found = info(source, *more)
             assert found.pop("source") == source
             assert found.pop("shards", 1) == (3 if source == "shards" else 1)
@@ -56,18 +52,15 @@ class TestInfo:
             assert leaves(found) == pytest.approx(leaves(rest))
         assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
         assert "shards" in run_cli("data", "info", "shards").stdout
-
-    def test_a_bad_shard_is_named(self, shards):
         spoil(shards[:1], 2, np.nan)
         assert_refused(run_cli("data", "info", "shards"), "shard-00000.hdf5", "row 2")
 
 
 class TestValidate:
     def test_all_errors_are_listed(self, folder, shards):
-        assert run_cli("data", "validate", "log.hdf5").stdout.endswith(
-            "log.hdf5: 48 rows, no errors, no warnings\n"
-        )
-        assert run_cli("data", "validate", "shards").stdout.endswith("48 rows, no errors, no warnings\n")
+        for source in ("log.hdf5", "shards"):
+            said = run_cli("data", "validate", source).stdout
+            assert said.endswith(f"{source}: 48 rows, no errors, no warnings\n")
         rows = np.arange(48)
         bad = d4rl_arrays(
             ROLLOUT,

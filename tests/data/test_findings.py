@@ -56,16 +56,10 @@ class TestSummary:
         }
         assert leaves({name: found[name] for name in expected}) == pytest.approx(leaves(expected))
 
-    @pytest.mark.parametrize(
-        ("ends", "lengths"),
-        [
-            ("truncated terminated", (4, 5)),
-            ("truncated truncated", (4, 3)),
-            ("terminated terminated", (4, 3)),
-        ],
-    )
-    def test_a_time_limit_is_one_only_if_all_cuts_share_it(self, ends, lengths):
-        assert summarise(roll_out(ends.split(), lengths).transitions()).to_json()["time_limit"] is None
+    def test_a_time_limit_is_one_only_if_all_cuts_share_it(self):
+        cut, ended = "truncated", "terminated"
+        for ends, lengths in (((cut, ended), (4, 5)), ((cut, cut), (4, 3)), ((ended, ended), (4, 3))):
+            assert summarise(roll_out(ends, lengths).transitions()).to_json()["time_limit"] is None
 
 
 class TestWarningsInMemory:

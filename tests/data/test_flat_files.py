@@ -41,11 +41,8 @@ class TestNextObservations:
         assert len(log) == 15 - 3
         for i, row in enumerate(kept):
             np.testing.assert_array_equal(log.observations[i], row.observation)
-            assert (log.rewards[i], log.terminated[i], log.steps[i]) == (
-                np.float32(row.reward),
-                row.terminated,
-                row.step,
-            )
+            seen = log.rewards[i], log.terminated[i], log.steps[i]
+            assert seen == (np.float32(row.reward), row.terminated, row.step)
             following = row.observation if row.terminated else row.next_observation
             np.testing.assert_array_equal(log.next_observations[i], following)
         np.testing.assert_array_equal(log.episode_lengths, [4, 2, 4, 1, 1])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from koffline.data.hdf5 import write_hdf5
+from koffline.data.flat import write_hdf5
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Continuous, Metadata
 from koffline.errors import DataError
@@ -165,10 +165,9 @@ class TestMinari:
             rows = rollout.episode(index)
             seen = [row.observation for row in rows] + [rows[-1].next_observation]
             np.testing.assert_array_equal(episode.observations, np.stack(seen))
+            fields = ("action", "reward", "terminated", "truncated")
             for name, field in zip(
-                ("actions", "rewards", "terminations", "truncations"),
-                ("action", "reward", "terminated", "truncated"),
-                strict=True,
+                ("actions", "rewards", "terminations", "truncations"), fields, strict=True
             ):
                 np.testing.assert_array_equal(getattr(episode, name), [getattr(row, field) for row in rows])
             assert dataset.action_space.contains(episode.actions[0])

@@ -14,8 +14,6 @@ from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, roll_out
 
-ENDS = ("truncated", "terminated", "truncated", "terminated", "truncated")
-LENGTHS = (4, 3, 5, 1, 2)
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 KIND = spaces.Dict({"x": BOX, "kind": spaces.Discrete(2)})
 CAMERA = spaces.Dict({"camera": spaces.Box(0, 255, (32, 32, 3), np.uint8), "x": BOX})
@@ -53,7 +51,7 @@ def edit_metadata(folder, **changes):
 class TestReading:
     @pytest.mark.parametrize("discrete", [True, False])
     def test_five_episodes_row_by_row(self, tmp_path, discrete):
-        rollout = roll_out(ENDS, LENGTHS, discrete=discrete)
+        rollout = roll_out(discrete=discrete)
         log = open_transitions(record(tmp_path / "walk", rollout))
         assert_same_rows(log, rollout.transitions())
         np.testing.assert_array_equal(log.episode_ids, [row.episode for row in rollout.rows])
@@ -62,14 +60,14 @@ class TestReading:
         assert log.metadata.notes == ()
 
     def test_no_environment_is_made(self, tmp_path, monkeypatch):
-        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        folder = record(tmp_path / "walk", roll_out())
         spec = {"id": "Absent-v0", "entry_point": "absent.module:Env"}
         edit_metadata(folder, env_spec=json.dumps(spec))
         monkeypatch.setattr(gymnasium, "make", lambda *args, **kwargs: pytest.fail("made an environment"))
         assert open_transitions(folder).metadata.extra["environment"] == "Absent-v0"
 
     def test_discrete_actions_that_start_elsewhere(self, tmp_path):
-        rollout = roll_out(ENDS, LENGTHS)
+        rollout = roll_out()
         rows = [row._replace(action=row.action + 5) for row in rollout.rows]
         moved = type(rollout)(rows, rollout.action_space, rollout.lengths)
         log = open_transitions(record(tmp_path / "walk", moved, action_space=spaces.Discrete(3, start=5)))
@@ -86,7 +84,7 @@ class TestReading:
             parts = array[..., :2], array[..., 2:]
             return dict(zip(("observation", "goal"), parts, strict=True)) if named else parts
 
-        rollout = roll_out(ENDS, LENGTHS)
+        rollout = roll_out()
         log = open_transitions(record(tmp_path / "walk", rollout, space, to_stored=split))
         for i, row in enumerate(rollout.rows):
             found = spaces.flatten(space, split(row.observation))
@@ -110,7 +108,7 @@ class TestReading:
         ],
     )
     def test_metadata_that_is_refused(self, tmp_path, changes, words):
-        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        folder = record(tmp_path / "walk", roll_out())
         edit_metadata(folder, **changes)
         with pytest.raises(DataError, match=words):
             open_transitions(folder)
@@ -119,12 +117,12 @@ class TestReading:
         def kinds(seen):
             return {"x": seen, "kind": np.zeros(len(seen), dtype=np.int64)}
 
-        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS), KIND, to_stored=kinds)
+        folder = record(tmp_path / "walk", roll_out(), KIND, to_stored=kinds)
         with pytest.raises(DataError, match=r"part kind is Discrete\(2\).*FlattenObservation"):
             open_transitions(folder)
 
     def test_missing_observations_are_noticed(self, tmp_path):
-        folder = record(tmp_path / "walk", roll_out(ENDS, LENGTHS))
+        folder = record(tmp_path / "walk", roll_out())
         with h5py.File(folder / "data" / "main_data.hdf5", "r+") as file:
             kept = file["episode_2/observations"][:3]
             del file["episode_2/observations"]

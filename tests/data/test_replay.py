@@ -119,31 +119,23 @@ class TestBatches:
             np.testing.assert_allclose(batch.returns_to_go[i, -real:, 0], returns, rtol=1e-5, atol=1e-6)
 
 
-class TestViews:
-    def test_growing_is_refused_with_the_remedy(self):
-        buffer = ColumnarReplayBuffer(make_log())
-        for grow in (
-            lambda: buffer.append(np.zeros(3), 0, 0.0),
-            lambda: buffer.append_episode(buffer.episodes[0]),
-            lambda: buffer.clip_episode(True),
-            lambda: buffer.buffer.append(buffer.episodes[0], 0),
-        ):
-            with pytest.raises(DataError, match=r"cannot grow; for online training use .*to_d3r"):
-                grow()
+@pytest.mark.parametrize("grow", ["append", "append_episode", "clip_episode"])
+def test_growing_is_refused_with_the_remedy(grow):
+    with pytest.raises(DataError, match=r"cannot grow; for online training use .*to_d3r"):
+        getattr(ColumnarReplayBuffer(make_log()).buffer, grow)(None)
 
 
-class TestConversion:
-    @DISCRETE
-    def test_to_d3rlpy_and_back(self, discrete):
-        log = make_log(discrete)
-        stock = to_d3rlpy(log)
-        assert stock.transition_count == 15
-        again = from_d3rlpy(stock)
-        cut = np.append(log.truncated[:-1], True)
-        expected = log.replace(rewards=log.rewards.astype(np.float32), truncated=cut)
-        assert_same_rows(again, expected, terminal_next=False)
-        assert again.action_space == (Discrete(3) if discrete else Continuous(2))
-        assert from_d3rlpy(ColumnarReplayBuffer(log)) is log
+@DISCRETE
+def test_to_d3rlpy_and_back(discrete):
+    log = make_log(discrete)
+    stock = to_d3rlpy(log)
+    assert stock.transition_count == 15
+    again = from_d3rlpy(stock)
+    cut = np.append(log.truncated[:-1], True)
+    expected = log.replace(rewards=log.rewards.astype(np.float32), truncated=cut)
+    assert_same_rows(again, expected, terminal_next=False)
+    assert again.action_space == (Discrete(3) if discrete else Continuous(2))
+    assert from_d3rlpy(ColumnarReplayBuffer(log)) is log
 
 
 def weights_of(algo) -> np.ndarray:

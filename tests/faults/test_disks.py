@@ -1,13 +1,37 @@
-"""Full disks, places that cannot be written, read errors: one line, and nothing is lost or half-written."""
+"""Full disks, places that cannot be written, signals: one line, and nothing is lost or half-written."""
 
+import contextlib
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from koffline.data.sources import write_transitions
-from tests.faults.places import content, full_after
+from scripts.fault_checks import litter_in
 from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import make_log
+
+
+@contextlib.contextmanager
+def full_after(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond ``size`` bytes, as on a disk that is full (EFBIG)."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder, with its bytes; no temporary ones may be there."""
+    assert litter_in(folder) == []
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 @pytest.fixture
@@ -68,4 +92,32 @@ def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch
     )
     before = content(log.parent)
     assert_refused(run_cli(*command, "--out", place))
+    assert content(log.parent) == before
+
+
+SIGNALLED = """
+import os, signal, sys
+import koffline.store.files as files
+from koffline.cli import main
+
+number, ears = int(sys.argv.pop()), sys.argv.pop()
+signal.signal(signal.SIGINT, signal.SIG_IGN if ears == "deaf" else signal.default_int_handler)
+files.flush_to_disk = lambda path: os.kill(os.getpid(), number)  # when the file is written
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "ears"),
+    [(signal.SIGTERM, "open"), (signal.SIGTERM, "deaf"), (signal.SIGINT, "open")],
+    ids=["SIGTERM", "SIGTERM in the background", "SIGINT"],
+)
+def test_a_termination_cleans_up(log, number, ears):
+    log.with_name("new.npz").write_text("what was there")
+    before = content(log.parent)
+    words = ["data", "convert", "log.hdf5", "new.npz", "--force", ears, str(int(number))]
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.lstrip()) == (130, "interrupted; nothing was written\n")
     assert content(log.parent) == before

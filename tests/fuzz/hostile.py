@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 
 from koffline.data.disk.log import Column, LazyTransitions, ShardInfo
-from koffline.data.disk.opening import write_manifest
+from koffline.data.disk.writer import write_manifest
 from koffline.data.raw import describe_columns
 from koffline.data.spaces import Discrete
 from koffline.data.transitions import Metadata

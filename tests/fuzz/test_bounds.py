@@ -58,20 +58,15 @@ def test_bombs_are_refused_in_256_megabytes_without_a_byte_on_disk(tmp_path: Pat
     assert done.stdout == "done\n", done.stdout + done.stderr
 
 
-def read_log(path: Path) -> object:
-    return open_transitions(path)
-
-
-def read_state(path: Path) -> object:
-    return read_checkpoint(path, "f")
-
-
 BUILDERS = {
-    "dump": (lambda path: write_transitions(seeds.log(), path, "d3rlpy"), read_log),
-    "minari": (lambda path: write_transitions(seeds.log(), path, "minari"), read_log),
-    "shards": (seeds.shard_folder, read_log),
-    "checkpoint": (lambda path: path.write_bytes(seeds.checkpoint_seeds()[0]), read_state),
-    "model": (lambda path: path.write_bytes(b"\x80" + bytes(200)), lambda path: read_d3_model(path)),
+    "dump": (lambda path: write_transitions(seeds.log(), path, "d3rlpy"), open_transitions),
+    "minari": (lambda path: write_transitions(seeds.log(), path, "minari"), open_transitions),
+    "shards": (seeds.shard_folder, open_transitions),
+    "checkpoint": (
+        lambda path: path.write_bytes(seeds.checkpoint_seeds()[0]),
+        lambda path: read_checkpoint(path, "f"),
+    ),
+    "model": (lambda path: path.write_bytes(b"\x80" + bytes(200)), read_d3_model),
 }
 
 

@@ -18,28 +18,25 @@ from koffline.untrusted.limits import machine_memory
 from tests.fuzz import hostile
 
 
-@pytest.mark.parametrize("build", hostile.HDF5, ids=lambda build: build.__name__)
-def test_a_hostile_file_is_one_line(tmp_path: Path, build, monkeypatch):
+@pytest.mark.parametrize(
+    ("build", "words", "is_shard"),
+    [
+        (*case, is_shard)
+        for is_shard, cases in enumerate((hostile.HDF5, hostile.SHARDS))
+        for case in cases.items()
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_a_hostile_file_is_one_line_also_as_a_shard(tmp_path: Path, build, words, is_shard, monkeypatch):
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
     path = tmp_path / "log.hdf5"
     build(path)
+    folder = hostile.in_a_folder(path) if is_shard else tmp_path
     with pytest.raises(DataError) as error:
-        open_transitions(path)
-    assert str(path) in str(error.value)
-    assert str(error.value).isprintable()
-    assert hostile.HDF5[build] in str(error.value)
-
-
-@pytest.mark.parametrize("build", hostile.SHARDS, ids=lambda build: build.__name__)
-def test_a_hostile_shard_is_one_line(tmp_path: Path, build, monkeypatch):
-    monkeypatch.setenv("KOFFLINE_MAX_BYTES", "20000000")
-    build(tmp_path / "log.hdf5")
-    folder = hostile.in_a_folder(tmp_path / "log.hdf5")
-    with pytest.raises(DataError) as error:
-        list(open_transitions(folder, lazy=True).blocks())
+        list(open_transitions(folder, lazy=True).blocks()) if is_shard else open_transitions(path)
     assert str(folder / "log.hdf5") in str(error.value)
     assert str(error.value).isprintable()
-    assert hostile.SHARDS[build] in str(error.value)
+    assert words in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,11 @@ class LazyTransitions:
         kept = sum(column.row_bytes for name, column in self.columns.items() if name not in COUNTED)
         return kept + (8 if self.has_episodes else 0) + 8
 
+    @property
+    def shard_names(self) -> tuple[str, ...]:
+        """Names of the shards in messages."""
+        return tuple(shard.name for shard in self.shards)
+
     def block_rows_for(self, memory_bytes: int) -> int:
         """Number of rows that fit into ``memory_bytes``, at least one."""
         return max(1, int(memory_bytes) // self.row_bytes)

@@ -13,7 +13,7 @@ import yaml
 
 from koffline.data import remote
 from koffline.data.columns import counted
-from koffline.data.disk.opening import is_shard_folder
+from koffline.data.disk.writer import is_shard_folder
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.minari import data_folder
 from koffline.data.table import profiles

@@ -17,7 +17,7 @@ import pydantic
 from koffline.data.features import ONE_HOT, ORDINAL, Encoding
 from koffline.data.flat import KEYS
 from koffline.errors import DataError, nearest_name
-from koffline.untrusted.yaml_files import read_yaml_file
+from koffline.untrusted.limits import read_yaml_file
 
 # Names of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time

@@ -55,7 +55,7 @@ def is_table_source(name: str) -> bool:
 
     A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
     """
-    from koffline.data.disk.opening import is_shard_folder
+    from koffline.data.disk.writer import is_shard_folder
     from koffline.data.minari import data_folder
 
     if name.startswith(MINARI) or is_shard_folder(name):
