@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from koffline.algos.d3_policy import action_probabilities, acts_deterministically, scaled_observations
 from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_bellman_loss import CriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses, modules_of, taken
 from koffline.algos.model_files import export_policy
-from koffline.algos.options import CriticConfig, registered
 from koffline.errors import ConfigError
 
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder

@@ -94,7 +94,7 @@ class KernelImpl(QLearningAlgoImplBase):
             self._look_back(batch)
         losses = self._critic_grad(batch)
         self._modules.critic_optim.step()
-        return {name: float(loss.detach()) for name, loss in losses.items()}
+        return _numbers(losses)
 
     @torch.no_grad()
     def _look_back(self, batch: TorchMiniBatch) -> None:
@@ -104,9 +104,11 @@ class KernelImpl(QLearningAlgoImplBase):
         present = [parameter.detach().clone() for parameter in parameters]
         if kernel.remembers:
             devices = [self._device] if "cuda" in self._device else []
-            with kernel.looking_back(), torch.random.fork_rng(devices):  # the same actions are drawn again
+            with torch.random.fork_rng(devices):  # the same actions are drawn again
                 _put(parameters, self._before)
+                kernel.looks_back = True
                 self.compute_critic_loss(batch)
+                kernel.looks_back = False
                 _put(parameters, present)
         self._before = present
 
@@ -115,7 +117,7 @@ class KernelImpl(QLearningAlgoImplBase):
         self._modules.q_funcs.eval()
         losses = self._actor_grad(batch)
         self._modules.actor_optim.step()
-        return {name: float(loss.detach()) for name, loss in losses.items()}
+        return _numbers(losses)
 
     def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
         """Critic and slow copy, then the actor, at every `update_actor_interval`-th step if there is one."""
@@ -227,6 +229,10 @@ def shift_values(modules: Any, value: float) -> None:
         made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
         for function in made:
             function._fc.bias.data.add_(value)
+
+
+def _numbers(losses: Losses) -> dict[str, float]:
+    return {name: float(loss.detach()) for name, loss in losses.items()}
 
 
 def _put(parameters: list[Tensor], values: list[Tensor]) -> None:

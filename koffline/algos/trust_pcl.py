@@ -1,4 +1,4 @@
-"""TrustPCL and DiscreteTrustPCL: path consistency on logged data with four interchangeable critics."""
+"""Trust-PCL: path consistency on logged data with interchangeable critics, and the paths it learns from."""
 
 from __future__ import annotations
 
@@ -6,21 +6,120 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from d3rlpy.constants import ActionSpace
+from d3rlpy.dataset import TransitionMiniBatch
 from d3rlpy.models.builders import create_categorical_policy, create_normal_policy, create_value_function
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import ActionOutput, build_gaussian_distribution, compute_output_size
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
-from d3rlpy.torch_utility import hard_sync, soft_sync
+from d3rlpy.torch_utility import convert_to_torch, hard_sync, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
-from koffline.algos.options import KernelCriticConfig, registered
-from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
-from koffline.data.replay import from_d3rlpy
+from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy
+from koffline.data.transitions import Transitions
+from koffline.errors import DataError
+
+
+@dataclasses.dataclass(frozen=True)
+class PathMiniBatch(TransitionMiniBatch):
+    """Paths of at most L steps: the usual fields are of the first step, the next observation of the last.
+
+    rewards: (B, 1), of the first step alone. intervals: true lengths (B, 1). terminals: of the last step.
+    path_observations (B, L, …), path_actions (B, L, k or 1), path_rewards (B, L); rows past the end of a path
+    repeat its last one and count for nothing.
+    """
+
+    path_observations: np.ndarray
+    path_actions: np.ndarray
+    path_rewards: np.ndarray
+
+
+class PathReplayBuffer(ColumnarReplayBuffer):
+    """A columnar buffer whose mini-batches are paths, each starting at a row drawn as usual.
+
+    A path is shorter than `length` where its episode ends. Raises DataError for a log without episodes.
+    """
+
+    def __init__(
+        self, transitions: Transitions, length: int, seed: int | np.random.Generator | None = None
+    ) -> None:
+        super().__init__(transitions, seed)
+        if not transitions.has_episodes:
+            raise DataError(f"paths of {length} steps need episodes, this log has none; set path_length to 1")
+        self._length = length
+        ends = np.repeat(transitions.episode_ends, transitions.episode_lengths)
+        self._steps_left = ends - np.arange(len(transitions)) + 1
+
+    def sample_transition_batch(self, batch_size: int) -> PathMiniBatch:
+        """Draw `batch_size` paths."""
+        log, rows = self.transitions, self._draw(batch_size)
+        lengths = np.minimum(self._steps_left[rows], self._length)
+        last = rows + lengths - 1
+        steps = np.minimum(rows[:, None] + np.arange(self._length), last[:, None])  # (B, L)
+        columns = {
+            "observations": log.observations[rows],
+            "actions": self._actions[rows],
+            "rewards": log.rewards[rows][:, None],
+            "next_observations": log.next_observations[last],
+            "next_actions": self._actions[np.minimum(last + 1, len(log) - 1)],
+            "terminals": log.terminated[last][:, None],
+            "intervals": lengths[:, None],
+            "path_observations": log.observations[steps],
+            "path_actions": self._actions[steps],
+            "path_rewards": log.rewards[steps],
+        }
+        floats = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
+        return PathMiniBatch(**floats, transitions=[])
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchPathBatch:
+    """Paths of at most L steps; rows past a path's end have mask 0.
+
+    observations, actions: of the first step. next_observations, terminals (N, 1): after the last.
+    intervals: true lengths (N, 1). path_observations (N · L, d), path_actions (N · L, k or 1).
+    """
+
+    observations: Tensor
+    actions: Tensor
+    next_observations: Tensor
+    terminals: Float[Tensor, "row 1"]
+    intervals: Float[Tensor, "row 1"]
+    path_observations: Tensor
+    path_actions: Tensor
+    path_rewards: Float[Tensor, "row step"]
+    mask: Float[Tensor, "row step"]
+
+    @classmethod
+    def of(cls, batch: TransitionMiniBatch, config: Any, device: str) -> TorchPathBatch:
+        """Tensors on the device, through the scalers of the algorithm's config; single steps are paths too.
+
+        Raises DataError for a mini-batch of n-step transitions.
+        """
+        states, actions = np.asarray(batch.observations)[:, None], batch.actions[:, None]
+        rewards = batch.rewards
+        if isinstance(batch, PathMiniBatch):
+            states, actions, rewards = batch.path_observations, batch.path_actions, batch.path_rewards
+        elif np.any(batch.intervals != 1):
+            raise DataError("a path needs every step; give one-step transitions and set path_length")
+
+        def scaled(kind: str, *arrays: Any) -> list[Tensor]:
+            scaler, tensors = getattr(config, f"{kind}_scaler"), [convert_to_torch(a, device) for a in arrays]
+            return tensors if scaler is None else [scaler.transform(tensor) for tensor in tensors]
+
+        paths = states.reshape(-1, *states.shape[2:])
+        first, after, path = scaled("observation", batch.observations, batch.next_observations, paths)
+        acted, path_acted = scaled("action", batch.actions, actions.reshape(-1, *actions.shape[2:]))
+        (earned,) = scaled("reward", rewards)
+        terminals, lengths = (convert_to_torch(a, device) for a in (batch.terminals, batch.intervals))
+        mask = (torch.arange(rewards.shape[1], device=device) < lengths).float()
+        return cls(first, acted, after, terminals, lengths, path, path_acted, earned, mask)
 
 
 class LinearGaussianPolicy(nn.Module):
@@ -33,10 +132,10 @@ class LinearGaussianPolicy(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, encoder: nn.Module, hidden_size: int, action_size: int) -> None:
+    def __init__(self, shape: Sequence[int], action_size: int, factory: Any, **_: Any) -> None:
         super().__init__()
-        self._encoder = encoder
-        self._mu = nn.Linear(hidden_size, action_size)
+        self._encoder = factory.create(shape)
+        self._mu = nn.Linear(compute_output_size([shape], self._encoder), action_size)
         self._logstd = nn.Parameter(torch.zeros(1, action_size))
         self.register_buffer("low", torch.full((1, action_size), -1.0))
         self.register_buffer("high", torch.ones(1, action_size))
@@ -45,15 +144,6 @@ class LinearGaussianPolicy(nn.Module):
         """Mean (in both fields, plain and squashed) and logarithm of the standard deviation."""
         mean = self._mu(self._encoder(x))
         return ActionOutput(mean, mean, self._logstd.expand_as(mean))
-
-
-def create_linear_gaussian_policy(
-    observation_shape: Sequence[int], action_size: int, encoder_factory: Any, device: str, **_: Any
-) -> nn.Module:
-    """The policy with a fresh encoder, on the device."""
-    encoder = encoder_factory.create(observation_shape)
-    hidden_size = compute_output_size([observation_shape], encoder)
-    return LinearGaussianPolicy(encoder, hidden_size, action_size).to(device)
 
 
 class TrustPCLImpl(KernelImpl):
@@ -195,6 +285,18 @@ class TrustPCLConfig(KernelCriticConfig):
     target_decay: float = 0.99
     squash: bool = True
 
+    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
+        """What is wrong, beside the kernel's, with the options of path consistency."""
+        return super().contradictions(is_discrete) | {
+            "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
+                self.tau > 0.0
+            ),
+            f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
+            "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
+                self.entropy_coef + self.kl_coef <= 0.0
+            ),
+        }
+
 
 @dataclasses.dataclass()
 class DiscreteTrustPCLConfig(TrustPCLConfig):
@@ -248,7 +350,7 @@ class TrustPCL(KernelCriticAlgo):
         if self.is_discrete:
             return self.make_policy(create_categorical_policy, shape, size)
         if not self._config.squash:
-            return self.make_policy(create_linear_gaussian_policy, shape, size)
+            return self.make_policy(LinearGaussianPolicy, shape, size).to(self._device)
         bounds = {"min_logstd": -4.0, "max_logstd": 2.0, "use_std_parameter": True}
         return self.make_policy(create_normal_policy, shape, size, **bounds)
 

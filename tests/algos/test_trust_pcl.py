@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
+from koffline.algos.trust_pcl import PathReplayBuffer, TorchPathBatch
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import DataError
 from tests.algos.hand_steps import GAMMA, RATE, assert_stepped, hand_loss, in_float64, stepped

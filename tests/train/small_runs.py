@@ -14,7 +14,8 @@ import torch
 
 import koffline.train.run
 from koffline import Continuous, Discrete, Transitions
-from koffline.algos.from_config import EVALUATORS, resolve_params
+from koffline.algos.options import resolve_params
+from koffline.algos.training import EVALUATORS
 from koffline.data.sources import write_transitions
 from koffline.train.run import train
 from tests.interrupts import Hit

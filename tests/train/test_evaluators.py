@@ -5,8 +5,14 @@ import numpy as np
 import pytest
 
 from koffline import ColumnarReplayBuffer, Discrete, Transitions
-from koffline.algos.from_config import build_networks, make_algorithm, resolve_params
-from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, own_randomness
+from koffline.algos.options import resolve_params
+from koffline.algos.training import (
+    EnvironmentEvaluator,
+    LogEvaluator,
+    build_networks,
+    make_algorithm,
+    own_randomness,
+)
 from koffline.data.d3rlpy_import import quiet
 from koffline.errors import ConfigError
 from tests.train.small_runs import make_log

@@ -1,150 +1,52 @@
-"""Any d3rlpy Q-learning algorithm, stock or ours, from its type and options, made for a log.
-
-d3rlpy's config dataclasses are taken as a tree of plain values: defaults filled in, names and values checked.
-d3rlpy itself ignores unknown keys, and fails without a word where a nested factory is left out.
-"""
+"""What a training run needs of d3rlpy: an algorithm made for a log, evaluators, a logger, random numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import typing
+import json
+import random
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from d3rlpy import serializable_config
+import torch
+from d3rlpy import metrics
 from d3rlpy.algos.utility import build_scalers_with_transition_picker
 from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
+from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
 from d3rlpy.ope import FQE, DiscreteFQE
-from d3rlpy.serializable_config import CONFIG_STORAGE, ConfigMetadata
+from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.model_files import device_name, load
-from koffline.algos.options import checked
-from koffline.algos.paths import PathReplayBuffer
-from koffline.algos.trust_pcl import TrustPCL
+from koffline.algos.trust_pcl import PathReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
-from koffline.data.transitions import Discrete, Transitions
-from koffline.errors import ConfigError, KofflineError, nearest_name
+from koffline.data.transitions import Continuous, Discrete, Transitions
+from koffline.errors import ConfigError, KofflineError
 from koffline.policies.base import refuse
-from koffline.policies.files import HISTORIES, RANDOM
+from koffline.store.files import write_text
 
-_NOT_TRAINED = {
-    **dict.fromkeys(HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
-    **dict.fromkeys(RANDOM, "it has nothing to train"),
-}
 EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
 _SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # key: is discrete
-_NONE = {"type": "none", "params": {}}  # an omitted factory, as d3rlpy writes it
 _EXTENTS = {
     "standard": {"mean": "mean", "std": "deviation"},
     "min_max": {"minimum": "minimum", "maximum": "maximum"},
 }
 _ROWS_CHECKED = 1000
-
-
-def algorithm_types() -> tuple[str, ...]:
-    """Types that can be trained on a log, in alphabetical order."""
-    return tuple(sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED)))
-
-
-def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
-    """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
-    known = algorithm_types()
-    wrong = {
-        f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
-        f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": kind not in known,
-    }
-    refuse(wrong, kind=ConfigError)
-    return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params")
-
-
-class _Slot(NamedTuple):
-    """A field of a config: a plain value, an array of numbers, or a factory from a registry.
-
-    default: a plain value, dataclasses.MISSING where the field must be given.
-    """
-
-    default: Any
-    hint: Any
-    registry: ConfigMetadata | None
-    is_array: bool
-
-
-@functools.cache
-def _slots_of(config_class: type) -> dict[str, _Slot]:
-    """The fields of a config class that a file may set, by name."""
-    hints = typing.get_type_hints(config_class)
-    registries = {id(metadata.encoder): metadata for metadata in CONFIG_STORAGE.values()}
-    slots = {}
-    for field in dataclasses.fields(config_class):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        encoder = field.metadata.get("dataclasses_json", {}).get("encoder")
-        registry, is_array = registries.get(id(encoder)), encoder is serializable_config._numpy_encoder
-        if registry is not None:
-            default = encoder(default)
-        if encoder is None or is_array or registry is not None:
-            slots[field.name] = _Slot(default, hints[field.name], registry, is_array)
-    return slots
-
-
-def _filled(
-    config_class: type, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """All fields of a config as plain values; `given` overrides `base`, or the defaults without a `base`.
-
-    where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or
-    type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
-    """
-    slots, filled = _slots_of(config_class), {}
-    for key in given:
-        if key not in slots:
-            raise ConfigError(f"{where}.{key} is unknown; {nearest_name(str(key), slots)}")
-    for name, slot in slots.items():
-        place, value = f"{where}.{name}", slot.default if base is None else base[name]
-        if slot.registry is not None:
-            filled[name] = _factory(slot.registry, given.get(name, {}), value, slot.default == _NONE, place)
-            continue
-        value = given.get(name, value)
-        if value is dataclasses.MISSING:
-            raise ConfigError(f"{place} is missing; it has no default, give a value")
-        filled[name] = _numbers(value, place) if slot.is_array else checked(name, value, place, slot.hint)
-    return filled
-
-
-def _factory(
-    registry: ConfigMetadata, value: Any, default: dict[str, Any], may_be_none: bool, where: str
-) -> dict[str, Any]:
-    value = {"type": value or "none"} if value is None or isinstance(value, str) else value
-    if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
-        raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
-    if other := value.keys() - {"type", "params"}:
-        raise ConfigError(
-            f"{where}.{min(other)} is unknown; it has 'type' and 'params', options go into params"
-        )
-    kind, params = value.get("type", default["type"]), value.get("params") or {}
-    known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
-    if may_be_none and kind in (None, "none") and not params:
-        return {**_NONE, "params": {}}
-    if not isinstance(kind, str) or kind not in known:
-        names = [*known, "none"] if may_be_none else known
-        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
-    laid_over = default["params"] if kind == default["type"] else None
-    return {"type": kind, "params": _filled(known[kind], params, f"{where}.params", laid_over)}
-
-
-def _numbers(value: Any, where: str) -> Any:
-    with contextlib.suppress(TypeError, ValueError):
-        if value is None or np.isfinite(array := np.asarray(value, dtype=np.float64)).all():
-            return None if value is None else array.tolist()
-    raise ConfigError(f"{where} is {value!r}; give a list of numbers")
+_EVALUATORS: dict[str, Any] = {
+    "td_error": metrics.TDErrorEvaluator,
+    "discounted_sum_of_advantage": metrics.DiscountedSumOfAdvantageEvaluator,
+    "average_value": metrics.AverageValueEstimationEvaluator,
+    "initial_value": metrics.AverageValueEstimationEvaluator,  # evaluated on the first row of each episode
+    "soft_opc": metrics.SoftOPCEvaluator,
+    "continuous_action_diff": metrics.ContinuousActionDiffEvaluator,
+    "discrete_action_match": metrics.DiscreteActionMatchEvaluator,
+}
 
 
 def make_algorithm(
@@ -240,17 +142,23 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
 
 def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
     """The log as the algorithm draws from it: rows, or paths for Trust-PCL. Raises DataError."""
-    if isinstance(algo, TrustPCL) and algo.config.path_length > 1:
-        return PathReplayBuffer(log, algo.config.path_length, generator)
+    if (length := _path_length(algo)) > 1:
+        return PathReplayBuffer(log, length, generator)
     return ColumnarReplayBuffer(log, generator)
 
 
 def check_single_rows(algo: Any, kind: str) -> None:
     """Raise ConfigError if the algorithm needs more than single rows, all that a log on disk provides."""
-    has_paths = isinstance(algo, TrustPCL) and algo.config.path_length > 1
-    if has_paths or algo.need_returns_to_go:
-        needed = "paths (path_length above 1)" if has_paths else "returns to the end of an episode"
-        raise ConfigError(f"{kind} learns from {needed}, this log stays on disk; load it (data.lazy: false)")
+    wrong = {
+        "returns to the end of an episode": algo.need_returns_to_go,
+        "paths (path_length above 1)": _path_length(algo) > 1,
+    }
+    remedy = "this log stays on disk; load it (data.lazy: false)"
+    refuse({f"{kind} learns from {what}, {remedy}": is_so for what, is_so in wrong.items()}, kind=ConfigError)
+
+
+def _path_length(algo: Any) -> int:
+    return getattr(algo.config, "path_length", 1)
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
@@ -274,3 +182,106 @@ def _making(kind: str, purpose: str = "") -> Iterator[None]:
     except Exception as error:
         reason = " ".join(str(error).split()) or "an encoder or a scaler is for other observations or actions"
         raise ConfigError(f"{kind} cannot be made{purpose}: {reason}; check algo.params") from error
+
+
+class LogEvaluator:
+    """One of d3rlpy's evaluators, by its type in a config, over a log of its own.
+
+    options: `return_threshold` of soft_opc. Raises ConfigError where it is for other logs.
+    """
+
+    def __init__(self, kind: str, log: Transitions, name: str, **options: Any) -> None:
+        self._name = f"evaluators.{name}"
+        other = Discrete if "continuous_action" in kind else Continuous if "discrete_action" in kind else ()
+        wrong = {
+            f"{kind} is for other actions than {log.action_space}": isinstance(log.action_space, other),
+            "soft_opc needs episodes, the log has none": kind == "soft_opc" and not log.has_episodes,
+        }
+        wrong = {f"{self._name}: {what}; leave it out": is_so for what, is_so in wrong.items()}
+        refuse(wrong, kind=ConfigError)
+        self._evaluator = _EVALUATORS[kind](**options)
+        is_of_starts = kind == "initial_value" and log.has_episodes
+        self._log = log.select(log.episode_starts) if is_of_starts else log
+
+    def __call__(self, algo: Any, dataset: Any = None) -> float:
+        """Compute the metric. Raises ConfigError if the algorithm does not define it."""
+        return self._measure(algo, self._log)
+
+    def try_out(self, algo: Any) -> None:
+        """Evaluate once before training: raise ConfigError now instead of after the first epoch."""
+        self._measure(algo, self._log.select(np.arange(min(2, len(self._log)))))
+
+    def _measure(self, algo: Any, log: Transitions) -> float:
+        with own_randomness(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mean of no episode is nan
+            try:
+                return float(self._evaluator(algo, ColumnarReplayBuffer(log, 0)))
+            except NotImplementedError as error:
+                reason = " ".join(str(error).split()) or f"{type(algo).__name__} has no such number"
+                raise ConfigError(f"{self._name}: {reason}; leave it out") from None
+
+
+def random_state() -> dict[str, Any]:
+    """The states of the global random generators, as a checkpoint holds them."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
+        "python": json.dumps(random.getstate()),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the global random generators to states of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, *rest = json.loads(state["numpy"])
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    version, internal, gauss = json.loads(state["python"])
+    random.setstate((version, tuple(internal), gauss))
+
+
+@contextlib.contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Seed the global random generators inside the context and restore them afterwards."""
+    before = random_state()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        set_random_state(before)
+
+
+class RunLogger(FileAdapter):
+    """Logger of params.json and a CSV per metric, for a run that calls `fit` once per epoch.
+
+    Epochs and steps are counted from those `before` this call; a resumed run appends to its files. gradients:
+    the size of every gradient is logged too.
+    """
+
+    def __init__(self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]) -> None:
+        super().__init__(algo, str(folder))
+        self._gradients, (self._epochs, self._steps) = gradients, before
+
+    def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
+        """Return this logger: to `fit` it is its own factory."""
+        return self
+
+    def write_params(self, params: dict[str, Any]) -> None:
+        """Write params.json, whole or not at all."""
+        text = json.dumps(params, default=default_json_encoder, indent=2)
+        write_text(Path(self.logdir, "params.json"), text)
+
+    def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
+        """Append a line to the metric's file."""
+        super().write_metric(self._epochs + epoch, self._steps + step, name, float(value))
+
+    def watch_model(self, epoch: int, step: int) -> None:
+        """Log the size of every gradient; existing files keep their header."""
+        if self._gradients:
+            self._is_model_watched = any(Path(self.logdir).glob("*_grad.csv"))
+            super().watch_model(self._epochs + epoch, self._steps + step)
