@@ -195,7 +195,7 @@ class KernelBellmanLoss(nn.Module):
             self._memory = Memory(self._config.memory, torch.zeros_like(now))
         remembered, self._before = self._memory.take(now.detach(), self._before), None
         product = (remembered * now).sum(dim=1)
-        weight = self._weight
+        weight: Any = self._weight  # never None with a memory
         return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
 
     def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:

@@ -109,7 +109,7 @@ def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_values(config: LearnableConfig) -> None:
     """Raise ConfigError for the first option of a config made in Python that has an invalid value."""
-    section, _ = _section_of(type(config))
+    section, _ = _section_of(config.__class__)
     try:
         section.model_validate({name: getattr(config, name) for name in section.model_fields}, strict=True)
     except ValidationError as error:
@@ -117,7 +117,7 @@ def check_values(config: LearnableConfig) -> None:
 
 
 @functools.cache
-def _section_of(config_class: type) -> tuple[type[Section], dict[str, ConfigMetadata]]:
+def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetadata]]:
     """The options of a config class that a file may set, and the registries of those that are factories."""
     hints = typing.get_type_hints(config_class)
     registries = {id(metadata.encoder): metadata for metadata in CONFIG_STORAGE.values()}
@@ -140,7 +140,7 @@ def _section_of(config_class: type) -> tuple[type[Section], dict[str, ConfigMeta
 
 
 def _filled(
-    config_class: type, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
+    config_class: Any, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """All fields of a config as plain values; `given` overrides `base`, or the defaults without a `base`.
 

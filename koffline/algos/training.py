@@ -21,9 +21,9 @@ from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
 from d3rlpy.ope import FQE, DiscreteFQE
 from d3rlpy.serializable_config import CONFIG_STORAGE
 
-from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE
 from koffline.algos.model_files import device_name, load
-from koffline.algos.trust_pcl import PathReplayBuffer
+from koffline.algos.paths import PathReplayBuffer
+from koffline.algos.policies import evaluator_of
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -72,9 +72,9 @@ def make_algorithm(
         config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
         if target is None:
             return config.create(device=device)
-        is_discrete = target.get_action_type() == ActionSpace.DISCRETE
         if kind == "kloss_fqe":
-            return (DiscreteKLossFQE if is_discrete else KLossFQE)(target, config, device=device)
+            return evaluator_of(target, config, device)
+        is_discrete = target.get_action_type() == ActionSpace.DISCRETE
         return (DiscreteFQE if is_discrete else FQE)(target, _with_scalers_of(target, config), device=device)
 
 

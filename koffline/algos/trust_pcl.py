@@ -1,4 +1,4 @@
-"""Trust-PCL: path consistency on logged data with interchangeable critics, and the paths it learns from."""
+"""TrustPCL and DiscreteTrustPCL: path consistency on logged data with interchangeable critics."""
 
 from __future__ import annotations
 
@@ -6,120 +6,23 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from d3rlpy.constants import ActionSpace
-from d3rlpy.dataset import TransitionMiniBatch
 from d3rlpy.models.builders import create_categorical_policy, create_normal_policy, create_value_function
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import ActionOutput, build_gaussian_distribution, compute_output_size
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
-from d3rlpy.torch_utility import convert_to_torch, hard_sync, soft_sync
+from d3rlpy.torch_utility import hard_sync, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
-from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy
-from koffline.data.transitions import Transitions
-from koffline.errors import DataError
+from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
+from koffline.data.replay import from_d3rlpy
 
-
-@dataclasses.dataclass(frozen=True)
-class PathMiniBatch(TransitionMiniBatch):
-    """Paths of at most L steps: the usual fields are of the first step, the next observation of the last.
-
-    rewards: (B, 1), of the first step alone. intervals: true lengths (B, 1). terminals: of the last step.
-    path_observations (B, L, …), path_actions (B, L, k or 1), path_rewards (B, L); rows past the end of a path
-    repeat its last one and count for nothing.
-    """
-
-    path_observations: np.ndarray
-    path_actions: np.ndarray
-    path_rewards: np.ndarray
-
-
-class PathReplayBuffer(ColumnarReplayBuffer):
-    """A columnar buffer whose mini-batches are paths, each starting at a row drawn as usual.
-
-    A path is shorter than `length` where its episode ends. Raises DataError for a log without episodes.
-    """
-
-    def __init__(
-        self, transitions: Transitions, length: int, seed: int | np.random.Generator | None = None
-    ) -> None:
-        super().__init__(transitions, seed)
-        if not transitions.has_episodes:
-            raise DataError(f"paths of {length} steps need episodes, this log has none; set path_length to 1")
-        self._length = length
-        ends = np.repeat(transitions.episode_ends, transitions.episode_lengths)
-        self._steps_left = ends - np.arange(len(transitions)) + 1
-
-    def sample_transition_batch(self, batch_size: int) -> PathMiniBatch:
-        """Draw `batch_size` paths."""
-        log, rows = self.transitions, self._draw(batch_size)
-        lengths = np.minimum(self._steps_left[rows], self._length)
-        last = rows + lengths - 1
-        steps = np.minimum(rows[:, None] + np.arange(self._length), last[:, None])  # (B, L)
-        columns = {
-            "observations": log.observations[rows],
-            "actions": self._actions[rows],
-            "rewards": log.rewards[rows][:, None],
-            "next_observations": log.next_observations[last],
-            "next_actions": self._actions[np.minimum(last + 1, len(log) - 1)],
-            "terminals": log.terminated[last][:, None],
-            "intervals": lengths[:, None],
-            "path_observations": log.observations[steps],
-            "path_actions": self._actions[steps],
-            "path_rewards": log.rewards[steps],
-        }
-        floats = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
-        return PathMiniBatch(**floats, transitions=[])
-
-
-@dataclasses.dataclass(frozen=True)
-class TorchPathBatch:
-    """Paths of at most L steps; rows past a path's end have mask 0.
-
-    observations, actions: of the first step. next_observations, terminals (N, 1): after the last.
-    intervals: true lengths (N, 1). path_observations (N · L, d), path_actions (N · L, k or 1).
-    """
-
-    observations: Tensor
-    actions: Tensor
-    next_observations: Tensor
-    terminals: Float[Tensor, "row 1"]
-    intervals: Float[Tensor, "row 1"]
-    path_observations: Tensor
-    path_actions: Tensor
-    path_rewards: Float[Tensor, "row step"]
-    mask: Float[Tensor, "row step"]
-
-    @classmethod
-    def of(cls, batch: TransitionMiniBatch, config: Any, device: str) -> TorchPathBatch:
-        """Tensors on the device, through the scalers of the algorithm's config; single steps are paths too.
-
-        Raises DataError for a mini-batch of n-step transitions.
-        """
-        states, actions = np.asarray(batch.observations)[:, None], batch.actions[:, None]
-        rewards = batch.rewards
-        if isinstance(batch, PathMiniBatch):
-            states, actions, rewards = batch.path_observations, batch.path_actions, batch.path_rewards
-        elif np.any(batch.intervals != 1):
-            raise DataError("a path needs every step; give one-step transitions and set path_length")
-
-        def scaled(kind: str, *arrays: Any) -> list[Tensor]:
-            scaler, tensors = getattr(config, f"{kind}_scaler"), [convert_to_torch(a, device) for a in arrays]
-            return tensors if scaler is None else [scaler.transform(tensor) for tensor in tensors]
-
-        paths = states.reshape(-1, *states.shape[2:])
-        first, after, path = scaled("observation", batch.observations, batch.next_observations, paths)
-        acted, path_acted = scaled("action", batch.actions, actions.reshape(-1, *actions.shape[2:]))
-        (earned,) = scaled("reward", rewards)
-        terminals, lengths = (convert_to_torch(a, device) for a in (batch.terminals, batch.intervals))
-        mask = (torch.arange(rewards.shape[1], device=device) < lengths).float()
-        return cls(first, acted, after, terminals, lengths, path, path_acted, earned, mask)
+_LIMITS = {"low": -1.0, "high": 1.0}  # of a policy that has none of its own
 
 
 class LinearGaussianPolicy(nn.Module):
@@ -189,8 +92,8 @@ class TrustPCLImpl(KernelImpl):
 
     def _log_probabilities(self, policy: Any, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
         """Log-probabilities of the logged actions; zero past a path's end."""
-        log_probability = self.log_density(policy, paths.path_observations, paths.path_actions)
-        return log_probability.view(paths.mask.shape) * paths.mask
+        steps = (part.flatten(0, 1) for part in (paths.path_observations, paths.path_actions))
+        return self.log_density(policy, *steps).view(paths.mask.shape) * paths.mask
 
     def log_density(self, policy: Any, observations: Tensor, actions: Tensor) -> Float[Tensor, " row"]:
         """log π(a|s)."""
@@ -220,10 +123,8 @@ class TrustPCLImpl(KernelImpl):
 
     def _within_reach(self, actions: Tensor) -> Tensor:
         """Clip actions to the policy's own limits if it has some, else to [−1, 1]."""
-        policy = self._modules.policy
-        if not isinstance(policy, LinearGaussianPolicy):
-            return actions.clamp(-1.0, 1.0)
-        return torch.minimum(torch.maximum(actions, policy.low), policy.high)
+        low, high = (getattr(self._modules.policy, name, limit) for name, limit in _LIMITS.items())
+        return actions.clamp(low, high)
 
     def _path_residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
         c = self._config
