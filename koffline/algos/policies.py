@@ -2,10 +2,10 @@
 
 The policy, by algorithm (observation and action scalers are applied as the model's `predict` does):
 
-- DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their categorical policy; KLossDQN with
+- DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their policy; KLossDQN with
   a temperature: softmax of its values; any other discrete algorithm: greedy, what `predict` returns;
 - those of _DETERMINISTIC: `predict`, for BC whatever its policy_type;
-- any other continuous algorithm: draws from `sample_action`, mean `predict`, which is called with a fixed seed
+- any other continuous algorithm: draws from `sample_action`, mean `predict`, called with a fixed seed
   as it draws candidates itself in BCQ, CRR and BEAR.
 """
 

@@ -106,18 +106,6 @@ def test_stock_buffers_ensembles_and_shared_encoders(name: str) -> None:
     assert len(algo.impl.q_function) == 3
 
 
-@pytest.mark.parametrize("name", ["KLossSAC", "DiscreteTrustPCL"], scope="module")
-def test_the_same_seed_gives_the_same_model(name: str) -> None:
-    models = []
-    for _ in range(2):
-        d3rlpy.seed(3)
-        algo = make(name)
-        torch.manual_seed(4)
-        fit(algo, make_buffer(name), steps=3)
-        models.append(parameters(algo))
-    assert same(*models)
-
-
 @pytest.mark.parametrize("name", [name for name in CONTINUOUS if name not in EVALUATORS], scope="module")
 def test_actions_come_back_in_the_units_of_the_log(name: str) -> None:
     box = d3rlpy.preprocessing.MinMaxActionScaler(np.full(ACTIONS, 10.0), np.full(ACTIONS, 20.0))

@@ -37,7 +37,7 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("KLossDQN", {"kernel": "gausian"}, "did you mean 'gaussian'"),
+        ("KLossDQN", {"kernel": "gausian"}, "should be 'gaussian'"),
         ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
         ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
         ("KLossDQN", {"diag_weight": 1.5}, "less than or equal to 1"),
@@ -48,6 +48,7 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossAWAC", {"memory": 0.9}, "memory is set, which kloss_awac does not have"),
         ("KLossCalQL", {"backup": "mean"}, "backs up what d3rlpy's does"),
         ("TrustPCL", {"tau": 0.1}, "use critic 'fvi' and target_decay"),
+        ("TrustPCL", {"memory": 0.9}, "memory is set, which trust_pcl does not have"),
         ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
         ("KLossDQN", {"batch_size": 1}, "at least 2"),
         ("KLossDQN", {"gamma": 1.5}, "less than or equal to 1"),
@@ -56,7 +57,7 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossSAC", {"initial_temperature": 0.0}, "greater than 0"),
         ("KLossIQL", {"expectile": 1.0}, "less than 1"),
         ("KLossCQL", {"conservative_weight": True}, "a yes or no"),
-        ("TrustPCL", {"critic": "klos"}, "did you mean 'kloss'"),
+        ("TrustPCL", {"critic": "klos"}, "should be 'kloss'"),
         ("TrustPCL", {"entropy_coef": 0.0, "kl_coef": 0.0}, "both 0"),
     ],
 )

@@ -7,7 +7,6 @@ import pytest
 from koffline import ColumnarReplayBuffer, Discrete, Transitions
 from koffline.algos.options import resolve_params
 from koffline.algos.training import (
-    EnvironmentEvaluator,
     LogEvaluator,
     build_networks,
     make_algorithm,
@@ -15,6 +14,7 @@ from koffline.algos.training import (
 )
 from koffline.data.d3rlpy_import import quiet
 from koffline.errors import ConfigError
+from koffline.train.prepare import EnvironmentEvaluator
 from tests.train.small_runs import make_log
 
 
