@@ -133,9 +133,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
         """Q networks, their slow copy, optimiser and the kernel. prefix: start of the option names."""
-        q_funcs, slow = self.make_q_funcs(shape, size, prefix), None
-        if self._config.tau > 0.0:
-            slow = self.make_q_funcs(shape, size, prefix)
+        config, slow = self._config, None
+        create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
+        factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
+        options = {"n_ensembles": config.n_critics, "device": self._device, "enable_ddp": False}
+        q_funcs = create(shape, size, *factories, **options)[0]
+        if config.tau > 0.0:
+            slow = create(shape, size, *factories, **options)[0]
             hard_sync(slow, q_funcs)
         optim, kernel = self.make_optimizer(prefix, q_funcs), self.make_kernel(shape, size)
         return {"q_funcs": q_funcs, "slow_q_funcs": slow, "critic_optim": optim, "kernel": kernel}
@@ -144,13 +148,6 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """A policy made by d3rlpy's function `create`, and its optimiser."""
         policy = self.make_policy(create, shape, size, **options)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
-
-    def make_q_funcs(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> nn.ModuleList:
-        """Q(s, ·) or Q(s, a) of every critic."""
-        config, where = self._config, {"device": self._device, "enable_ddp": False}
-        create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
-        factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
-        return create(shape, size, *factories, n_ensembles=config.n_critics, **where)[0]
 
     def make_policy(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> Any:
         """A policy on the algorithm's device."""

@@ -224,11 +224,11 @@ class KernelImpl(QLearningAlgoImplBase):
 
 def shift_values(modules: Any, value: float) -> None:
     """Add a constant to the outputs of all value functions and of their copies."""
-    for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
-        functions = getattr(modules, name, None) or nn.ModuleList()
-        made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
-        for function in made:
+    for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs"):
+        for function in getattr(modules, name, None) or ():
             function._fc.bias.data.add_(value)
+    if hasattr(modules, "value_func"):
+        modules.value_func._fc.bias.data.add_(value)
 
 
 def _numbers(losses: Losses) -> dict[str, float]:

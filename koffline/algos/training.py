@@ -58,15 +58,10 @@ def make_algorithm(
     Raises ConfigError.
     """
     device = device_name(device)
-    wrong = {
-        f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out": (
-            kind not in EVALUATORS and policy is not None
-        ),
-        f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy": (
-            kind in EVALUATORS and policy is None
-        ),
-    }
-    refuse(wrong, kind=ConfigError)
+    if kind in EVALUATORS and policy is None:
+        raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
+    if kind not in EVALUATORS and policy is not None:
+        raise ConfigError(f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out")
     target = None if policy is None else load(policy, device=device)
     with _making(kind):
         config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
@@ -123,18 +118,17 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
                 value = getattr(statistics, theirs)
                 setattr(scaler, own, value if np.ndim(value) else float(value))
             if scaler.get_type() == "return":
-                what = "algo.params.reward_scaler 'return' needs episodes, the log has none"
-                refuse({f"{what}; choose another": not log.has_episodes}, kind=ConfigError)
+                what = "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
+                refuse({what: not log.has_episodes}, kind=ConfigError)
                 extremes = (lazy and lazy.returns) or (float(log.returns().min()), float(log.returns().max()))
                 scaler.return_min, scaler.return_max = extremes
     build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
     for name, column in columns.items():
         if (scaler := getattr(algo, f"{name}_scaler")) is None:
             continue
+        some = np.asarray(column[:_ROWS_CHECKED], dtype=np.float32)
         with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
-            if np.isfinite(
-                scaler.transform_numpy(np.asarray(column[:_ROWS_CHECKED], dtype=np.float32))
-            ).all():
+            if np.isfinite(scaler.transform_numpy(some)).all():
                 continue
         what = f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite"
         raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")

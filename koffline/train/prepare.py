@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -30,7 +29,7 @@ from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.policies.base import describe_actions, refuse
-from koffline.store.run_record import describe_call, now, versions
+from koffline.store.run_record import describe_call, digest_of, now, versions
 from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
@@ -123,7 +122,8 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
             yield parts
         finally:
             for evaluator in parts.evaluators.values():
-                getattr(evaluator, "close", lambda: None)()
+                if isinstance(evaluator, EnvironmentEvaluator):
+                    evaluator.close()
 
 
 def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
@@ -138,7 +138,8 @@ def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
         )
     evaluators = _make_evaluators(config, data)
     for evaluator in evaluators.values():
-        evaluator.try_out(algo)
+        if isinstance(evaluator, LogEvaluator):
+            evaluator.try_out(algo)
     return Parts(algo, buffer, evaluators, _record(config, data, device))
 
 
@@ -169,7 +170,7 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
     digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
-        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
+        digests["policy"] = digest_of(Path(config.algo.policy))
     return {
         "format": 1,
         "config": config.resolved(),
@@ -229,9 +230,6 @@ class EnvironmentEvaluator:
         """Mean undiscounted return. Raises ConfigError where the environment fails."""
         with own_randomness(self._seeds.start):
             return float(np.mean(self._returns(algo)))
-
-    def try_out(self, algo: Any) -> None:
-        """Do nothing: the constructor has compared the spaces."""
 
     def close(self) -> None:
         """Close the environments."""

@@ -96,13 +96,8 @@ def _run(config: TrainConfig, folder: Path, parts: Parts, show_progress: bool) -
         _save_model(algo, model)
     if not record.get("finished"):
         known = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
-        outcome = {
-            "steps": progress.steps,
-            "seconds": progress.seconds,
-            "metrics": known,
-            "model": model.name,
-        }
-        write_record(folder, {**record, "finished": now(), **outcome})
+        outcome = {"steps": progress.steps, "seconds": progress.seconds, "metrics": known}
+        write_record(folder, {**record, "finished": now(), **outcome, "model": model.name})
     return TrainResult(**vars(progress), out=folder, model=model)
 
 
