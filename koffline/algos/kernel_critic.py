@@ -99,8 +99,9 @@ class KernelImpl(QLearningAlgoImplBase):
     @torch.no_grad()
     def _look_back(self, batch: TorchMiniBatch) -> None:
         """Show the kernel this mini-batch's residuals at the previous parameters; store the present ones."""
-        kernel, slow = self._modules.kernel, self._modules.slow_q_funcs
-        parameters = [*self._modules.q_funcs.parameters(), *(() if slow is None else slow.parameters())]
+        kernel = self._modules.kernel
+        held = (getattr(self._modules, name, None) for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs"))
+        parameters = [parameter for part in held if part is not None for parameter in part.parameters()]
         present = [parameter.detach().clone() for parameter in parameters]
         if kernel.remembers:
             devices = [self._device] if "cuda" in self._device else []

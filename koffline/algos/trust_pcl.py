@@ -192,7 +192,6 @@ class TrustPCLConfig(KernelCriticConfig):
             "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
                 self.tau > 0.0
             ),
-            f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
             "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
                 self.entropy_coef + self.kl_coef <= 0.0
             ),

@@ -97,12 +97,12 @@ def test_online_training_and_collection(name: str) -> None:
     assert np.isfinite(d3rlpy.metrics.EnvironmentEvaluator(env, n_trials=1)(algo, buffer))
 
 
-def test_stock_buffers_ensembles_and_shared_encoders(name: str) -> None:
-    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min"}
+def test_stock_buffers_ensembles_memory_and_shared_encoders(name: str) -> None:
+    settings = {"n_critics": 3} if name in COMPOSED else {"n_critics": 3, "backup": "min", "memory": 0.9}
     if "TrustPCL" not in name:
         settings["q_func_factory"] = d3rlpy.models.MeanQFunctionFactory(share_encoder=True)
     algo = make(name, **settings)
-    assert len(fit(algo, to_d3rlpy(make_log(is_discrete(name))), steps=2)) == 1
+    assert len(fit(algo, to_d3rlpy(make_log(is_discrete(name))), steps=3)) == 1
     assert len(algo.impl.q_function) == 3
 
 

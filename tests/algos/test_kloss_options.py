@@ -48,7 +48,6 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossAWAC", {"memory": 0.9}, "memory is set, which kloss_awac does not have"),
         ("KLossCalQL", {"backup": "mean"}, "backs up what d3rlpy's does"),
         ("TrustPCL", {"tau": 0.1}, "use critic 'fvi' and target_decay"),
-        ("TrustPCL", {"memory": 0.9}, "memory is set, which trust_pcl does not have"),
         ("KLossDQN", {"initial_value": "median"}, "a number or 'mean'"),
         ("KLossDQN", {"batch_size": 1}, "at least 2"),
         ("KLossDQN", {"gamma": 1.5}, "less than or equal to 1"),
