@@ -107,7 +107,7 @@ def as_policy(
         f"a {kind} is not a policy; give {ACCEPTED}, or {function}": not callable(policy),
     }
     if is_instance_of_loaded("d3rlpy.base", "LearnableBase", policy):
-        from koffline.algos.d3_policy import policy_from_algo
+        from koffline.algos.policies import policy_from_algo
 
         return policy_from_algo(policy, name, action_space, observation_shape)
     refuse(wrong, name)
@@ -174,9 +174,11 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
-        from koffline.algos.d3_policy import policy_from_d3  # after the checks: d3rlpy takes seconds to load
+        # After the checks: d3rlpy takes seconds to load.
+        from koffline.algos.model_files import algo_of
+        from koffline.algos.policies import policy_from_algo
 
-        return policy_from_d3(file, action_space, observation_shape)
+        return policy_from_algo(algo_of(file, optimisers=False), file.name, action_space, observation_shape)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
     function = load_onnx(path) if kind == "onnx" else ModuleFunction(read_torchscript(path))

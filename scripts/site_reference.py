@@ -32,7 +32,7 @@ SETTINGS = (
     ("koffline train: `evaluators`, `soft_opc`", "koffline.train.config:SoftOPCSettings"),
     ("koffline train: `evaluators`, in an environment", "koffline.train.config:EnvironmentSettings"),
     ("koffline train: `logger`", "koffline.train.config:LoggerSettings"),
-    ("Kernel-loss critics: `algo.params`", "koffline.algos.options:KernelCriticConfig"),
+    ("Kernel-loss critics: `algo.params`", "koffline.algos.kernel_bellman_loss:KernelCriticConfig"),
     ("Trust-PCL on logs: `algo.params`", "koffline.algos.trust_pcl:TrustPCLConfig"),
     ("koffline online", "koffline.online.config:OnlineConfig"),
     ("koffline build rollouts", "koffline.builders.rollouts:RolloutSettings"),

@@ -34,5 +34,5 @@ from koffline.algos.discrete import (  # noqa: E402
     KLossDQN,
     KLossDQNConfig,
 )
-from koffline.algos.fqe import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
+from koffline.algos.policies import DiscreteKLossFQE, KLossFQE, KLossFQEConfig  # noqa: E402
 from koffline.algos.trust_pcl import DiscreteTrustPCL, DiscreteTrustPCLConfig, TrustPCL, TrustPCLConfig  # noqa: E402

@@ -12,9 +12,21 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
-from d3rlpy.algos.qlearning import AWAC, BCQ, AWACConfig, BCQConfig, CalQL, CalQLConfig, ReBRAC, ReBRACConfig
+from d3rlpy.algos.qlearning import (
+    AWAC,
+    BCQ,
+    AWACConfig,
+    BCQConfig,
+    CalQL,
+    CalQLConfig,
+    IQLConfig,
+    ReBRAC,
+    ReBRACConfig,
+    SACConfig,
+    TD3PlusBCConfig,
+)
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
-from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
+from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
 from d3rlpy.models.torch import (
     build_gaussian_distribution,
     build_squashed_gaussian_distribution,
@@ -23,9 +35,9 @@ from d3rlpy.torch_utility import TorchMiniBatch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.algos.kernel_algo import ComposedAlgo, KernelCriticAlgo
+from koffline.algos.kernel_algo import ComposedAlgo, ComposedConfig, KernelCriticAlgo
+from koffline.algos.kernel_bellman_loss import NO_SLOW_COPY, ActorCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
-from koffline.algos.options import ActorCriticConfig, ComposedConfig, EntropyConfig, registered
 
 
 class KLossSACImpl(KernelImpl):
@@ -91,7 +103,7 @@ class KLossSACImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossSACConfig(EntropyConfig):
+class KLossSACConfig(ActorCriticConfig, SACConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig.
 
     conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
@@ -150,7 +162,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossTD3PlusBCConfig(ActorCriticConfig):
+class KLossTD3PlusBCConfig(ActorCriticConfig, TD3PlusBCConfig):
     """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
 
     tau: rate of the slow copy that values s'; with 0 Pendulum's expert is learned two thirds as well.
@@ -160,10 +172,6 @@ class KLossTD3PlusBCConfig(ActorCriticConfig):
     diag_weight: Optional[float] = 0.1  # noqa: UP045
     tau: float = 0.02
     backup: str = "min"
-    target_smoothing_sigma: float = 0.2
-    target_smoothing_clip: float = 0.5
-    alpha: float = 2.5
-    update_actor_interval: int = 2
 
 
 @registered("kloss_td3_plus_bc", KLossTD3PlusBCConfig)
@@ -217,18 +225,19 @@ class KLossIQLImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossIQLConfig(ActorCriticConfig):
+class KLossIQLConfig(ActorCriticConfig, IQLConfig):
     """Config of KLossIQL; fields as in d3rlpy's IQLConfig.
 
     tau: rate of the slow copy of the critics that the state value and the actor look at.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
-    value_encoder_factory: EncoderFactory = make_encoder_field()
+    q_func_factory: QFunctionFactory = make_q_func_field()
     tau: float = 0.005
-    expectile: float = 0.7
-    weight_temp: float = 3.0
-    max_weight: float = 100.0
+
+    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
+        """What is wrong with the kernel's options, and with a slow copy that would never move."""
+        return super().contradictions(is_discrete) | {NO_SLOW_COPY: self.tau == 0.0}
 
 
 @registered("kloss_iql", KLossIQLConfig)

@@ -8,6 +8,7 @@ from typing import Optional
 
 import torch
 import torch.nn.functional as F
+from d3rlpy.algos.qlearning import SACConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.models.builders import create_categorical_policy
 from d3rlpy.torch_utility import TorchMiniBatch
@@ -15,8 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_bellman_loss import ActorCriticConfig, CriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses, taken
-from koffline.algos.options import CriticConfig, EntropyConfig, registered
 
 ENTROPY_SHARE = 0.98  # target entropy of the temperature, as a share of the largest possible entropy, log n
 
@@ -133,8 +134,8 @@ class KLossDiscreteSACImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossDiscreteSACConfig(EntropyConfig):
-    """Config of KLossDiscreteSAC; fields as in d3rlpy's DiscreteSACConfig."""
+class KLossDiscreteSACConfig(ActorCriticConfig, SACConfig):
+    """Config of KLossDiscreteSAC; fields as in d3rlpy's SACConfig."""
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -18,10 +19,10 @@ from d3rlpy.optimizers import OptimizerWrapper
 from d3rlpy.torch_utility import convert_to_torch, hard_sync
 from torch import Tensor, nn
 
-from koffline.algos.kernel_bellman_loss import KernelBellmanLoss
+from koffline.algos.kernel_bellman_loss import NO_SLOW_COPY, ActorCriticConfig, KernelBellmanLoss
 from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
-from koffline.algos.options import check_options
+from koffline.algos.options import check_values
 from koffline.errors import ConfigError
 from koffline.kernel_loss import state_value_residual
 from koffline.policies.base import refuse
@@ -48,14 +49,15 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     create_policy: Any = None  # a static method
 
     def __init__(self, config: Any, device: Any = False, enable_ddp: bool = False, impl: Any = None) -> None:
-        check_options(config, self.is_discrete)
+        check_values(config)
+        refuse(config.contradictions(self.is_discrete), kind=ConfigError)
         self._kernel_rows: TransitionMiniBatch | None = None
         super().__init__(config, device, enable_ddp, impl)
 
     @property
     def is_discrete(self) -> bool:
         """Whether actions are indices."""
-        return self.get_action_type() == ActionSpace.DISCRETE
+        return self.action_type == ActionSpace.DISCRETE
 
     def get_action_type(self) -> ActionSpace:
         """Kind of actions that the algorithm supports."""
@@ -131,9 +133,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def critic_parts(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> dict[str, Any]:
         """Q networks, their slow copy, optimiser and the kernel. prefix: start of the option names."""
-        q_funcs, slow = self.make_q_funcs(shape, size, prefix), None
-        if self._config.tau > 0.0:
-            slow = self.make_q_funcs(shape, size, prefix)
+        config, slow = self._config, None
+        create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
+        factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
+        options = {"n_ensembles": config.n_critics, "device": self._device, "enable_ddp": False}
+        q_funcs = create(shape, size, *factories, **options)[0]
+        if config.tau > 0.0:
+            slow = create(shape, size, *factories, **options)[0]
             hard_sync(slow, q_funcs)
         optim, kernel = self.make_optimizer(prefix, q_funcs), self.make_kernel(shape, size)
         return {"q_funcs": q_funcs, "slow_q_funcs": slow, "critic_optim": optim, "kernel": kernel}
@@ -142,13 +148,6 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """A policy made by d3rlpy's function `create`, and its optimiser."""
         policy = self.make_policy(create, shape, size, **options)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
-
-    def make_q_funcs(self, shape: Sequence[int], size: int, prefix: str = "critic_") -> nn.ModuleList:
-        """Q(s, ·) or Q(s, a) of every critic."""
-        config, where = self._config, {"device": self._device, "enable_ddp": False}
-        create = create_discrete_q_function if self.is_discrete else create_continuous_q_function
-        factories = getattr(config, f"{prefix}encoder_factory"), config.q_func_factory
-        return create(shape, size, *factories, n_ensembles=config.n_critics, **where)[0]
 
     def make_policy(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> Any:
         """A policy on the algorithm's device."""
@@ -201,6 +200,27 @@ class KernelForwarder:
         discounts, later = (gamma * (1.0 - terminals)).squeeze(1), target.squeeze(1).expand_as(values)
         residual = state_value_residual(rewards.squeeze(1), discounts, values, later)
         return self._kernel(residual, observations, actions).sum()
+
+
+@dataclasses.dataclass()
+class ComposedConfig(ActorCriticConfig):
+    """Options of the kernel loss in an algorithm of d3rlpy's, whose own options have its names.
+
+    tau: rate of d3rlpy's target networks; it must be positive. memory and backup are not for these.
+    """
+
+    diag_weight: Optional[float] = 0.1  # noqa: UP045  (d3rlpy reads the annotations)
+    tau: float = 0.02
+
+    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
+        """What is wrong, beside the kernel's, with options that d3rlpy's algorithm has no use for."""
+        return super().contradictions(is_discrete) | {
+            NO_SLOW_COPY: self.tau == 0.0,
+            f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
+            f"backup is '{self.backup}', but {self.kind} backs up what d3rlpy's does; leave it out": (
+                self.backup != "own"
+            ),
+        }
 
 
 class ComposedAlgo(KernelCriticAlgo):

@@ -1,24 +1,30 @@
-"""The kernel Bellman loss as a module of a d3rlpy algorithm; its buffers hold statistics of the log."""
+"""The kernel Bellman loss as a module of a d3rlpy algorithm, and the options of such an algorithm."""
 
 from __future__ import annotations
 
-import contextlib
+import dataclasses
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any, ClassVar, Optional, TypeVar
 
 import torch
 import torch.nn.functional as F
+from d3rlpy.base import LearnableConfig, register_learnable
+from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
+from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
+from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from koffline.algos.options import KernelCriticConfig, median_factor
-from koffline.errors import DataError
+from koffline.algos.options import median_factor
+from koffline.errors import ConfigError, DataError
 from koffline.kernel_loss import kernel_loss, v_statistic
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian, Linear
 from koffline.objectives import MemoryLoss
 from koffline.steps import Memory
 
+_Algo = TypeVar("_Algo", bound=Callable[..., Any])
 _KERNELS: dict[str, Kernel] = {
     "gaussian": Gaussian(1.0),
     "laplacian": Laplacian(1.0),
@@ -28,7 +34,104 @@ _KERNELS: dict[str, Kernel] = {
 _MOST_ROWS = 1000  # half a million distances are enough for a median
 _SMALLEST = 1e-6
 _FEATURES, _REMEMBERED_WEIGHT = 500, 0.003
+NO_SLOW_COPY = "tau is 0, but this algorithm needs the slow copy that it moves; raise it"
 _LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass()
+class KernelCriticConfig(LearnableConfig):
+    """Options of a critic that minimises the kernel Bellman loss.
+
+    kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a).
+    bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
+        rows (the sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed
+        before the first gradient step and saved with the model.
+    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
+        0.003 with a memory.
+    memory: 0, or the share that a step keeps of what earlier mini-batches say of E ψδ (0.97: of some thirty);
+        U is then a product of that and the mini-batch (`koffline.objectives.MemoryLoss`). For a gaussian or
+        laplacian kernel; one pass more through the critics. A loaded model remembers anew.
+    action_kernel: joint (actions are columns of the row, one-hot where discrete), indicator (rows with
+        different discrete actions do not meet), or none (a kernel of the state alone).
+    standardise: the kernel sees columns with mean 0 and deviation 1.
+    normalise: the loss is divided by the mean kernel value, so that a constant residual c costs c².
+    initial_value: constant added to all values before the first step: a number, or "mean", the mean reward
+        over the mean of 1 − discount, about what the log's own policy is worth. Shifts of all values are what
+        gradient descent on residuals learns last (their curvature is (1 − gamma)²), and a critic that starts
+        far above its rewards flatters its actor meanwhile.
+    tau: 0, the paper's: s' is valued by the critics themselves, with gradient. Above, by a slow copy that
+        follows them by this share per step, without: the kernel loss of fitted Q iteration.
+    backup: what an ensemble backs up: the minimum over critics, their mean, or each critic its own value.
+    """
+
+    algorithm: ClassVar[Any]
+    kind: ClassVar[str]
+
+    kernel: str = "laplacian"
+    bandwidth: Any = "0.5 median"
+    diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
+    memory: float = 0.0
+    action_kernel: str = "joint"
+    standardise: bool = True
+    normalise: bool = True
+    initial_value: Any = "mean"
+    tau: float = 0.0
+    backup: str = "own"
+
+    def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
+        """Create the algorithm. Raises ConfigError for `enable_ddp`, which is not supported."""
+        if enable_ddp:
+            raise ConfigError("enable_ddp is for d3rlpy's own algorithms: the kernel loss compares all rows")
+        return self.algorithm(self, device)
+
+    @classmethod
+    def get_type(cls) -> str:
+        """Name of the algorithm in files."""
+        return cls.kind
+
+    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
+        """What is wrong with options each of which is valid alone: messages, and whether they apply."""
+        factory = getattr(self, "q_func_factory", None)
+        q_function = "mean" if factory is None else factory.get_type()
+        return {
+            "batch_size is 1; the kernel loss compares rows, give at least 2": self.batch_size < 2,
+            f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: "
+            "use MeanQFunctionFactory (type 'mean')": q_function != "mean",
+            "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
+                self.action_kernel == "indicator" and not is_discrete
+            ),
+            f"memory is {self.memory:g} and kernel '{self.kernel}', which has no random features; use "
+            "gaussian or laplacian": self.memory > 0.0 and self.kernel not in ("gaussian", "laplacian"),
+        }
+
+
+@dataclasses.dataclass()
+class ActorCriticConfig(KernelCriticConfig):
+    """Options of a kernel-loss critic with an actor, beside those of a config of d3rlpy's."""
+
+    critic_learning_rate: float = 3e-3
+
+
+@dataclasses.dataclass()
+class CriticConfig(KernelCriticConfig):
+    """Options of a critic without an actor, named as d3rlpy's."""
+
+    learning_rate: float = 1e-3
+    optim_factory: OptimizerFactory = make_optimizer_field()
+    encoder_factory: EncoderFactory = make_encoder_field()
+    q_func_factory: QFunctionFactory = make_q_func_field()
+    n_critics: int = 1
+
+
+def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
+    """Decorate what makes an algorithm of a config and a device; files name the config `kind`."""
+
+    def register(algorithm: _Algo) -> _Algo:
+        config_class.kind, config_class.algorithm = kind, staticmethod(algorithm)
+        register_learnable(config_class)
+        return algorithm
+
+    return register
 
 
 class KernelBellmanLoss(nn.Module):
@@ -49,14 +152,16 @@ class KernelBellmanLoss(nn.Module):
     def __init__(self, config: KernelCriticConfig, observation_size: int, action_size: int, n_actions: int):
         super().__init__()
         self._config, self._kernel, self.n_actions = config, _KERNELS[config.kernel], n_actions
+        self._weight = config.diag_weight
+        if config.memory > 0.0 and self._weight is None:
+            self._weight = _REMEMBERED_WEIGHT
         columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
         self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN: not fixed yet
         self.register_buffer("factor", torch.tensor(1.0))
         self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
-        self._diag_weight = _REMEMBERED_WEIGHT if config.diag_weight is None else config.diag_weight
-        self._looks_back = False
+        self.looks_back = False  # whether residuals belong to the previous step's parameters
         self._memory: Memory | None = None  # not saved with the model
         self._before: Tensor | None = None
         self.register_buffer("step", torch.tensor(0))  # gradient steps so far, which d3rlpy does not save
@@ -65,47 +170,33 @@ class KernelBellmanLoss(nn.Module):
         self, residual: Float[Tensor, "critic row"], observations: Tensor, actions: Tensor
     ) -> Float[Tensor, " critic"]:
         """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
-        weight = self._config.diag_weight
         if self._config.memory > 0.0:
             return self._remembered(residual, self._features(observations, actions)) * self.factor
-        gram = self.gram(observations, actions)
-        if weight is None:
+        with torch.no_grad():
+            gram = self._gram_of(self._rows(observations, actions), actions)
+        if self._weight is None:
             return v_statistic(residual, gram) * self.factor
-        return kernel_loss(residual, gram, weight if residual.shape[-1] > 1 else 1.0) * self.factor
+        return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
 
     @property
     def remembers(self) -> bool:
         """Whether a memory of earlier mini-batches exists, which must follow changes of the parameters."""
         return self._memory is not None
 
-    @contextlib.contextmanager
-    def looking_back(self) -> Iterator[None]:
-        """Context in which residuals belong to the previous step's parameters; all losses in it are zero."""
-        self._looks_back = True
-        try:
-            yield
-        finally:
-            self._looks_back = False
-
     def _remembered(
         self, residual: Float[Tensor, "critic row"], psi: Float[Tensor, "row feature"]
     ) -> Float[Tensor, " critic"]:
         """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""
         now = residual @ psi / residual.shape[-1]
-        if self._looks_back:
+        if self.looks_back:
             self._before = now
             return residual.new_zeros(len(residual))
         if self._memory is None:
             self._memory = Memory(self._config.memory, torch.zeros_like(now))
         remembered, self._before = self._memory.take(now.detach(), self._before), None
         product = (remembered * now).sum(dim=1)
-        weight = self._diag_weight
+        weight: Any = self._weight  # never None with a memory
         return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
-
-    def gram(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row row"]:
-        """Kernel matrix of the rows of a batch, without gradient."""
-        with torch.no_grad():
-            return self._gram_of(self._rows(observations, actions), actions)
 
     def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:
         """Random features ψ of the rows; under an indicator kernel each action has features of its own."""
@@ -145,8 +236,7 @@ class KernelBellmanLoss(nn.Module):
             bandwidth = max(factor * float(distances.median()), _SMALLEST)
         gram = self._gram_of(scaled / bandwidth, actions[:_MOST_ROWS])
         off_diagonal = float((gram.sum() - gram.diagonal().sum()) / (len(gram) * (len(gram) - 1)))
-        weight = self._diag_weight if config.memory > 0.0 else 1.0 / batch_size
-        weight = weight if config.diag_weight is None else config.diag_weight
+        weight = 1.0 / batch_size if self._weight is None else self._weight
         mean_value = (1.0 - weight) * off_diagonal + weight
         is_bounded = config.kernel != "linear"
         self.mean.copy_(centre)

@@ -94,19 +94,22 @@ class KernelImpl(QLearningAlgoImplBase):
             self._look_back(batch)
         losses = self._critic_grad(batch)
         self._modules.critic_optim.step()
-        return {name: float(loss.detach()) for name, loss in losses.items()}
+        return _numbers(losses)
 
     @torch.no_grad()
     def _look_back(self, batch: TorchMiniBatch) -> None:
         """Show the kernel this mini-batch's residuals at the previous parameters; store the present ones."""
-        kernel, slow = self._modules.kernel, self._modules.slow_q_funcs
-        parameters = [*self._modules.q_funcs.parameters(), *(() if slow is None else slow.parameters())]
+        kernel = self._modules.kernel
+        held = (getattr(self._modules, name, None) for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs"))
+        parameters = [parameter for part in held if part is not None for parameter in part.parameters()]
         present = [parameter.detach().clone() for parameter in parameters]
         if kernel.remembers:
             devices = [self._device] if "cuda" in self._device else []
-            with kernel.looking_back(), torch.random.fork_rng(devices):  # the same actions are drawn again
+            with torch.random.fork_rng(devices):  # the same actions are drawn again
                 _put(parameters, self._before)
+                kernel.looks_back = True
                 self.compute_critic_loss(batch)
+                kernel.looks_back = False
                 _put(parameters, present)
         self._before = present
 
@@ -115,7 +118,7 @@ class KernelImpl(QLearningAlgoImplBase):
         self._modules.q_funcs.eval()
         losses = self._actor_grad(batch)
         self._modules.actor_optim.step()
-        return {name: float(loss.detach()) for name, loss in losses.items()}
+        return _numbers(losses)
 
     def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
         """Critic and slow copy, then the actor, at every `update_actor_interval`-th step if there is one."""
@@ -222,11 +225,15 @@ class KernelImpl(QLearningAlgoImplBase):
 
 def shift_values(modules: Any, value: float) -> None:
     """Add a constant to the outputs of all value functions and of their copies."""
-    for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs", "value_func"):
-        functions = getattr(modules, name, None) or nn.ModuleList()
-        made: Any = functions if isinstance(functions, nn.ModuleList) else [functions]
-        for function in made:
+    for name in ("q_funcs", "targ_q_funcs", "slow_q_funcs"):
+        for function in getattr(modules, name, None) or ():
             function._fc.bias.data.add_(value)
+    if hasattr(modules, "value_func"):
+        modules.value_func._fc.bias.data.add_(value)
+
+
+def _numbers(losses: Losses) -> dict[str, float]:
+    return {name: float(loss.detach()) for name, loss in losses.items()}
 
 
 def _put(parameters: list[Tensor], values: list[Tensor]) -> None:

@@ -1,141 +1,45 @@
-"""The options that every algorithm with a kernel-loss critic shares, checked once, and its name in files."""
+"""Options of d3rlpy's config classes and ours: every value checked, every default filled in.
+
+d3rlpy itself ignores unknown keys, and fails without a word where a nested factory is left out.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, Optional, TypeVar, get_args
+import typing
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from d3rlpy.base import LearnableConfig, register_learnable
-from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
-from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
-from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+import numpy as np
+from d3rlpy import serializable_config
+from d3rlpy.base import LearnableConfig
+from d3rlpy.serializable_config import CONFIG_STORAGE, ConfigMetadata
+from pydantic import AfterValidator, Field, ValidationError, create_model
+from pydantic_core import PydanticCustomError
 
+from koffline.config import Section, describe_error, read_section
 from koffline.errors import ConfigError, nearest_name
 from koffline.policies.base import refuse
+from koffline.policies.files import HISTORIES, RANDOM
 
+_NOT_TRAINED = {
+    **dict.fromkeys(HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
+    **dict.fromkeys(RANDOM, "it has nothing to train"),
+}
+_NONE = {"type": "none", "params": {}}  # an omitted factory, as d3rlpy writes it
 _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
-_Algo = TypeVar("_Algo", bound=Callable[..., Any])
-
-
-@dataclasses.dataclass()
-class KernelCriticConfig(LearnableConfig):
-    """Options of a critic that minimises the kernel Bellman loss.
-
-    kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a).
-    bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
-        rows (the sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed
-        before the first gradient step and saved with the model.
-    diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
-        0.003 with a memory.
-    memory: 0, or the share that a step keeps of what earlier mini-batches say of E ψδ (0.97: of some thirty);
-        U is then a product of that and the mini-batch (`koffline.objectives.MemoryLoss`). For a gaussian or
-        laplacian kernel; one pass more through the critics. A loaded model remembers anew.
-    action_kernel: joint (actions are columns of the row, one-hot where discrete), indicator (rows with
-        different discrete actions do not meet), or none (a kernel of the state alone).
-    standardise: the kernel sees columns with mean 0 and deviation 1.
-    normalise: the loss is divided by the mean kernel value, so that a constant residual c costs c².
-    initial_value: constant added to all values before the first step: a number, or "mean", the mean reward
-        over the mean of 1 − discount, about what the log's own policy is worth. Shifts of all values are what
-        gradient descent on residuals learns last (their curvature is (1 − gamma)²), and a critic that starts
-        far above its rewards flatters its actor meanwhile.
-    tau: 0, the paper's: s' is valued by the critics themselves, with gradient. Above, by a slow copy that
-        follows them by this share per step, without: the kernel loss of fitted Q iteration.
-    backup: what an ensemble backs up: the minimum over critics, their mean, or each critic its own value.
-    """
-
-    algorithm: ClassVar[Any]
-    kind: ClassVar[str]
-
-    kernel: str = "laplacian"
-    bandwidth: Any = "0.5 median"
-    diag_weight: Optional[float] = None  # noqa: UP045  (d3rlpy reads the annotations)
-    memory: float = 0.0
-    action_kernel: str = "joint"
-    standardise: bool = True
-    normalise: bool = True
-    initial_value: Any = "mean"
-    tau: float = 0.0
-    backup: str = "own"
-
-    def create(self, device: Any = False, enable_ddp: bool = False) -> Any:
-        """Create the algorithm. Raises ConfigError for `enable_ddp`, which is not supported."""
-        if enable_ddp:
-            raise ConfigError("enable_ddp is for d3rlpy's own algorithms: the kernel loss compares all rows")
-        return self.algorithm(self, device)
-
-    @classmethod
-    def get_type(cls) -> str:
-        """Name of the algorithm in files."""
-        return cls.kind
-
-
-@dataclasses.dataclass()
-class ActorCriticConfig(KernelCriticConfig):
-    """Options of a critic with an actor, named as d3rlpy's; the kernel's are in KernelCriticConfig."""
-
-    actor_learning_rate: float = 3e-4
-    critic_learning_rate: float = 3e-3
-    actor_optim_factory: OptimizerFactory = make_optimizer_field()
-    critic_optim_factory: OptimizerFactory = make_optimizer_field()
-    actor_encoder_factory: EncoderFactory = make_encoder_field()
-    critic_encoder_factory: EncoderFactory = make_encoder_field()
-    q_func_factory: QFunctionFactory = make_q_func_field()
-    n_critics: int = 2
-
-
-@dataclasses.dataclass()
-class EntropyConfig(ActorCriticConfig):
-    """Options of an actor whose entropy has a temperature; temp_learning_rate 0 keeps the initial one."""
-
-    temp_learning_rate: float = 3e-4
-    temp_optim_factory: OptimizerFactory = make_optimizer_field()
-    initial_temperature: float = 1.0
-
-
-@dataclasses.dataclass()
-class ComposedConfig(KernelCriticConfig):
-    """Options of the kernel loss in an algorithm of d3rlpy's, whose own options have its names.
-
-    tau: rate of d3rlpy's target networks; it must be positive. memory and backup are not for these.
-    """
-
-    diag_weight: Optional[float] = 0.1  # noqa: UP045
-    tau: float = 0.02
-    critic_learning_rate: float = 3e-3
-
-
-@dataclasses.dataclass()
-class CriticConfig(KernelCriticConfig):
-    """Options of a critic without an actor, named as d3rlpy's."""
-
-    learning_rate: float = 1e-3
-    optim_factory: OptimizerFactory = make_optimizer_field()
-    encoder_factory: EncoderFactory = make_encoder_field()
-    q_func_factory: QFunctionFactory = make_q_func_field()
-    n_critics: int = 1
-
-
-def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
-    """Decorate what makes an algorithm of a config and a device; files name the config `kind`."""
-
-    def register(algorithm: _Algo) -> _Algo:
-        config_class.kind, config_class.algorithm = kind, staticmethod(algorithm)
-        register_learnable(config_class)
-        return algorithm
-
-    return register
 
 
 def _bandwidth(value: Any) -> Any:
     with contextlib.suppress(ValueError, TypeError):
         value = float(value)  # YAML reads 1e-3 as text
     if not median_factor(value) and not (isinstance(value, float) and 0.0 < value < math.inf):
-        raise ValueError("give a positive number or a multiple of the median distance, such as '0.5 median'")
+        said = "give a positive number or a multiple of the median distance, such as '0.5 median'"
+        raise PydanticCustomError("bandwidth", said)
     return value
 
 
@@ -143,8 +47,15 @@ def _start(value: Any) -> Any:
     with contextlib.suppress(ValueError, TypeError):
         value = float(value)
     if value != "mean" and not (isinstance(value, float) and math.isfinite(value)):
-        raise ValueError("give a number or 'mean'")
+        raise PydanticCustomError("start", "give a number or 'mean'")
     return value
+
+
+def _numbers(value: Any) -> Any:
+    with contextlib.suppress(TypeError, ValueError):
+        if value is None or np.isfinite(array := np.asarray(value, dtype=np.float64)).all():
+            return None if value is None else array.tolist()
+    raise PydanticCustomError("numbers", "give a list of numbers")
 
 
 _SHARE = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -154,6 +65,7 @@ _WHOLE = (
     "batch_size", "n_critics", "n_action_samples", "path_length", "update_actor_interval",
     "target_update_interval",
 )  # fmt: skip
+_NOT_NEGATIVE_ENDS = ("learning_rate", "_coef", "clip_adv")
 _RULES: dict[str, Any] = {
     **dict.fromkeys(("gamma", "tau", "target_decay"), _SHARE),
     **dict.fromkeys(("temperature", "alpha", "conservative_weight"), _NOT_NEGATIVE),
@@ -173,65 +85,93 @@ _RULES: dict[str, Any] = {
 }
 
 
-def checked(name: str, value: Any, where: str, hint: Any = Any, strict: bool = False) -> Any:
-    """Check the value of an option and convert it to the type that its field declares.
-
-    hint: the field's type. strict: accept Python's types only, else also YAML's texts. Raises ConfigError.
-    """
-    rule = _RULES.get(name, _NOT_NEGATIVE if name.endswith(("learning_rate", "_coef", "clip_adv")) else hint)
-    if rule is Any:
-        return value
-    if isinstance(value, bool) and "bool" not in str(rule):
-        raise ConfigError(f"{where} is {str(value).lower()}; a yes or no is no value here")
-    try:
-        made = TypeAdapter(rule, config=ConfigDict(allow_inf_nan=False)).validate_python(value, strict=strict)
-    except ValidationError as error:
-        first = error.errors()[0]
-        reason = first["msg"].removeprefix("Value error, ")
-        remedy = f": {reason[0].lower()}{reason[1:]}"
-        if first["type"] == "literal_error":
-            remedy = f"; {nearest_name(str(value), get_args(rule))}"
-        raise ConfigError(f"{where} is {value!r}{remedy}") from None
-    return list(made) if isinstance(made, tuple) else made
-
-
-def check_options(config: KernelCriticConfig, is_discrete: bool) -> None:
-    """Raise ConfigError for the first option with an invalid value."""
-    for field in dataclasses.fields(config):
-        hint = bool if field.type == "bool" else Any
-        checked(field.name, getattr(config, field.name), field.name, hint, strict=True)
-    q_function = config.q_func_factory.get_type() if hasattr(config, "q_func_factory") else "mean"
-    is_composed = isinstance(config, ComposedConfig)
-    coefficients = getattr(config, "entropy_coef", 1.0) + getattr(config, "kl_coef", 0.0)
-    wrong = {
-        "batch_size is 1; the kernel loss compares rows, give at least 2": config.batch_size < 2,
-        f"q_func_factory is '{q_function}', a distribution of returns; the kernel loss needs the mean: use "
-        "MeanQFunctionFactory (type 'mean')": q_function != "mean",
-        "action_kernel is 'indicator', which is for discrete actions; use 'joint' or 'none'": (
-            config.action_kernel == "indicator" and not is_discrete
-        ),
-        f"memory is {config.memory:g} and kernel '{config.kernel}', which has no random features; use "
-        "gaussian or laplacian": config.memory > 0.0 and config.kernel not in ("gaussian", "laplacian"),
-        "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
-            config.tau > 0.0 and hasattr(config, "target_decay")
-        ),
-        "tau is 0, but this algorithm needs the slow copy that it moves; raise it": (
-            config.tau == 0.0 and (is_composed or hasattr(config, "expectile"))
-        ),
-        f"memory is set, which {config.kind} does not have; leave it out": (
-            is_composed and config.memory > 0.0
-        ),
-        f"backup is '{config.backup}', but {config.kind} backs up what d3rlpy's does; leave it out": (
-            is_composed and config.backup != "own"
-        ),
-        "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
-            coefficients <= 0.0
-        ),
-    }
-    refuse(wrong, kind=ConfigError)
-
-
 def median_factor(bandwidth: Any) -> float | None:
     """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
     rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
     return float(rule["factor"] or 1.0) if rule else None
+
+
+def algorithm_types() -> tuple[str, ...]:
+    """Types that can be trained on a log, in alphabetical order."""
+    return tuple(sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED)))
+
+
+def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
+    known = algorithm_types()
+    wrong = {
+        f"algo.type is '{kind}': {_NOT_TRAINED.get(str(kind))}": str(kind) in _NOT_TRAINED,
+        f"algo.type is {kind!r}; {nearest_name(str(kind), known)}": kind not in known,
+    }
+    refuse(wrong, kind=ConfigError)
+    return _filled(CONFIG_STORAGE[LearnableConfig].config_list[kind], params, "algo.params")
+
+
+def check_values(config: LearnableConfig) -> None:
+    """Raise ConfigError for the first option of a config made in Python that has an invalid value."""
+    section, _ = _section_of(config.__class__)
+    try:
+        section.model_validate({name: getattr(config, name) for name in section.model_fields}, strict=True)
+    except ValidationError as error:
+        raise describe_error(section, error) from None
+
+
+@functools.cache
+def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetadata]]:
+    """The options of a config class that a file may set, and the registries of those that are factories."""
+    hints = typing.get_type_hints(config_class)
+    registries = {id(metadata.encoder): metadata for metadata in CONFIG_STORAGE.values()}
+    options: dict[str, Any] = {}
+    factories: dict[str, ConfigMetadata] = {}
+    for field in dataclasses.fields(config_class):
+        name, default = field.name, field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        rule = _RULES.get(name, _NOT_NEGATIVE if name.endswith(_NOT_NEGATIVE_ENDS) else hints[name])
+        encoder = field.metadata.get("dataclasses_json", {}).get("encoder")
+        if id(encoder) in registries:
+            factories[name], rule, default = registries[id(encoder)], Any, encoder(default)
+        elif encoder is serializable_config._numpy_encoder:
+            rule = Annotated[Any, AfterValidator(_numbers)]
+        elif encoder is not None:
+            continue
+        options[name] = (rule, ... if default is dataclasses.MISSING else default)
+    return create_model(config_class.__name__, __base__=Section, **options), factories
+
+
+def _filled(
+    config_class: Any, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """All fields of a config as plain values; `given` overrides `base`, or the defaults without a `base`.
+
+    where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or
+    type at any depth (with the nearest valid one), a missing field and a value of the wrong kind.
+    """
+    section, factories = _section_of(config_class)
+    values = {**(base or {}), **given}
+    for name, registry in factories.items():
+        own = section.model_fields[name].default
+        default = own if base is None else base[name]
+        values[name] = _factory(registry, given.get(name, {}), default, own == _NONE, f"{where}.{name}")
+    return read_section(section, values, where).resolved()
+
+
+def _factory(
+    registry: ConfigMetadata, value: Any, default: dict[str, Any], may_be_none: bool, where: str
+) -> dict[str, Any]:
+    value = {"type": value or "none"} if value is None or isinstance(value, str) else value
+    if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
+        raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
+    if other := value.keys() - {"type", "params"}:
+        raise ConfigError(
+            f"{where}.{min(other)} is unknown; it has 'type' and 'params', options go into params"
+        )
+    kind, params = value.get("type", default["type"]), value.get("params") or {}
+    known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
+    if may_be_none and kind in (None, "none") and not params:
+        return {**_NONE, "params": {}}
+    if not isinstance(kind, str) or kind not in known:
+        names = [*known, "none"] if may_be_none else known
+        raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
+    laid_over = default["params"] if kind == default["type"] else None
+    return {"type": kind, "params": _filled(known[kind], params, f"{where}.params", laid_over)}

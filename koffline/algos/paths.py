@@ -42,9 +42,9 @@ class PathReplayBuffer(ColumnarReplayBuffer):
         super().__init__(transitions, seed)
         if not transitions.has_episodes:
             raise DataError(f"paths of {length} steps need episodes, this log has none; set path_length to 1")
-        rows = np.arange(len(transitions))
-        which = np.searchsorted(transitions.episode_starts, rows, side="right") - 1
-        self._length, self._steps_left = length, np.asarray(transitions.episode_ends)[which] - rows + 1
+        self._length = length
+        ends = np.repeat(transitions.episode_ends, transitions.episode_lengths)
+        self._steps_left = ends - np.arange(len(transitions)) + 1
 
     def sample_transition_batch(self, batch_size: int) -> PathMiniBatch:
         """Draw `batch_size` paths."""
@@ -70,21 +70,29 @@ class PathReplayBuffer(ColumnarReplayBuffer):
 
 @dataclasses.dataclass(frozen=True)
 class TorchPathBatch:
-    """Paths of at most L steps; rows past a path's end have mask 0.
+    """Paths of at most L steps as tensors, scaled for the networks.
 
-    observations, actions: of the first step. next_observations, terminals (N, 1): after the last.
-    intervals: true lengths (N, 1). path_observations (N · L, d), path_actions (N · L, k or 1).
+    path_observations (B, L, …), path_actions (B, L, k or 1) and path_rewards (B, L) are of every step,
+    next_observations and terminals of the last; intervals: true lengths; mask: 0 past the end of a path.
     """
 
-    observations: Tensor
-    actions: Tensor
-    next_observations: Tensor
-    terminals: Float[Tensor, "row 1"]
-    intervals: Float[Tensor, "row 1"]
     path_observations: Tensor
     path_actions: Tensor
     path_rewards: Float[Tensor, "row step"]
+    next_observations: Tensor
+    terminals: Float[Tensor, "row 1"]
+    intervals: Float[Tensor, "row 1"]
     mask: Float[Tensor, "row step"]
+
+    @property
+    def observations(self) -> Tensor:
+        """Observations (B, …) of the first step."""
+        return self.path_observations[:, 0]
+
+    @property
+    def actions(self) -> Tensor:
+        """Actions (B, k or 1) of the first step."""
+        return self.path_actions[:, 0]
 
     @classmethod
     def of(cls, batch: TransitionMiniBatch, config: Any, device: str) -> TorchPathBatch:
@@ -99,14 +107,12 @@ class TorchPathBatch:
         elif np.any(batch.intervals != 1):
             raise DataError("a path needs every step; give one-step transitions and set path_length")
 
-        def scaled(kind: str, *arrays: Any) -> list[Tensor]:
-            scaler, tensors = getattr(config, f"{kind}_scaler"), [convert_to_torch(a, device) for a in arrays]
-            return tensors if scaler is None else [scaler.transform(tensor) for tensor in tensors]
+        def scaled(kind: str, array: Any) -> Tensor:
+            scaler, tensor = getattr(config, f"{kind}_scaler"), convert_to_torch(array, device)
+            return tensor if scaler is None else scaler.transform(tensor)
 
-        paths = states.reshape(-1, *states.shape[2:])
-        first, after, path = scaled("observation", batch.observations, batch.next_observations, paths)
-        acted, path_acted = scaled("action", batch.actions, actions.reshape(-1, *actions.shape[2:]))
-        (earned,) = scaled("reward", rewards)
+        after = scaled("observation", batch.next_observations)
+        path = scaled("observation", states), scaled("action", actions), scaled("reward", rewards)
         terminals, lengths = (convert_to_torch(a, device) for a in (batch.terminals, batch.intervals))
         mask = (arange(rewards.shape[1], device=device) < lengths).float()
-        return cls(first, acted, after, terminals, lengths, path, path_acted, earned, mask)
+        return cls(*path, after, terminals, lengths, mask)

@@ -1,4 +1,4 @@
-"""TrustPCL and DiscreteTrustPCL: path consistency on logged data with four interchangeable critics."""
+"""TrustPCL and DiscreteTrustPCL: path consistency on logged data with interchangeable critics."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
-from koffline.algos.options import KernelCriticConfig, registered
 from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
 from koffline.data.replay import from_d3rlpy
+
+_LIMITS = {"low": -1.0, "high": 1.0}  # of a policy that has none of its own
 
 
 class LinearGaussianPolicy(nn.Module):
@@ -33,10 +35,10 @@ class LinearGaussianPolicy(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, encoder: nn.Module, hidden_size: int, action_size: int) -> None:
+    def __init__(self, shape: Sequence[int], action_size: int, factory: Any, **_: Any) -> None:
         super().__init__()
-        self._encoder = encoder
-        self._mu = nn.Linear(hidden_size, action_size)
+        self._encoder = factory.create(shape)
+        self._mu = nn.Linear(compute_output_size([shape], self._encoder), action_size)
         self._logstd = nn.Parameter(torch.zeros(1, action_size))
         self.register_buffer("low", torch.full((1, action_size), -1.0))
         self.register_buffer("high", torch.ones(1, action_size))
@@ -45,15 +47,6 @@ class LinearGaussianPolicy(nn.Module):
         """Mean (in both fields, plain and squashed) and logarithm of the standard deviation."""
         mean = self._mu(self._encoder(x))
         return ActionOutput(mean, mean, self._logstd.expand_as(mean))
-
-
-def create_linear_gaussian_policy(
-    observation_shape: Sequence[int], action_size: int, encoder_factory: Any, device: str, **_: Any
-) -> nn.Module:
-    """The policy with a fresh encoder, on the device."""
-    encoder = encoder_factory.create(observation_shape)
-    hidden_size = compute_output_size([observation_shape], encoder)
-    return LinearGaussianPolicy(encoder, hidden_size, action_size).to(device)
 
 
 class TrustPCLImpl(KernelImpl):
@@ -99,8 +92,8 @@ class TrustPCLImpl(KernelImpl):
 
     def _log_probabilities(self, policy: Any, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
         """Log-probabilities of the logged actions; zero past a path's end."""
-        log_probability = self.log_density(policy, paths.path_observations, paths.path_actions)
-        return log_probability.view(paths.mask.shape) * paths.mask
+        steps = (part.flatten(0, 1) for part in (paths.path_observations, paths.path_actions))
+        return self.log_density(policy, *steps).view(paths.mask.shape) * paths.mask
 
     def log_density(self, policy: Any, observations: Tensor, actions: Tensor) -> Float[Tensor, " row"]:
         """log π(a|s)."""
@@ -130,10 +123,8 @@ class TrustPCLImpl(KernelImpl):
 
     def _within_reach(self, actions: Tensor) -> Tensor:
         """Clip actions to the policy's own limits if it has some, else to [−1, 1]."""
-        policy = self._modules.policy
-        if not isinstance(policy, LinearGaussianPolicy):
-            return actions.clamp(-1.0, 1.0)
-        return torch.minimum(torch.maximum(actions, policy.low), policy.high)
+        low, high = (getattr(self._modules.policy, name, limit) for name, limit in _LIMITS.items())
+        return actions.clamp(low, high)
 
     def _path_residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
         c = self._config
@@ -195,6 +186,17 @@ class TrustPCLConfig(KernelCriticConfig):
     target_decay: float = 0.99
     squash: bool = True
 
+    def contradictions(self, is_discrete: bool) -> dict[str, bool]:
+        """What is wrong, beside the kernel's, with the options of path consistency."""
+        return super().contradictions(is_discrete) | {
+            "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
+                self.tau > 0.0
+            ),
+            "entropy_coef and kl_coef are both 0, which defines no policy; give one a positive value": (
+                self.entropy_coef + self.kl_coef <= 0.0
+            ),
+        }
+
 
 @dataclasses.dataclass()
 class DiscreteTrustPCLConfig(TrustPCLConfig):
@@ -248,7 +250,7 @@ class TrustPCL(KernelCriticAlgo):
         if self.is_discrete:
             return self.make_policy(create_categorical_policy, shape, size)
         if not self._config.squash:
-            return self.make_policy(create_linear_gaussian_policy, shape, size)
+            return self.make_policy(LinearGaussianPolicy, shape, size).to(self._device)
         bounds = {"min_logstd": -4.0, "max_logstd": 2.0, "use_std_parameter": True}
         return self.make_policy(create_normal_policy, shape, size, **bounds)
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
+from koffline.algos.training import own_randomness
 from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs import make_copies

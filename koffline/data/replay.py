@@ -167,6 +167,14 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
     # d3rlpy's own buffers, as its interface says; for ours use open_transitions
     load, from_episode_generator = _dataset.ReplayBuffer.load, _dataset.ReplayBuffer.from_episode_generator
 
+    def state_dict(self) -> dict[str, Any]:
+        """Position of the draws, as JSON can hold it."""
+        return dict(self._generator.bit_generator.state)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position of the draws."""
+        self._generator.bit_generator.state = state
+
     def _draw(self, count: int) -> np.ndarray:
         if self._thresholds is None:
             return self._generator.integers(len(self._log), size=count)
@@ -215,8 +223,6 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
     def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
         super().__init__(sample, seed=0)
         self._sampler, self.statistics = sampler, statistics
-        # position of the draws, to save and restore
-        self.state_dict, self.load_state_dict = sampler.state_dict, sampler.load_state_dict
 
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
@@ -226,6 +232,14 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
         )
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position of the draws."""
+        return self._sampler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position of the draws."""
+        self._sampler.load_state_dict(state)
 
     @property
     def transition_count(self) -> int:

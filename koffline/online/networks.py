@@ -202,7 +202,8 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
     finite box is scaled to [−1, 1], as d3rlpy's algorithms act, by the last layer of the policy; for any
     other the policy has limits of its own. Discrete actions are 0 … n − 1. Torch's generator stays as it was.
     """
-    from koffline.algos.from_config import make_algorithm, resolve_params
+    from koffline.algos.options import resolve_params
+    from koffline.algos.training import make_algorithm
     from koffline.data.d3rlpy_import import quiet
 
     shape = agent.online.shape

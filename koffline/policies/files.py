@@ -3,7 +3,7 @@
 A .d3 file is a pickle of {torch: bytes, config: str, version: str}. It is read by an unpickler that refuses
 every global, so that a pickle can build nothing but numbers, text and containers; the weights inside are
 read by torch.load(weights_only=True), and only from its zip layout, because the older layout was once
-exploitable. `koffline.algos.d3_policy` rebuilds the network, the only part that needs d3rlpy.
+exploitable. `koffline.algos.policies` rebuilds the network, the only part that needs d3rlpy.
 
 torch.jit.load runs no Python from a file (d3rlpy's save_policy("policy.pt") writes such files). The file is
 still a program in torch's own instruction set, which can for instance write files: load only files you
@@ -120,7 +120,7 @@ class _Config(BaseModel):
 
 
 def read_d3(path: Path) -> D3File:
-    """Read a file with a policy as data; what an algorithm's policy is, is said in koffline.algos.d3_policy.
+    """Read a file with a policy as data; what an algorithm's policy is, is said in koffline.algos.policies.
 
     Raises PolicyError for a file with code in it, a corrupt one, and a model without a policy.
     """

@@ -169,7 +169,7 @@ def load_config(
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
     evaluators = _read_evaluators(given, config.data.split.held_out > 0.0)
     # Last: d3rlpy, which knows the algorithms, takes seconds to load.
-    from koffline.algos.from_config import algorithm_types, resolve_params
+    from koffline.algos.options import algorithm_types, resolve_params
 
     if config.algo.type is None:
         raise ConfigError(f"algo.type is missing; known are {', '.join(algorithm_types())}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from koffline.algos import from_config
-from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, own_randomness
+from koffline.algos import training
+from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import remote
 from koffline.data.d3rlpy_import import quiet
 from koffline.data.disk.batches import BlockSampler
@@ -25,10 +24,12 @@ from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part, sample_units, split_log, stop_shares
+from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
-from koffline.store.run_record import describe_call, now, versions
+from koffline.policies.base import describe_actions, refuse
+from koffline.store.run_record import describe_call, digest_of, now, versions
 from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
@@ -55,11 +56,10 @@ class TrainData:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """Parts of a run. draws: the generator of mini-batches; record: run.json at the start of the run."""
+    """Parts of a run. record: run.json at the start of the run."""
 
     algo: Any
     buffer: Any
-    draws: Any
     evaluators: dict[str, Any]
     record: dict[str, Any]
 
@@ -122,37 +122,36 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
             yield parts
         finally:
             for evaluator in parts.evaluators.values():
-                getattr(evaluator, "close", lambda: None)()
+                if isinstance(evaluator, EnvironmentEvaluator):
+                    evaluator.close()
 
 
 def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
     kind = config.algo.type
-    algo = from_config.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-    from_config.check_actions(algo, data.rows, kind)
-    buffer, draws = _make_buffer(algo, config, data)
-    from_config.build_networks(algo, buffer, kind)
-    if from_config.actions_out_of_reach(algo, buffer):
+    algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
+    training.check_actions(algo, data.rows, kind)
+    buffer = _make_buffer(algo, config, data)
+    training.build_networks(algo, buffer, kind)
+    if training.actions_out_of_reach(algo, buffer):
         _LOG.warning(
             "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
         )
     evaluators = _make_evaluators(config, data)
     for evaluator in evaluators.values():
-        evaluator.try_out(algo)
-    return Parts(algo, buffer, draws, evaluators, _record(config, data, device))
+        if isinstance(evaluator, LogEvaluator):
+            evaluator.try_out(algo)
+    return Parts(algo, buffer, evaluators, _record(config, data, device))
 
 
-def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> tuple[Any, Any]:
-    """The replay buffer, and what its draws depend on."""
+def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     if isinstance(data.log, Transitions):
-        generator = np.random.default_rng([config.train.seed, 1])
-        return from_config.make_buffer(algo, data.rows, generator), generator
+        return training.make_buffer(algo, data.rows, np.random.default_rng([config.train.seed, 1]))
     assert data.statistics is not None
-    from_config.check_single_rows(algo, config.algo.type)
+    training.check_single_rows(algo, config.algo.type)
     pool = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     part = _parts(config.data)[0]
     sampler = BlockSampler(data.log, config.train.seed, memory=pool, part=part, next_actions=True)
-    buffer = from_config.LazyReplayBuffer(sampler, data.rows, data.statistics)
-    return buffer, buffer
+    return training.LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 
 def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
@@ -171,7 +170,7 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
 def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]:
     digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
-        digests["policy"] = hashlib.sha256(Path(config.algo.policy).read_bytes()).hexdigest()
+        digests["policy"] = digest_of(Path(config.algo.policy))
     return {
         "format": 1,
         "config": config.resolved(),
@@ -204,6 +203,58 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
         return {path: value}
     parts = (_flat(part, f"{path}.{name}".lstrip(".")) for name, part in value.items())
     return {name: part for flat in parts for name, part in flat.items()}
+
+
+class EnvironmentEvaluator:
+    """Mean return of greedy episodes, always from the same starts, played side by side.
+
+    Raises ConfigError for an environment whose spaces are not the log's.
+    """
+
+    def __init__(
+        self, identifier: str, log: Transitions, episodes: int = 10, seed: int = 0, epsilon: float = 0.0
+    ) -> None:
+        self._copies, self._seeds, self._epsilon = Copies(identifier), range(seed, seed + episodes), epsilon
+        shape, space = self._copies.observation_shape, self._copies.action_space
+        wrong = {
+            f"observations of shape {shape}, the log {log.observation_shape}": shape != log.observation_shape,
+            f"actions {space}, the log {log.action_space}": (
+                describe_actions(space) != describe_actions(log.action_space)
+            ),
+        }
+        remedy = "name the environment that the log is from"
+        wrong = {f"{identifier} has {what}; {remedy}": is_so for what, is_so in wrong.items()}
+        refuse(wrong, kind=ConfigError)
+
+    def __call__(self, algo: Any, dataset: Any = None) -> float:
+        """Mean undiscounted return. Raises ConfigError where the environment fails."""
+        with own_randomness(self._seeds.start):
+            return float(np.mean(self._returns(algo)))
+
+    def close(self) -> None:
+        """Close the environments."""
+        self._copies.close()
+
+    def _returns(self, algo: Any) -> np.ndarray:
+        returns, running = np.zeros(len(self._seeds)), np.arange(len(self._seeds))
+        observations, generator = self._copies.reset(self._seeds), np.random.default_rng(self._seeds.start)
+        while len(running):
+            actions = self._noisy(np.array(algo.predict(observations)), generator)
+            step = self._copies.step(running.tolist(), actions)
+            returns[running] += step.rewards
+            goes_on = ~(step.terminated | step.truncated)
+            running, observations = running[goes_on], step.observations[goes_on]
+        return returns
+
+    def _noisy(self, actions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Replace a share of the actions by uniform ones inside the action space."""
+        space, explores = self._copies.action_space, generator.random(len(actions)) < self._epsilon
+        if isinstance(space, Discrete):
+            return np.where(explores, generator.integers(space.n, size=len(actions)), actions)
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        if explores.any():  # an unbounded box has no uniform actions
+            actions[explores] = generator.uniform(low, high, actions[explores].shape)
+        return np.clip(actions, low, high)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import random
 import re
 import sys
 import time
@@ -15,10 +14,9 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from koffline.algos.monitoring import RunLogger
+from koffline.algos.training import RunLogger, random_state, set_random_state
 from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar
@@ -98,13 +96,8 @@ def _run(
         _save_model(algo, model)
     if not record.get("finished"):
         known = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
-        outcome = {
-            "steps": progress.steps,
-            "seconds": progress.seconds,
-            "metrics": known,
-            "model": model.name,
-        }
-        write_record(folder, {**record, "finished": now(), **outcome})
+        outcome = {"steps": progress.steps, "seconds": progress.seconds, "metrics": known}
+        write_record(folder, {**record, "finished": now(), **outcome, "model": model.name})
     return TrainResult(**vars(progress), out=folder, model=model)
 
 
@@ -176,7 +169,7 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
         "with_gradient": [name for name, parameter in parameters_of(algo) if parameter.grad is not None],
-        "random": _random_state(parts.draws),
+        "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
         "sizes": file_sizes(folder, folder.glob("*.csv")),
     }
     write_checkpoint(folder / CHECKPOINT, state)
@@ -221,7 +214,8 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
     for name, parameter in parameters_of(algo):
         # optimisers step parameters with a gradient of zero, and skip those without one
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
-    _set_random_state(state["random"], parts.draws)
+    set_random_state(state["random"])
+    parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))
     return progress
 
 
@@ -251,29 +245,3 @@ def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and weights of all of an algorithm's parameters."""
     modules = torch.nn.ModuleDict(algo.impl.modules.get_torch_modules())
     return list(modules.named_parameters(remove_duplicate=False))
-
-
-def _random_state(draws: Any) -> dict[str, Any]:
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
-    own = draws.bit_generator.state if isinstance(draws, np.random.Generator) else draws.state_dict()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
-        "python": json.dumps(random.getstate()),
-        "buffer": json.dumps(own),
-    }
-
-
-def _set_random_state(state: dict[str, Any], draws: Any) -> None:
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, *rest = json.loads(state["numpy"])
-    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
-    version, internal, gauss = json.loads(state["python"])
-    random.setstate((version, tuple(internal), gauss))
-    if isinstance(draws, np.random.Generator):
-        draws.bit_generator.state = json.loads(state["buffer"])
-    else:
-        draws.load_state_dict(json.loads(state["buffer"]))

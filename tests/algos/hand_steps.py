@@ -91,6 +91,20 @@ def hand_loss(residual: torch.Tensor, gram: torch.Tensor, weight: float | None) 
     return total
 
 
+def hand_losses(residuals: torch.Tensor, batch, weight: float | None, discrete: bool) -> torch.Tensor:
+    """The losses of all critics under the Laplacian kernel, added."""
+    gram = hand_gram(batch, "laplacian", 0.8, discrete)
+    return sum(hand_loss(row, gram, weight) for row in residuals)
+
+
+def assert_actor_step(algo, batch, loss: torch.Tensor) -> None:
+    """One update of the actor is a step on the hand-written loss."""
+    expected = stepped(algo.impl.policy, loss)
+    torch.manual_seed(9)
+    algo.impl.update_actor(batch)
+    assert_stepped(algo.impl.policy, expected)
+
+
 def hand_discount(batch) -> torch.Tensor:
     return (GAMMA ** batch.intervals[:, 0]) * (1.0 - batch.terminals[:, 0])
 

@@ -60,23 +60,25 @@ def seeded(seed: int):
         yield
 
 
-def make_log(discrete: bool, rows: int = 120, length: int = 12, seed: int = 0) -> Transitions:
+def make_log(
+    discrete: bool, rows: int = 120, length: int = 12, seed: int = 0, columns: int = COLUMNS, k: int = ACTIONS
+) -> Transitions:
     """Episodes that chain; every other one is cut by a time limit."""
     generator = np.random.default_rng(seed)
-    observations = generator.normal(size=(rows, COLUMNS)).astype(np.float32)
+    observations = generator.normal(size=(rows, columns)).astype(np.float32)
     steps = np.arange(rows) % length
     is_last, episode = steps == length - 1, np.arange(rows) // length
-    actions = generator.integers(0, ACTIONS, rows) if discrete else generator.uniform(-1, 1, (rows, ACTIONS))
+    actions = generator.integers(0, k, rows) if discrete else generator.uniform(-1, 1, (rows, k))
     return Transitions(
         observations=observations,
         actions=actions,
         rewards=generator.normal(size=rows),
         next_observations=np.where(
-            is_last[:, None], generator.normal(size=(rows, COLUMNS)), np.roll(observations, -1, axis=0)
+            is_last[:, None], generator.normal(size=(rows, columns)), np.roll(observations, -1, axis=0)
         ),
         terminated=is_last & (episode % 2 == 0),
         truncated=is_last & (episode % 2 == 1),
-        action_space=Discrete(ACTIONS) if discrete else Continuous(ACTIONS, -1.0, 1.0),
+        action_space=Discrete(k) if discrete else Continuous(k, -1.0, 1.0),
         episode_ids=episode,
         steps=steps,
     )

@@ -37,7 +37,7 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
 @pytest.mark.parametrize(
     ("name", "settings", "says"),
     [
-        ("KLossDQN", {"kernel": "gausian"}, "did you mean 'gaussian'"),
+        ("KLossDQN", {"kernel": "gausian"}, "should be 'gaussian'"),
         ("KLossDQN", {"bandwidth": -1.0}, "give a positive number or a multiple"),
         ("KLossDQN", {"bandwidth": "0.5 mean"}, "0.5 median"),
         ("KLossDQN", {"diag_weight": 1.5}, "less than or equal to 1"),
@@ -56,7 +56,7 @@ def fixed_kernel(name: str = "KLossDQN", **settings):
         ("KLossSAC", {"initial_temperature": 0.0}, "greater than 0"),
         ("KLossIQL", {"expectile": 1.0}, "less than 1"),
         ("KLossCQL", {"conservative_weight": True}, "a yes or no"),
-        ("TrustPCL", {"critic": "klos"}, "did you mean 'kloss'"),
+        ("TrustPCL", {"critic": "klos"}, "should be 'kloss'"),
         ("TrustPCL", {"entropy_coef": 0.0, "kl_coef": 0.0}, "both 0"),
     ],
 )

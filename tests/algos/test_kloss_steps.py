@@ -12,13 +12,13 @@ from tests.algos.hand_steps import (
     RATE,
     ROWS,
     WEIGHTS,
+    assert_actor_step,
     assert_critic_step,
     assert_stepped,
     batch_of,
     bellman_residual,
     critics,
-    hand_gram,
-    hand_loss,
+    hand_losses,
     in_float64,
     row_values,
     squashed,
@@ -52,29 +52,19 @@ def test_dqn(weight: float | None, action_kernel: str) -> None:
 
 
 @pytest.mark.parametrize("backup", ["own", "min", "mean"])
-def test_soft_dqn_with_an_ensemble(backup: str) -> None:
-    algo = in_float64("KLossDQN", temperature=0.4, n_critics=3, backup=backup)
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+def test_soft_dqn_and_cql_with_an_ensemble(backup: str, alpha: float) -> None:
+    options = {"temperature": 0.4, "n_critics": 3, "backup": backup}
+    algo = (
+        in_float64("KLossDiscreteCQL", alpha=alpha, **options) if alpha else in_float64("KLossDQN", **options)
+    )
     batch = batch_of(discrete=True)
-    next_values = critics(algo, batch.next_observations)
-    shared = {
-        "own": next_values,
-        "min": next_values.min(dim=0).values[None],
-        "mean": next_values.mean(0)[None],
-    }
-    soft = 0.4 * torch.log(torch.exp(shared[backup] / 0.4).sum(dim=2))
-    value = row_values(critics(algo, batch.observations), batch)
-    residual = bellman_residual(batch, soft, value)
-    assert_critic_step(algo, batch, residual)
-
-
-def test_discrete_cql() -> None:
-    algo = in_float64("KLossDiscreteCQL", alpha=0.7, n_critics=2, backup="own", temperature=0.0)
-    batch = batch_of(discrete=True)
-    values = critics(algo, batch.observations)
+    values, there = critics(algo, batch.observations), critics(algo, batch.next_observations)
+    shared = {"own": there, "min": there.min(dim=0).values[None], "mean": there.mean(0)[None]}[backup]
+    soft = 0.4 * torch.log(torch.exp(shared / 0.4).sum(dim=2))
     value = row_values(values, batch)
-    residual = bellman_residual(batch, critics(algo, batch.next_observations).max(dim=2).values, value)
     gap = torch.log(torch.exp(values).sum(dim=2)) - value
-    assert_critic_step(algo, batch, residual, 0.7 * gap.mean(dim=1).sum())
+    assert_critic_step(algo, batch, bellman_residual(batch, soft, value), alpha * gap.mean(dim=1).sum())
 
 
 def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
@@ -148,10 +138,7 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
     policy = algo.impl.policy(batch.observations)
     drawn, log_probability = squashed(policy, torch.randn_like(policy.mu))
     lowest = critics(algo, batch.observations, drawn).min(dim=0).values
-    expected = stepped(algo.impl.policy, (0.3 * log_probability - lowest).mean())
-    torch.manual_seed(9)
-    algo.impl.update_actor(batch)
-    assert_stepped(algo.impl.policy, expected)
+    assert_actor_step(algo, batch, (0.3 * log_probability - lowest).mean())
 
 
 def test_discrete_sac_critic_and_actor() -> None:
@@ -177,10 +164,7 @@ def test_discrete_sac_critic_and_actor() -> None:
 
     here = probabilities(batch.observations)
     lowest = critics(algo, batch.observations).min(dim=0).values.detach()
-    actor_loss = (here * (0.3 * torch.log(here) - lowest)).sum(dim=1).mean()
-    expected = stepped(policy, actor_loss)
-    algo.impl.update_actor(batch)
-    assert_stepped(policy, expected)
+    assert_actor_step(algo, batch, (here * (0.3 * torch.log(here) - lowest)).sum(dim=1).mean())
 
 
 def test_td3_plus_bc_critic_and_actor() -> None:
@@ -197,9 +181,7 @@ def test_td3_plus_bc_critic_and_actor() -> None:
     actions = torch.tanh(algo.impl.policy(batch.observations).mu)
     value = critics(algo, batch.observations, actions)[0]
     loss = -2.5 * value.mean() / value.detach().abs().mean() + (batch.actions - actions).square().mean()
-    expected = stepped(algo.impl.policy, loss)
-    algo.impl.update_actor(batch)
-    assert_stepped(algo.impl.policy, expected)
+    assert_actor_step(algo, batch, loss)
 
 
 def test_iql_critic_and_value() -> None:
@@ -209,8 +191,7 @@ def test_iql_critic_and_value() -> None:
     values = critics(algo, batch.observations, batch.actions)
     next_value = value_func(batch.next_observations)[:, 0].detach()
     residual = bellman_residual(batch, next_value, values)
-    gram = hand_gram(batch, "laplacian", 0.8, False)
-    expected_q = stepped(algo.impl.q_function, sum(hand_loss(row, gram, None) for row in residual))
+    expected_q = stepped(algo.impl.q_function, hand_losses(residual, batch, None, discrete=False))
     with torch.no_grad():
         for parameter in algo.impl.modules.slow_q_funcs.parameters():
             parameter.add_(0.05)
@@ -336,8 +317,7 @@ def test_a_slow_copy_values_what_follows() -> None:
         next_value = critics(algo, batch.next_observations).max(dim=2).values.detach()
         put(algo, held)
         residual = bellman_residual(batch, next_value, row_values(critics(algo, batch.observations), batch))
-        gram = hand_gram(batch, "laplacian", 0.8, discrete=True)
-        expected = stepped(algo.impl.q_function, sum(hand_loss(row, gram, 0.3) for row in residual))
+        expected = stepped(algo.impl.q_function, hand_losses(residual, batch, 0.3, discrete=True))
         update(algo, batch, critic_only=False)
         assert_stepped(algo.impl.q_function, expected)
         slow = [0.75 * old + 0.25 * new for old, new in zip(slow, expected, strict=True)]
@@ -355,8 +335,7 @@ def test_rebrac_critic() -> None:
         slow = [q(batch.next_observations, acted).q_value[:, 0] for q in modules.targ_q_funcs]
         later = torch.stack(slow).min(dim=0).values - 0.2 * (acted - batch.next_actions).square().sum(dim=1)
     residual = bellman_residual(batch, later, critics(algo, batch.observations, batch.actions))
-    gram = hand_gram(batch, "laplacian", 0.8, False)
-    expected = stepped(algo.impl.q_function, sum(hand_loss(row, gram, 0.3) for row in residual))
+    expected = stepped(algo.impl.q_function, hand_losses(residual, batch, 0.3, discrete=False))
     update(algo, batch)
     assert_stepped(algo.impl.q_function, expected)
 

@@ -63,13 +63,11 @@ def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
     else:
         actions = normal(ROWS, LENGTH, ACTIONS).clamp(-1, 1)
     return TorchPathBatch(
-        observations=states[:, 0],
-        actions=actions[:, 0],
         next_observations=normal(ROWS, COLUMNS),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
         intervals=lengths,
-        path_observations=states.reshape(-1, COLUMNS),
-        path_actions=actions.reshape(ROWS * LENGTH, -1),
+        path_observations=states,
+        path_actions=actions,
         path_rewards=normal(ROWS, LENGTH),
         mask=(torch.arange(LENGTH) < lengths).double(),
     )
@@ -112,8 +110,7 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
             for p, q in zip(slow.parameters(), fast.parameters(), strict=True):
                 p.copy_(DECAY * p + (1 - DECAY) * q)
     value_of, slow_value_of = modules.q_funcs[0], modules.targ_q_funcs[0]
-    states = paths.path_observations.view(ROWS, LENGTH, COLUMNS)
-    actions = paths.path_actions.view(ROWS, LENGTH, -1)
+    states, actions = paths.path_observations, paths.path_actions
     residuals, surrogates = [], []
     for i in range(ROWS):
         length = int(paths.intervals[i, 0])
@@ -185,11 +182,9 @@ def test_scalers_reach_every_step_of_a_path() -> None:
     paths = TorchPathBatch.of(batch, algo.config, "cpu:0")
     mean, deviation = log.observations.mean(0), log.observations.std(0)
     np.testing.assert_allclose(
-        paths.path_observations.view(6, 4, COLUMNS).numpy(),
+        paths.path_observations.numpy(),
         (batch.path_observations - mean) / (deviation + 1e-3),
         atol=0.05,
     )
-    np.testing.assert_allclose(
-        paths.path_actions.view(6, 4, ACTIONS).numpy(), batch.path_actions / 2, atol=1e-6
-    )
+    np.testing.assert_allclose(paths.path_actions.numpy(), batch.path_actions / 2, atol=1e-6)
     np.testing.assert_allclose(paths.path_rewards.numpy(), batch.path_rewards / 2, rtol=1e-6)

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from koffline.algos.monitoring import own_randomness
 from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
+from koffline.algos.training import own_randomness
 from koffline.builders.control_learning import LearningSettings, learn
 from koffline.data.transitions import Continuous, Discrete
 

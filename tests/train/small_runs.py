@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import pickle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 import koffline.train.run
-from koffline import Continuous, Discrete, Transitions
-from koffline.algos.from_config import EVALUATORS, resolve_params
+from koffline import Transitions
+from koffline.algos.options import resolve_params
+from koffline.algos.training import EVALUATORS
 from koffline.data.sources import write_transitions
 from koffline.train.run import train
+from tests.algos import makers
 from tests.interrupts import Hit
-
-COLUMNS = 3
 
 
 def make_log(discrete: bool = True, episodes: int = 6, length: int = 8, seed: int = 0) -> Transitions:
-    """Episodes of random numbers; every other one is cut by a time limit."""
-    generator = np.random.default_rng(seed)
-    rows = episodes * length
-    observations = generator.normal(size=(rows, COLUMNS)).astype(np.float32)
-    steps = np.arange(rows) % length
-    is_last, episode = steps == length - 1, np.arange(rows) // length
-    actions = generator.integers(0, 2, rows) if discrete else generator.uniform(-1, 1, (rows, 2))
-    return Transitions(
-        observations=observations,
-        actions=actions,
-        rewards=generator.normal(size=rows),
-        next_observations=np.where(is_last[:, None], 0.5, np.roll(observations, -1, axis=0)),
-        terminated=is_last & (episode % 2 == 0),
-        truncated=is_last & (episode % 2 == 1),
-        action_space=Discrete(2) if discrete else Continuous(2, -1.0, 1.0),
-        episode_ids=episode,
-        steps=steps,
-    )
+    return makers.make_log(discrete, episodes * length, length, seed, columns=3, k=2)
 
 
 def write_log(folder: Path, discrete: bool = True, **options: Any) -> str:
@@ -95,11 +76,6 @@ def same(left: Any, right: Any) -> bool:
 def metric_files(folder: Path) -> dict[str, bytes]:
     """Everything logged but the clock."""
     return {p.name: p.read_bytes() for p in folder.glob("*.csv") if not p.name.startswith("time_")}
-
-
-def read_csv(path: Path) -> list[list[float]]:
-    with path.open(encoding="utf-8") as file:
-        return [[float(cell) for cell in row] for row in csv.reader(file)]
 
 
 def check_equal(left: Path, right: Path) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from koffline.algos.from_config import EVALUATORS, algorithm_types
+from koffline.algos.options import algorithm_types
+from koffline.algos.training import EVALUATORS
 from koffline.train.config import load_config
 from koffline.train.run import train
 

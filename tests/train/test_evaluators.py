@@ -5,10 +5,16 @@ import numpy as np
 import pytest
 
 from koffline import ColumnarReplayBuffer, Discrete, Transitions
-from koffline.algos.from_config import build_networks, make_algorithm, resolve_params
-from koffline.algos.monitoring import EnvironmentEvaluator, LogEvaluator, own_randomness
+from koffline.algos.options import resolve_params
+from koffline.algos.training import (
+    LogEvaluator,
+    build_networks,
+    make_algorithm,
+    own_randomness,
+)
 from koffline.data.d3rlpy_import import quiet
 from koffline.errors import ConfigError
+from koffline.train.prepare import EnvironmentEvaluator
 from tests.train.small_runs import make_log
 
 

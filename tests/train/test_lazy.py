@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from koffline import ColumnarReplayBuffer
-from koffline.algos.from_config import fit_scalers, make_algorithm, resolve_params
+from koffline.algos.options import resolve_params
+from koffline.algos.training import fit_scalers, make_algorithm
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.writer import ShardWriter
 from koffline.data.replay import LazyReplayBuffer

@@ -4,16 +4,16 @@ import shutil
 
 import pytest
 
-import koffline.algos.monitoring
+import koffline.algos.training
 import koffline.train.run
-from koffline.algos.from_config import algorithm_types
+from koffline.algos.options import algorithm_types
 from koffline.errors import ConfigError
 from koffline.train.config import load_config
 from koffline.train.run import train
 from tests.interrupts import Hit, hit_at
 from tests.train.small_runs import check_equal, check_killed_run, is_discrete, make_config, write_log
 
-METRICS = (koffline.algos.monitoring.RunLogger, "write_metric")
+METRICS = (koffline.algos.training.RunLogger, "write_metric")
 
 
 def small(folder, kind="dqn"):

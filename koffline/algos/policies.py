@@ -1,0 +1,301 @@
+"""What a d3rlpy algorithm does: as a policy of koffline, and evaluated with a kernel-loss critic (KLossFQE).
+
+The policy, by algorithm (observation and action scalers are applied as the model's `predict` does):
+
+- DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their policy; KLossDQN with
+  a temperature: softmax of its values; any other discrete algorithm: greedy, what `predict` returns;
+- those of _DETERMINISTIC: `predict`, for BC whatever its policy_type;
+- any other continuous algorithm: draws from `sample_action`, mean `predict`, called with a fixed seed
+  as it draws candidates itself in BCQ, CRR and BEAR.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from d3rlpy.algos.qlearning.base import QLearningAlgoBase
+from d3rlpy.base import LearnableConfig
+from d3rlpy.constants import ActionSpace
+from d3rlpy.serializable_config import CONFIG_STORAGE
+from d3rlpy.torch_utility import TorchMiniBatch, convert_to_torch, unwrap_ddp_model
+from dataclasses_json import config as json_options
+from torch import Tensor, nn
+
+from koffline.algos.kernel_algo import KernelCriticAlgo
+from koffline.algos.kernel_bellman_loss import CriticConfig, registered
+from koffline.algos.kernel_critic import KernelImpl, Losses, modules_of, taken
+from koffline.algos.model_files import check_acts, export_policy
+from koffline.data.transitions import Continuous, Discrete
+from koffline.errors import ConfigError
+from koffline.policies import base
+from koffline.policies.builtin import gaussian_log_density, squashed_gaussian_log_density
+
+# Algorithm types as in config files; the density of other continuous algorithms is unknown here.
+_DETERMINISTIC = (
+    "bc", "ddpg", "td3", "td3_plus_bc", "kloss_td3_plus_bc", "rebrac", "kloss_rebrac", "prdc", "plas",
+    "plas_with_perturbation",
+)  # fmt: skip
+_SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql", "kloss_cal_ql")
+_CUT = ("awac", "kloss_awac", "crr", "iql", "kloss_iql", "trust_pcl")
+_ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
+Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
+Box = tuple[np.ndarray, np.ndarray]
+
+
+def policy_from_algo(
+    algo: Any, name: str, action_space: base.ActionSpace, observation_shape: Sequence[int]
+) -> base.Policy:
+    """The policy of a d3rlpy algorithm that has been built or trained. Raises PolicyError."""
+    check_acts(algo, name)
+    is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
+    own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
+    base.check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
+    shape, device = tuple(observation_shape), torch.device(algo.impl.device)
+    rows = base.chunk_rows_for(shape, max(1, int(getattr(algo.config, "n_action_samples", 1))))
+
+    def probabilities(observations: np.ndarray) -> Tensor:
+        return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
+
+    if isinstance(action_space, Discrete):
+        act = probabilities if _has_probabilities(algo) else algo.predict
+        return base.DiscretePolicy(action_space.n, act, name, shape, rows)
+    if _is_deterministic(algo):
+        return base.ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
+
+    def drawn(seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray) -> np.ndarray:
+        """Call a method with torch's global generators seeded, and restore them afterwards."""
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.default_generator.manual_seed(seed)
+            if device.type == "cuda":
+                torch.cuda.manual_seed(seed)
+            return method(observations)
+
+    def mean(observations: np.ndarray) -> np.ndarray:
+        return drawn(0, algo.predict, observations)
+
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return drawn(int(generator.integers(2**63)), algo.sample_action, observations)
+
+    density, cut_to = _action_density(algo)
+    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
+
+
+@torch.no_grad()
+def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
+    """Probabilities (N, n) of the policy, one on the greedy action if it has none.
+
+    observations: in the units of the log.
+    """
+    scaled = _scaled(algo, observations)
+    if _has_probabilities(algo):
+        algo.impl.modules.set_eval()
+        ours = getattr(algo.impl, "action_probabilities", None)
+        return algo.impl.policy(scaled).probs if ours is None else ours(scaled)
+    greedy = algo.impl.predict_best_action(scaled).reshape(-1).long()
+    return F.one_hot(greedy, algo.action_size).float()
+
+
+def _is_deterministic(algo: Any) -> bool:
+    return algo.config.get_type() in _DETERMINISTIC
+
+
+def _has_probabilities(algo: Any) -> bool:
+    return algo.config.get_type() == "discrete_sac" or hasattr(algo.impl, "action_probabilities")
+
+
+def _scaled(algo: Any, observations: Tensor) -> Tensor:
+    scaler = algo.observation_scaler
+    return observations if scaler is None else scaler.transform(observations)
+
+
+def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
+    """Log density of what `sample_action` draws, and the bounds at which its draws are cut off.
+
+    Draws of a Gaussian are cut off (_CUT) or squashed (_SQUASHED); None, None for any other algorithm (BCQ
+    picks among candidates).
+    """
+    is_cut = algo.config.get_type() in _CUT
+    if not is_cut and algo.config.get_type() not in _SQUASHED:
+        return None, None
+    policy, size = unwrap_ddp_model(algo.impl.policy), algo.action_size
+    centre, half = np.zeros(size), np.ones(size)  # action = centre + half · (the networks' action)
+    if algo.action_scaler is not None:  # an affine one
+        ends = torch.stack([torch.zeros(size), torch.ones(size)]).to(algo.impl.device)
+        centre, end = _array(algo.action_scaler.reverse_transform(ends))
+        half = end - centre
+    box = (centre - half, centre + half)
+    if hasattr(policy, "low"):  # Trust-PCL's, with limits of its own
+        box = (centre + half * _array(policy.low)[0], centre + half * _array(policy.high)[0])
+
+    @torch.no_grad()
+    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        algo.impl.modules.set_eval()
+        output = policy(_scaled(algo, convert_to_torch(observations, algo.impl.device)))
+        deviation = _array(output.logstd.exp())
+        if is_cut:  # in the log's units, where the bounds are
+            mean = centre + half * _array(output.squashed_mu)
+            return gaussian_log_density(actions, mean, half * deviation, *box)
+        inside = squashed_gaussian_log_density((actions - centre) / half, _array(output.mu), deviation)
+        return inside - float(np.log(half).sum())
+
+    return log_density, box if is_cut else None
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return tensor.detach().cpu().numpy().astype(np.float64)
+
+
+class KLossFQEImpl(KernelImpl):
+    """δ = r + discount · E Q(s', a') − Q(s, a), a' what the policy does at s'.
+
+    The expectation is exact for discrete actions; for continuous ones it is a draw if the policy is
+    stochastic, one of its own for every row, so that products of residuals of different rows stay unbiased.
+    algo: the policy, which has its own scalers.
+    (Feng et al. 2019, equ:ourloss)
+    """
+
+    is_captured = False
+
+    def __init__(self, algo: Any, *common: Any) -> None:
+        super().__init__(*common)
+        self._algo = algo
+
+    def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
+        """Gradient through Q(s, a) and Q(s', ·)."""
+        raw = self._unscaled(batch.next_observations)
+        if batch.numpy_batch is not None:
+            logged = np.asarray(batch.numpy_batch.next_observations)
+            raw = convert_to_torch(logged, self._device).to(batch.next_observations)
+        if self._modules.kernel.n_actions:
+            probabilities = action_probabilities(self._algo, raw.float())
+            values, next_values = self.values_of_both(batch)
+            value = taken(values, batch.actions)
+            next_value = (probabilities.to(next_values) * self.backed_up(next_values)).sum(dim=2)
+        else:
+            draws = not _is_deterministic(self._algo)
+            value, next_value = self.values_of_both(batch, self._actions(raw, draws).to(batch.actions))
+            next_value = self.backed_up(next_value)
+        return self.kernel_losses(batch, self.residual(batch, value, next_value))
+
+    def action_probabilities(self, x: Tensor) -> Tensor:
+        """Action probabilities of the target policy; observations are scaled by the evaluator."""
+        return action_probabilities(self._algo, self._unscaled(x).float())
+
+    def inner_predict_best_action(self, x: Tensor) -> Tensor:
+        """Greedy actions of the target policy; observations are scaled by the evaluator."""
+        return self._actions(self._unscaled(x), draws=False)
+
+    @torch.no_grad()
+    def _actions(self, observations: Tensor, draws: bool) -> Tensor:
+        """Actions of the target policy, scaled for the evaluator; observations in the units of the log."""
+        algo, own = self._algo, self._config.action_scaler
+        act = algo.impl.sample_action if draws else algo.impl.predict_best_action
+        actions = act(_scaled(algo, observations.float()))
+        if algo.action_scaler is not None:
+            actions = algo.action_scaler.reverse_transform(actions)
+        return actions if own is None else own.transform(actions)
+
+    def _unscaled(self, observations: Tensor) -> Tensor:
+        scaler = self._config.observation_scaler
+        return observations if scaler is None else scaler.reverse_transform(observations)
+
+
+@dataclasses.dataclass()
+class KLossFQEConfig(CriticConfig):
+    """Config of KLossFQE and DiscreteKLossFQE; fields as in d3rlpy's FQEConfig without the target network's.
+
+    policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
+    """
+
+    policy: Optional[LearnableConfig] = dataclasses.field(  # noqa: UP045
+        default=None,
+        metadata=json_options(encoder=lambda x: x and _ENCODE(x), decoder=lambda x: x and _DECODE(x)),
+    )
+
+
+class _FQE(KernelCriticAlgo):
+    """Evaluation of `algo` with a kernel-loss critic.
+
+    algo: a d3rlpy algorithm whose networks are built; stochastic ones are evaluated as stochastic. `predict`
+    and `sample_action` are the policy's, `predict_value` is its action value, `predict_state_value` the
+    expectation over its actions. The config is copied and given the policy's config.
+    """
+
+    def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
+        is_algo = isinstance(algo, QLearningAlgoBase) and not isinstance(algo, _FQE)
+        if not is_algo or algo.get_action_type() != self.get_action_type():
+            raise ConfigError(
+                f"{type(self).__name__} evaluates an algorithm for {self.action_type.name.lower()} actions, "
+                f"received a {type(algo).__name__}; koffline.load(path) reads one; for discrete actions take "
+                "DiscreteKLossFQE, else KLossFQE"
+            )
+        self.algo = algo
+        super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
+
+    def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
+        """Create networks, optimiser, kernel and any missing networks of the policy. Raises ConfigError."""
+        algo = self.algo
+        if algo.impl is None:
+            algo.create_impl(shape, size)
+        own, log = (tuple(algo.observation_shape), algo.action_size), (tuple(shape), size)
+        if own != log:
+            raise ConfigError(
+                f"the policy is for observations {own[0]} and {own[1]} actions, the log has {log[0]} and "
+                f"{log[1]}; give the log that it was trained for"
+            )
+        target = nn.ModuleDict(algo.impl.modules.get_torch_modules()).to(self._device)
+        modules = modules_of(**self.make_parts(shape, size), target=target)
+        self._impl = KLossFQEImpl(algo, self._config, shape, size, modules, self._device)
+
+    def predict(self, x: Any) -> Any:
+        """The policy's greedy actions."""
+        return self.algo.predict(x)
+
+    def sample_action(self, x: Any) -> Any:
+        """Actions drawn from the policy."""
+        return self.algo.sample_action(x)
+
+    def predict_state_value(self, x: np.ndarray, draws: int = 16) -> np.ndarray:
+        """Expected action value (N,) under the policy; a mean over `draws` for continuous actions."""
+        if self.is_discrete:
+            shares = action_probabilities(self.algo, convert_to_torch(x, self._device)).cpu().numpy()
+            values = [self.predict_value(x, np.full(len(x), action)) for action in range(shares.shape[1])]
+            return (shares * np.stack(values, axis=1)).sum(axis=1)
+        count = 1 if _is_deterministic(self.algo) else draws
+        return np.mean([self.predict_value(x, self.algo.sample_action(x)) for _ in range(count)], axis=0)
+
+    def save_policy(self, fname: str) -> None:
+        """Save the policy that is evaluated."""
+        export_policy(self.algo, fname)
+
+
+class KLossFQE(_FQE):
+    """Off-policy evaluation with the kernel loss, continuous actions (Le et al. 2019; Feng et al. 2019)."""
+
+    action_type = ActionSpace.CONTINUOUS
+
+
+class DiscreteKLossFQE(_FQE):
+    """Off-policy evaluation with the kernel loss, discrete actions (Le et al. 2019; Feng et al. 2019)."""
+
+    action_type = ActionSpace.DISCRETE
+
+
+def evaluator_of(algo: Any, config: KLossFQEConfig, device: Any) -> _FQE:
+    """The evaluator of an algorithm, by its kind of actions."""
+    is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
+    return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, config, device)
+
+
+@registered("kloss_fqe", KLossFQEConfig)
+def _from_config(config: KLossFQEConfig, device: Any) -> _FQE:
+    """The evaluator of the policy in a config. Raises ConfigError where there is none."""
+    if config.policy is None:
+        said = "kloss_fqe has no policy to evaluate; use KLossFQE(algo, config) or DiscreteKLossFQE"
+        raise ConfigError(said)
+    return evaluator_of(config.policy.create(device), config, device)

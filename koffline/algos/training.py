@@ -1,0 +1,281 @@
+"""What a training run needs of d3rlpy: an algorithm made for a log, evaluators, a logger, random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from d3rlpy import metrics
+from d3rlpy.algos.utility import build_scalers_with_transition_picker
+from d3rlpy.base import LearnableConfig
+from d3rlpy.constants import ActionSpace
+from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
+from d3rlpy.ope import FQE, DiscreteFQE
+from d3rlpy.serializable_config import CONFIG_STORAGE
+
+from koffline.algos.model_files import device_name, load
+from koffline.algos.paths import PathReplayBuffer
+from koffline.algos.policies import evaluator_of
+from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
+from koffline.data.statistics import ColumnStatistics
+from koffline.data.transitions import Continuous, Discrete, Transitions
+from koffline.errors import ConfigError, KofflineError
+from koffline.policies.base import refuse
+from koffline.store.files import write_text
+
+EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy
+_SUCH_AS = {True: "discrete_cql or kloss_discrete_cql", False: "cql, iql or kloss_sac"}  # key: is discrete
+_EXTENTS = {
+    "standard": {"mean": "mean", "std": "deviation"},
+    "min_max": {"minimum": "minimum", "maximum": "maximum"},
+}
+_ROWS_CHECKED = 1000
+_EVALUATORS: dict[str, Any] = {
+    "td_error": metrics.TDErrorEvaluator,
+    "discounted_sum_of_advantage": metrics.DiscountedSumOfAdvantageEvaluator,
+    "average_value": metrics.AverageValueEstimationEvaluator,
+    "initial_value": metrics.AverageValueEstimationEvaluator,  # evaluated on the first row of each episode
+    "soft_opc": metrics.SoftOPCEvaluator,
+    "continuous_action_diff": metrics.ContinuousActionDiffEvaluator,
+    "discrete_action_match": metrics.DiscreteActionMatchEvaluator,
+}
+
+
+def make_algorithm(
+    kind: str, params: Mapping[str, Any], device: str = "cpu", policy: str | Path | None = None
+) -> Any:
+    """Make an algorithm from resolved options; its networks are not built yet.
+
+    device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe evaluate.
+    Raises ConfigError.
+    """
+    device = device_name(device)
+    if kind in EVALUATORS and policy is None:
+        raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
+    if kind not in EVALUATORS and policy is not None:
+        raise ConfigError(f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out")
+    target = None if policy is None else load(policy, device=device)
+    with _making(kind):
+        config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
+        if target is None:
+            return config.create(device=device)
+        if kind == "kloss_fqe":
+            return evaluator_of(target, config, device)
+        is_discrete = target.get_action_type() == ActionSpace.DISCRETE
+        return (DiscreteFQE if is_discrete else FQE)(target, _with_scalers_of(target, config), device=device)
+
+
+def _with_scalers_of(target: Any, config: Any) -> Any:
+    """The config of d3rlpy's FQE with the scalers of its policy, to which it passes scaled observations.
+
+    Raises ConfigError if the config sets scalers of its own.
+    """
+    names = ("observation_scaler", "action_scaler")
+    what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
+    wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in names}
+    refuse(wrong, kind=ConfigError)
+    return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})
+
+
+def check_actions(algo: Any, log: Transitions, kind: str) -> None:
+    """Raise ConfigError where the algorithm is for the other kind of actions."""
+    is_discrete, wanted = isinstance(log.action_space, Discrete), algo.get_action_type()
+    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
+        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
+        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
+
+
+def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
+    """Fit the scalers on the log and create the networks. Raises ConfigError if they do not fit it."""
+    shape = buffer.transitions.observation_shape
+    with _making(kind, f" for observations of shape {shape}"):
+        fit_scalers(algo, buffer)
+        algo.create_impl(shape, buffer.dataset_info.action_size)
+
+
+def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
+    """Fit the unfitted scalers of an algorithm on the log, in place.
+
+    The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero or needs episodes that
+    the log does not have.
+    """
+    log = buffer.transitions
+    columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
+    lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
+    for name, column in columns.items():
+        scaler = getattr(algo, f"{name}_scaler")
+        if scaler is not None and not scaler.built:
+            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
+            for own, theirs in _EXTENTS.get(scaler.get_type(), {}).items():
+                value = getattr(statistics, theirs)
+                setattr(scaler, own, value if np.ndim(value) else float(value))
+            if scaler.get_type() == "return":
+                what = "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
+                refuse({what: not log.has_episodes}, kind=ConfigError)
+                extremes = (lazy and lazy.returns) or (float(log.returns().min()), float(log.returns().max()))
+                scaler.return_min, scaler.return_max = extremes
+    build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
+    for name, column in columns.items():
+        if (scaler := getattr(algo, f"{name}_scaler")) is None:
+            continue
+        some = np.asarray(column[:_ROWS_CHECKED], dtype=np.float32)
+        with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
+            if np.isfinite(scaler.transform_numpy(some)).all():
+                continue
+        what = f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite"
+        raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
+
+
+def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
+    """The log as the algorithm draws from it: rows, or paths for Trust-PCL. Raises DataError."""
+    if (length := _path_length(algo)) > 1:
+        return PathReplayBuffer(log, length, generator)
+    return ColumnarReplayBuffer(log, generator)
+
+
+def check_single_rows(algo: Any, kind: str) -> None:
+    """Raise ConfigError if the algorithm needs more than single rows, all that a log on disk provides."""
+    wrong = {
+        "returns to the end of an episode": algo.need_returns_to_go,
+        "paths (path_length above 1)": _path_length(algo) > 1,
+    }
+    remedy = "this log stays on disk; load it (data.lazy: false)"
+    refuse({f"{kind} learns from {what}, {remedy}": is_so for what, is_so in wrong.items()}, kind=ConfigError)
+
+
+def _path_length(algo: Any) -> int:
+    return getattr(algo.config, "path_length", 1)
+
+
+def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
+    """Whether unscaled continuous actions leave [−1, 1], the range of d3rlpy's policies."""
+    log = buffer.transitions
+    if isinstance(log.action_space, Discrete) or algo.action_scaler is not None:
+        return False
+    extremes = log.actions.min(), log.actions.max()
+    if isinstance(buffer, LazyReplayBuffer):
+        extremes = buffer.statistics.actions.minimum, buffer.statistics.actions.maximum
+    return bool(np.abs(extremes).max() > 1.0 + 1e-6)
+
+
+@contextlib.contextmanager
+def _making(kind: str, purpose: str = "") -> Iterator[None]:
+    """Turn any error of a foreign constructor into a ConfigError of one line."""
+    try:
+        yield
+    except KofflineError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split()) or "an encoder or a scaler is for other observations or actions"
+        raise ConfigError(f"{kind} cannot be made{purpose}: {reason}; check algo.params") from error
+
+
+class LogEvaluator:
+    """One of d3rlpy's evaluators, by its type in a config, over a log of its own.
+
+    options: `return_threshold` of soft_opc. Raises ConfigError where it is for other logs.
+    """
+
+    def __init__(self, kind: str, log: Transitions, name: str, **options: Any) -> None:
+        self._name = f"evaluators.{name}"
+        other = Discrete if "continuous_action" in kind else Continuous if "discrete_action" in kind else ()
+        wrong = {
+            f"{kind} is for other actions than {log.action_space}": isinstance(log.action_space, other),
+            "soft_opc needs episodes, the log has none": kind == "soft_opc" and not log.has_episodes,
+        }
+        wrong = {f"{self._name}: {what}; leave it out": is_so for what, is_so in wrong.items()}
+        refuse(wrong, kind=ConfigError)
+        self._evaluator = _EVALUATORS[kind](**options)
+        is_of_starts = kind == "initial_value" and log.has_episodes
+        self._log = log.select(log.episode_starts) if is_of_starts else log
+
+    def __call__(self, algo: Any, dataset: Any = None) -> float:
+        """Compute the metric. Raises ConfigError if the algorithm does not define it."""
+        return self._measure(algo, self._log)
+
+    def try_out(self, algo: Any) -> None:
+        """Evaluate once before training: raise ConfigError now instead of after the first epoch."""
+        self._measure(algo, self._log.select(np.arange(min(2, len(self._log)))))
+
+    def _measure(self, algo: Any, log: Transitions) -> float:
+        with own_randomness(0), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the mean of no episode is nan
+            try:
+                return float(self._evaluator(algo, ColumnarReplayBuffer(log, 0)))
+            except NotImplementedError as error:
+                reason = " ".join(str(error).split()) or f"{type(algo).__name__} has no such number"
+                raise ConfigError(f"{self._name}: {reason}; leave it out") from None
+
+
+def random_state() -> dict[str, Any]:
+    """The states of the global random generators, as a checkpoint holds them."""
+    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
+        "python": json.dumps(random.getstate()),
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Set the global random generators to states of `random_state`."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    kind, keys, *rest = json.loads(state["numpy"])
+    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    version, internal, gauss = json.loads(state["python"])
+    random.setstate((version, tuple(internal), gauss))
+
+
+@contextlib.contextmanager
+def own_randomness(seed: int) -> Iterator[None]:
+    """Seed the global random generators inside the context and restore them afterwards."""
+    before = random_state()
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    try:
+        yield
+    finally:
+        set_random_state(before)
+
+
+class RunLogger(FileAdapter):
+    """Logger of params.json and a CSV per metric, for a run that calls `fit` once per epoch.
+
+    Epochs and steps are counted from those `before` this call; a resumed run appends to its files. gradients:
+    the size of every gradient is logged too.
+    """
+
+    def __init__(self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]) -> None:
+        super().__init__(algo, str(folder))
+        self._gradients, (self._epochs, self._steps) = gradients, before
+
+    def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
+        """Return this logger: to `fit` it is its own factory."""
+        return self
+
+    def write_params(self, params: dict[str, Any]) -> None:
+        """Write params.json, whole or not at all."""
+        text = json.dumps(params, default=default_json_encoder, indent=2)
+        write_text(Path(self.logdir, "params.json"), text)
+
+    def write_metric(self, epoch: int, step: int, name: str, value: float) -> None:
+        """Append a line to the metric's file."""
+        super().write_metric(self._epochs + epoch, self._steps + step, name, float(value))
+
+    def watch_model(self, epoch: int, step: int) -> None:
+        """Log the size of every gradient; existing files keep their header."""
+        if self._gradients:
+            self._is_model_watched = any(Path(self.logdir).glob("*_grad.csv"))
+            super().watch_model(self._epochs + epoch, self._steps + step)
