@@ -162,7 +162,7 @@ def _evidence(workspace: Workspace) -> Evidence:
         support_weights=coverage.weights[relevant],
         support_label="distance to the nearest logged row / the log's own spacing",
         replica_values=fitted.replica_values[fitted.head][:, 0],
-        replica_roles=fitted.ensemble.roles,
+        replica_roles=fitted.resampling.roles,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,9 @@ class EvaluationProblem(Measures):
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
     actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
     policy's actions, and readouts are None. ``episode_starts``: first row of each unit of resampling, an
-    episode, or a row where there are none. ``row_weights (N,)`` are the log's own, of mean one,
-    ``start_weights (E,)`` those of the rows in which start states were logged; ones from outside. With a
-    ``history`` inputs end with `memories` of as many rows before.
+    episode, or a row where there are none; ``units``: their numbers in the log. ``row_weights (N,)`` are the
+    log's own, of mean one, ``start_weights (E,)`` those of the rows in which start states were logged; ones
+    from outside. With a ``history`` inputs end with `memories` of as many rows before.
     """
 
     inputs: np.ndarray
@@ -83,6 +84,7 @@ class EvaluationProblem(Measures):
     discounts: np.ndarray
     kernel_inputs: np.ndarray
     episode_starts: np.ndarray
+    units: np.ndarray
     row_weights: np.ndarray
     start_weights: np.ndarray
     readout: np.ndarray | None = None
@@ -94,6 +96,21 @@ class EvaluationProblem(Measures):
         """Number N of rows."""
         return len(self.rewards)
 
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " unit"]:
+        """Number of rows of each unit."""
+        return np.diff(np.append(self.episode_starts, self.n_rows))
+
+    @cached_property
+    def steps(self) -> Int[np.ndarray, " row"]:
+        """Steps since the start of the row's unit."""
+        return np.arange(self.n_rows) - np.repeat(self.episode_starts, self.lengths)
+
+    @property
+    def start_units(self) -> Int[np.ndarray, " start"]:
+        """Numbers by which start states are resampled: their units', or their own if they were given."""
+        return np.arange(len(self.start_inputs)) if self.fixed_starts else self.units
+
 
 def prepare_problem(
     transitions: Transitions,
@@ -104,6 +121,7 @@ def prepare_problem(
     initial_observations: np.ndarray | None = None,
     like: Measures | None = None,
     history: int = 0,
+    numbers: np.ndarray | None = None,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
 
@@ -111,6 +129,7 @@ def prepare_problem(
     only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
     a part of the log of this problem, and are measured in its units; where its start states were given, those
     of the part mean nothing. history: as many rows before belong to the state; the policy sees none of them.
+    numbers: of the units in the log, by default 0, 1, 2, …
     """
     log, given, history = transitions, initial_observations, history if like is None else like.history
     if history and not log.has_episodes:
@@ -163,6 +182,7 @@ def prepare_problem(
         rewards=rewards / known.reward_scale,
         discounts=discounts,
         episode_starts=units,
+        units=np.arange(len(units)) if numbers is None else numbers,
         row_weights=weights,
         start_weights=weights[units] if given is None else np.ones(len(starts)),
     )

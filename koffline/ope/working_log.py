@@ -189,7 +189,7 @@ class WorkingLog:
 
 
 def in_problem(
-    summarise: Callable[[EvaluationProblem, np.ndarray], S],
+    summarise: Callable[[EvaluationProblem], S],
     like: Measures,
     policy: Policy,
     gamma: float,
@@ -199,8 +199,8 @@ def in_problem(
 ) -> S:
     """Apply ``summarise`` to a part as a problem in the units of ``like``; actions are drawn anew."""
     generator = np.random.default_rng([seed, _DRAWS, int(part.units[0])])
-    problem = prepare_problem(part.transitions, policy, gamma, action_draws, generator, like=like)
-    return summarise(problem, part.units)
+    asked = part.transitions, policy, gamma, action_draws, generator
+    return summarise(prepare_problem(*asked, like=like, numbers=part.units))
 
 
 def hold(

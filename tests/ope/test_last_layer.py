@@ -84,7 +84,7 @@ def test_weights_of_rows_give_the_value_of_the_minimiser(kind):
     old = last_layer(network)
     zero = with_last_layer(network, torch.zeros_like(old))
     starts = torch.rand(old.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    alpha = dual_weights(network, systems.mean(weights.sum(dim=1)), starts, 1e-2)
+    alpha = dual_weights(network, systems.mean(), starts, 1e-2)
     rewarded = (alpha @ instruments(table.kernel_inputs).mT) * weights * table.rewards
     values = (starts * last_layer(minimise_kernel_loss(zero, systems, 1e-2))).sum(dim=1)
     torch.testing.assert_close(rewarded.sum(dim=1) / weights.sum(dim=1), values, rtol=1e-8, atol=1e-8)
@@ -124,8 +124,8 @@ def seen_by(fitted, replica):
         "starts": plain_features(network, replica, problem.start_inputs, problem.start_probabilities),
         "rewards": problem.rewards,
         "discounts": problem.discounts,
-        "weights": fitted.ensemble.row_weights[replica].numpy(),
-        "start_weights": fitted.ensemble.start_weights[replica, 0].numpy(),
+        "weights": fitted.resampling.row_weights(problem)[replica].numpy(),
+        "start_weights": fitted.resampling.start_weights(problem)[replica, 0].numpy(),
         "constants": network.sizes[-1],
     }
     return columns, [

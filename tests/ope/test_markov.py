@@ -10,10 +10,10 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.evaluation import may_look_back
-from koffline.ope.fitted import fit_value_function
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.problem import EvaluationProblem, Measures, memories, prepare_problem
+from koffline.ope.training import fit_value_function
 from koffline.ope.working_log import LogPart, in_problem
 from koffline.policies import DiscretePolicy
 
@@ -164,10 +164,7 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     rows = slice(*log.episode_starts[[10, 20]].tolist())
     part = LogPart(log.select_episodes(np.arange(10, 20)), np.arange(10, 20))
 
-    def read(problem: EvaluationProblem, units: np.ndarray) -> EvaluationProblem:
-        return problem
-
-    found = in_problem(read, Measures(**whole.measures), POLICY, GAMMA, 1, 0, part)
+    found = in_problem(lambda problem: problem, Measures(**whole.measures), POLICY, GAMMA, 1, 0, part)
     for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[rows])
     assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)

@@ -151,7 +151,7 @@ def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None
         found, fitted = workspace.row_sums, workspace.fitted
         generator = np.random.default_rng(0)  # nothing is drawn for discrete actions
         rows = prepare_problem(log, workspace.policy, 0.9, 1, generator, like=workspace.problem)
-        values = reader_of(fitted, "kloss")(rows, np.arange(log.n_episodes)).values
+        values = reader_of(fitted, "kloss")(rows).values
     mass = values.weights * (1.0 - rows.discounts)
     assert found.diagnostics()["mass"] == pytest.approx(np.average(mass, weights=log.weights), rel=1e-9)
     direct = np.average(values.starts, weights=log.weights[log.episode_starts])
