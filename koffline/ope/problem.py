@@ -144,7 +144,7 @@ def prepare_problem(
             "or a first row a positive weight"
         )
     rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
-    known = like or _measure(log, policy, gamma, discounts, own, given is not None, history)
+    known = like or _measure(log, policy, gamma, own, given is not None, history)
     weights, starts = own / known.weight_scale, log.initial_observations() if given is None else given
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
         inputs, readout = known.standardise(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
@@ -217,13 +217,7 @@ def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> N
 
 
 def _measure(
-    log: Transitions,
-    policy: Policy,
-    gamma: float,
-    discounts: np.ndarray,
-    own: np.ndarray,
-    fixed_starts: bool,
-    history: int,
+    log: Transitions, policy: Policy, gamma: float, own: np.ndarray, fixed_starts: bool, history: int
 ) -> Measures:
     """Units in which rows have mean zero, deviation and weight one, and returns the root mean square one.
 
@@ -243,18 +237,19 @@ def _measure(
     means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
     spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
     mean, spread = np.concatenate(means), np.concatenate(spreads)
-    values = log.returns_to_go(gamma) if log.has_episodes else rewards / (1.0 - discounts)
+    alone = np.where(log.terminated, rewards, rewards / (1.0 - gamma))
+    values = log.returns_to_go(gamma) if log.has_episodes else alone
     largest, scale = float(np.abs(values).max()), 1.0
     if largest > 0.0:
         scale = largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
     counted, scaled = weights > 0.0, rewards / scale
-    going_on, final = scaled[counted & ~log.terminated], scaled[counted & log.terminated]
+    going_on, final = (reward_range(scaled[counted & rows]) for rows in (~log.terminated, log.terminated))
     return Measures(
         input_location=mean,
         input_scale=np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread),
         weight_scale=weight_scale,
         reward_scale=scale,
-        value_bounds=value_bounds(reward_range(going_on), reward_range(final), gamma),
+        value_bounds=value_bounds(going_on, final, gamma),
         fixed_starts=fixed_starts,
         n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
         history=history,

@@ -50,33 +50,6 @@ _FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches
 _MOST_COPIES = 2_000_000  # most rows in that sample
 
 
-def train_in_rounds(
-    table: Table,
-    problem: EvaluationProblem,
-    resampling: Resampling,
-    settings: EvaluationSettings,
-    instruments: FourierFeatures,
-    progress: Progress | None,
-) -> FitRecord:
-    """Train all replicas. Unless the settings say how long, stop when the estimate has not moved in a round.
-
-    The output starts at the best constant value.
-    """
-    sizes = (table.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
-    network = StackedMLP.initialise(sizes, resampling.seeds, device=table.inputs.device)
-    network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
-    training = Training(table, problem, resampling, settings, instruments, progress)
-    rows = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
-    first, *others = rounds_of(settings.steps, rows, settings.batch_size)
-    record = training.fit(network, first)
-    for steps in others:
-        network, has_settled = training.solve(record.network)
-        if settings.steps is None and has_settled:
-            break
-        record = _joined(record, training.fit(network.with_flat(network.flat.float()), steps, record.steps))
-    return record
-
-
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
     """Steps of every round, each as long as all before it; the first two see every row forty times."""
     rounds = [MOST_STEPS if steps is None else steps]
@@ -91,7 +64,7 @@ class Training:
     Training goes on if the mean estimate has moved since half as many steps, relative to the interval's
     width, or if the interval is wide and the kernel loss of rows that resampled networks have not seen still
     falls; it stops if that loss rises. Moves below a hundredth of the rms return do not count; diverged
-    replicas are ignored.
+    replicas are ignored. Settings that say how long are obeyed.
     """
 
     def __init__(
@@ -115,6 +88,22 @@ class Training:
         self._weights = weights[:, rows].to(table.inputs.device)
         self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # with weight
         self._before: tuple[np.ndarray, float] | None = None
+
+    def run(self) -> FitRecord:
+        """Train all replicas. The output starts at the best constant value."""
+        settings, problem = self._settings, self._problem
+        sizes = (problem.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
+        network = StackedMLP.initialise(sizes, self._resampling.seeds, device=self._whole.inputs.device)
+        network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
+        rows = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
+        first, *others = rounds_of(settings.steps, rows, settings.batch_size)
+        record = self.fit(network, first)
+        for steps in others:
+            network, has_settled = self.solve(record.network)
+            if settings.steps is None and has_settled:
+                break
+            record = _joined(record, self.fit(network.with_flat(network.flat.float()), steps, record.steps))
+        return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
         """Train for so many steps, after those ``done``; learning rates fall to zero by a cosine."""
@@ -244,7 +233,7 @@ def fit_value_functions(
     instruments = random_fourier_features(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
-    record = train_in_rounds(table, problem, resampling, settings, instruments, progress)
+    record = Training(table, problem, resampling, settings, instruments, progress).run()
     network, reach = record.network, fold or partial(_summary_of, problem)
     sums = reach(partial(systems_of_part, network, instruments, resampling))
     systems = sums.systems.mean()
