@@ -104,12 +104,8 @@ def asked(kind, starts=None):
     policy = SOFT if kind == "discrete" else NOISY
     problem = prepare_problem(uneven_log(kind, 12), policy, GAMMA, 3, np.random.default_rng(0), starts)
     generator, n = np.random.default_rng(1), problem.n_rows
-    values = RowValues(
-        generator.normal(size=n),
-        generator.normal(size=n),
-        generator.normal(size=len(problem.start_weights)),
-        weights=generator.gamma(2.0, size=n),
-    )
+    drawn = (generator.normal(size=size) for size in (n, n, len(problem.start_weights)))
+    values = RowValues(*drawn, weights=generator.gamma(2.0, size=n))
     columns = {
         "rewards": problem.rewards * problem.reward_scale,
         "discounts": problem.discounts,
@@ -127,9 +123,8 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
     expected = reference.doubly_robust(values.weights, columns, values.now, values.later, values.starts)
     assert sums.value == pytest.approx(expected, rel=1e-12)
     terms = values.weights * (columns["rewards"] + columns["discounts"] * values.later - values.now)
-    error = reference.standard_error(
-        columns, problem.episode_starts, terms, values.starts, problem.fixed_starts
-    )
+    given = columns, problem.episode_starts, terms, values.starts, problem.fixed_starts
+    error = reference.standard_error(*given)
     assert sums.standard_error() == pytest.approx(error, rel=1e-12)
     assert drl(sums, spread=2.0 * error).standard_error == pytest.approx(2.0 * error)
     mass = np.average(values.weights * (1.0 - problem.discounts), weights=problem.row_weights)
@@ -139,9 +134,8 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
 def test_sums_of_parts_add_up_and_given_starts_count_once():
     problem, values, _ = asked("discrete", np.zeros((5, 2)))
     whole = RowSums.of(problem, values)
-    doubled = dataclasses.replace(
-        whole + whole, start_value=whole.start_value, start_weight=whole.start_weight
-    )
+    given = {"start_value": whole.start_value, "start_weight": whole.start_weight}
+    doubled = dataclasses.replace(whole + whole, **given)
     assert doubled.value == pytest.approx(whole.value)
     assert doubled.count == 2 * whole.count
 

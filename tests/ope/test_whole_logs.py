@@ -134,10 +134,9 @@ def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
 
 def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None:
     _, shards = stored["discrete"]
+    stream = StreamSettings(memory="600MB")
     with pytest.raises(ConfigError, match=r"memory is 600MB, this evaluation needs at least \d+MB"):
-        koffline.evaluate(
-            shards, TILTED, 0.9, sample_rows=150, stream=StreamSettings(memory="600MB"), **QUICK
-        )
+        koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, stream=stream, **QUICK)
 
 
 def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None:
@@ -180,10 +179,8 @@ class TestAKilledPass:
             patched.setattr(working_log, "_sum_of_shards", counting)
             patched.setattr(working_log, "SECONDS_BETWEEN_SAVES", 0.0)
             patched.setattr(working_log, "_ROWS_TOGETHER", 90)
-            stream = StreamSettings(partial=folder)
-            found = koffline.evaluate(
-                shards, policy, 0.9, estimator="dr", seed=4, sample_rows=150, stream=stream, **QUICK
-            )
+            asked = {"estimator": "dr", "seed": 4, "sample_rows": 150, **QUICK}
+            found = koffline.evaluate(shards, policy, 0.9, stream=StreamSettings(partial=folder), **asked)
         return found.to_json(timing=False), read
 
     def test_goes_on(self, stored, tmp_path, monkeypatch) -> None:
