@@ -152,7 +152,6 @@ def _evidence(workspace: Workspace) -> Evidence:
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],
-        support_label="distance to the nearest logged row / the log's own spacing",
         replica_values=fitted.replica_values[fitted.head][:, 0],
         replica_roles=fitted.resampling.roles,
     )
@@ -188,7 +187,7 @@ def open_workspace(
             )
         if stream.partial is not None and not log.is_whole:
             log = dataclasses.replace(log, answers=policy.name.encode() + answers.tobytes())
-        yield Workspace(log, policy, settings, initial_observations, progress)
+        yield Workspace(log, policy, settings, initial_observations)
 
 
 def _answers(policy: Policy, observations: np.ndarray) -> np.ndarray:

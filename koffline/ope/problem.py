@@ -54,7 +54,7 @@ class Measures:
         if self.n_actions is None and actions is not None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
         count = columns.shape[1]
-        return _standardise(columns, self.input_location[:count], self.input_scale[:count])
+        return np.clip((columns - self.input_location[:count]) / self.input_scale[:count], -_FAR, _FAR)
 
     @property
     def measures(self) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def prepare_problem(
             first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
         asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
     if history:
-        reward = _standardise(rewards[:, None], known.input_location[-1:], known.input_scale[-1:])
-        _remember(asked, *memories(asked["kernel_inputs"], reward, units, history))
+        reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
+        _remember(asked, *memories(asked["kernel_inputs"], reward[:, None], units, history))
     return EvaluationProblem(
         **known.measures,
         **asked,
@@ -274,10 +274,6 @@ def _flat(observations: np.ndarray) -> np.ndarray:
             f"{_MOST_INPUTS}; embed images first and store the embedding as the observation"
         )
     return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-
-
-def _standardise(columns: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    return np.clip((columns - mean) / spread, -_FAR, _FAR)
 
 
 def read_initial_states(source: str) -> np.ndarray:

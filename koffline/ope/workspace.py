@@ -11,7 +11,6 @@ import numpy as np
 
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.fitting import Progress
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, behavior_values
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
@@ -40,7 +39,6 @@ class Workspace:
     policy: Policy
     settings: EvaluationSettings
     initial_observations: np.ndarray | None = None
-    progress: Progress | None = None
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -100,7 +98,7 @@ class Workspace:
         settings, units = self.settings, self.facts.weights.effective_count
         drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
         resampling = Resampling.draw(self.problem, *drawn)
-        fitted = fit_value_functions(self.problem, resampling, settings, self.progress, self.fold, units)
+        fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, self.fold, units)
         fitted.summarise(fitted.replica_values[fitted.head])  # raises
         return fitted
 
@@ -208,16 +206,16 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Description of the run for every result record."""
-        read, about = (
-            self.log.sample.transitions,
-            describe_log(self.log.log, self.settings.seed, self.started),
-        )
-        rows, episodes = len(read), read.n_episodes
-        if not self.log.is_whole:
+        about, read = describe_log(self.log.log, self.settings.seed, self.started), self.log.sample
+        rows, episodes = (
+            len(read.transitions),
+            read.transitions.n_episodes,
+        )  # with the copies that were merged
+        if not read.is_all:
             rows, episodes = self.facts.rows, self.facts.episodes
-        about |= {"n_transitions": rows, "n_episodes": episodes}
         settings = self.settings.model_dump(exclude={"gamma", "estimator", "seed"})
-        return {"gamma": self.settings.gamma, "policy": self.policy.name, "settings": settings, **about}
+        about |= {"n_transitions": rows, "n_episodes": episodes, "settings": settings}
+        return {"gamma": self.settings.gamma, "policy": self.policy.name, **about}
 
 
 def _weigh(reader: Reader, problem: EvaluationProblem) -> RowSums:

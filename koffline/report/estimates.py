@@ -14,6 +14,7 @@ from koffline.report import Report, plots, print_labelled, print_table, words
 from koffline.report.words import within
 
 ESTIMATE, ESTIMATES = "estimate.json", "estimates.json"
+_NEAR = "distance to the nearest logged row / the log's own spacing"
 
 
 def report_estimate(truth: float | None, found: Estimate) -> Report:
@@ -23,7 +24,7 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
         levels = [("final estimate", found.value, plots.ACCENT)]
         levels += [] if truth is None else [("truth", truth, plots.WARM)]
         starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
-        near = (seen.action_support, seen.support_weights, seen.support_label)
+        near = (seen.action_support, seen.support_weights, _NEAR)
         figures |= {
             "values": partial(plots.plot_curves, seen, seen.values, "estimate of the value", levels),
             "objective": partial(plots.plot_curves, seen, seen.objective, "mini-batch objective"),
