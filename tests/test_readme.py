@@ -12,7 +12,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from koffline.ope import rounds
+from koffline.ope import training
 from tests.experiments.shrunk import blank_figures, shrink_experiments
 from tests.refusals import succeed
 
@@ -66,7 +66,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for folder in ("datasets", "configs"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rounds, "MOST_STEPS", 80)
+    monkeypatch.setattr(training, "MOST_STEPS", 80)
     return tmp_path
 
 

@@ -111,7 +111,7 @@ def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int,
     """Fit koffline's own value functions with cross-fitting."""
     from koffline.config import make_settings
     from koffline.ope.cross_fit import cross_fit
-    from koffline.ope.fitted import fit_value_function
+    from koffline.ope.training import fit_value_function
 
     chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
     fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -82,7 +81,12 @@ def evaluate(
     if by is not None:
         settings = settings.model_copy(update={"estimator": FITTED[0]} if settings.estimator == AUTO else {})
         check_by(by, settings.estimator, settings.interval)
-    ask = partial(_evaluate, transitions, policy, initial_observations, stream, progress, by)
+
+    def ask(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
+        log = transitions, policy, settings, initial_observations, stream, progress
+        with open_workspace(*log) as workspace:
+            return _estimate(workspace, by)
+
     found, shift = ask(settings)
     if shift is None or not looks_back:
         return found
@@ -100,29 +104,18 @@ def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
     return estimator == AUTO and history is None and interval not in CERTIFIED_KINDS
 
 
-def _evaluate(
-    transitions: Transitions | LazyTransitions,
-    policy: Any,
-    initial_observations: np.ndarray | None,
-    stream: StreamSettings | None,
-    progress: Progress | None,
-    by: By | None,
-    settings: EvaluationSettings,
-) -> tuple[Estimate, Shift | None]:
+def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | None]:
     """The estimate, and what the row before changes if that matters."""
-    with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
-        groups = None if by is None else groups_of(workspace, by)
-        name = choose_estimator(workspace)
-        found = run_estimator(workspace, name)
-        evidence = _evidence(workspace) if name in FITTED else None
-        verdict = verdict_on(workspace, found)
-        found = without_guesswork(found, verdict)
-        shift = workspace.memory_shift if evidence and found.interval is not None else None
-        diagnostics = {**common_diagnostics(workspace), **found.diagnostics}
-        by_group = () if groups is None else values_by_group(workspace, groups, found)
-        value_function = None
-        if evidence and not settings.history:
-            value_function = workspace.fitted.value_function(workspace.transitions)
+    groups, name = None if by is None else groups_of(workspace, by), choose_estimator(workspace)
+    found = run_estimator(workspace, name)
+    evidence = _evidence(workspace) if name in FITTED else None
+    verdict = verdict_on(workspace, found)
+    found = without_guesswork(found, verdict)
+    value_function = None
+    if evidence and not workspace.settings.history:
+        value_function = workspace.fitted.value_function(workspace.transitions)
+    shift = workspace.memory_shift if evidence and found.interval is not None else None
+    matters = shift is not None and found.interval is not None and shift.matters(found.interval)
     estimate = Estimate(
         verdict=verdict,
         value=found.value,
@@ -130,15 +123,14 @@ def _evaluate(
         behavior_value=None if found.uplift is None else found.uplift.behavior_value,
         uplift=found.uplift,
         by=None if groups is None else groups.by,
-        groups=by_group,
+        groups=() if groups is None else values_by_group(workspace, groups, found),
         estimator=name,
-        diagnostics=diagnostics,
+        diagnostics={**common_diagnostics(workspace), **found.diagnostics},
         warnings=(*workspace.log.copies, *found.warnings),
         evidence=evidence,
         value_function=value_function,
         **workspace.describe(),
     )
-    matters = shift is not None and found.interval is not None and shift.matters(found.interval)
     return estimate, shift if matters else None
 
 
@@ -159,9 +151,8 @@ def _evidence(workspace: Workspace) -> Evidence:
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],
-        support_label="distance to the nearest logged row / the log's own spacing",
         replica_values=fitted.replica_values[fitted.head][:, 0],
-        replica_roles=fitted.ensemble.roles,
+        replica_roles=fitted.resampling.roles,
     )
 
 
@@ -195,7 +186,7 @@ def open_workspace(
             )
         if stream.partial is not None and not log.is_whole:
             log = dataclasses.replace(log, answers=policy.name.encode() + answers.tobytes())
-        yield Workspace(log, policy, settings, initial_observations, progress)
+        yield Workspace(log, policy, settings, initial_observations)
 
 
 def _answers(policy: Policy, observations: np.ndarray) -> np.ndarray:

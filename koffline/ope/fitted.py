@@ -1,7 +1,13 @@
-"""Value functions of one evaluation: features by fitted Q evaluation, then the last layer by each head."""
+"""What the trained networks of one evaluation say: J of the policy, of the logging policy, and the uplift.
+
+Complete episodes give the logging policy's value by their returns. The return after a cut is a value: the
+last layers are solved once more with the logged next actions in place of the policy's. Features and resampled
+episodes are the same for both values, so that the sampling error that they share cancels in the difference.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,39 +16,35 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, KofflineError
-from koffline.fitting import FitRecord, Progress, threads
-from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.errors import KofflineError
+from koffline.fitting import FitRecord
+from koffline.kernels import FourierFeatures
 from koffline.ope.last_layer import (
     LinearSystems,
-    StartSums,
+    PartSystems,
     dual_weights,
+    last_layer,
     minimise_kernel_loss,
-    solve_temporal_difference,
-    start_features,
-    starts_of_part,
     systems_of_part,
 )
-from koffline.ope.learning import Ensemble, draw_ensemble, make_table
+from koffline.ope.learning import Resampling, StartSums, sum_starts
 from koffline.ope.names import BOOTSTRAP
-from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
-from koffline.ope.results import Interval
-from koffline.ope.rounds import train_in_rounds
+from koffline.ope.problem import EvaluationProblem, Measures
+from koffline.ope.results import Interval, Uplift
 from koffline.ope.value_functions import ValueFunction, counted_rows
-from koffline.ope.working_log import S
-from koffline.policies import Policy
+from koffline.ope.working_log import S, Sums
 from koffline.replicas import StackedMLP
 
 LSTD_RIDGE = 1e-3
 
 
-Summarise = Callable[[EvaluationProblem, np.ndarray], S]  # summary of a part of a log
+Summarise = Callable[[EvaluationProblem], S]  # summary of a part of a log
 Fold = Callable[[Summarise[Any]], Any]  # sum of a summary over all parts of a log
 _ASSUMPTIONS = (
     "How much the value varies when {units} are redrawn and networks retrained (standard deviation, "
@@ -68,14 +70,14 @@ class ReplicaMean:
 class FittedValues:
     """Stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
 
-    ``problem``, ``ensemble`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
+    ``problem`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
     the whole log of ``rows`` rows, whose effective number of units is ``units``. ``systems``: of their last
     layers, means over its rows; ``start_features (R, 2, p)``: mean φ of start states as each replica's sample
     weighs them, and as the log does.
     """
 
     problem: EvaluationProblem
-    ensemble: Ensemble
+    resampling: Resampling
     settings: EvaluationSettings
     table: Table
     heads: dict[str, StackedMLP]
@@ -121,10 +123,8 @@ class FittedValues:
         self, heads: dict[str, StackedMLP], share_of: Callable[[np.ndarray], Tensor] | None = None
     ) -> StartSums:
         """Sums of the values of start states, by groups of units (or of given start states)."""
-        asked = partial(starts_of_part, heads, self.ensemble.resampling, share_of)
-        if self.problem.fixed_starts:  # start states of a part are meaningless then
-            return asked(self.problem, np.arange(len(self.problem.start_inputs)))
-        return self.fold(asked)
+        asked = partial(sum_starts, heads, self.resampling, share_of)  # a part has no start states if given
+        return asked(self.problem) if self.problem.fixed_starts else self.fold(asked)
 
     @property
     def spread(self) -> float:
@@ -133,7 +133,7 @@ class FittedValues:
 
     def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
         """Summarise J over replicas. Raises KofflineError if too few are finite."""
-        full, kept = self.ensemble.full, self.alive & np.isfinite(values).all(axis=1)
+        full, kept = self.resampling.full, self.alive & np.isfinite(values).all(axis=1)
         if not kept[:full].any() or np.count_nonzero(kept[full:]) < 2:
             told = f"{np.count_nonzero(~kept)} of {len(kept)} networks diverged or give no number"
             raise KofflineError(
@@ -197,68 +197,100 @@ def _mean_values(
     return np.clip(values, *problem.value_bounds) * problem.reward_scale
 
 
-def fit_value_functions(
-    problem: EvaluationProblem,
-    ensemble: Ensemble,
-    settings: EvaluationSettings,
-    progress: Progress | None = None,
-    fold: Fold | None = None,
-    effective_units: float | None = None,
-) -> FittedValues:
-    """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
+@dataclass(frozen=True, eq=False)
+class _Returns(Sums):
+    """Sums of a part of a log: Σ w of episodes, and Σ w · discounted rewards before the cut, (R, 2) each.
 
-    fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
-    and start states valued, on the whole log. effective_units: of that log, by default its units.
+    ``systems``: of last layers whose start states are the rows at cuts; None where no episode is cut.
     """
 
-    def in_memory(summarise: Summarise[S]) -> S:
-        return summarise(problem, ensemble.units)
+    weights: Tensor
+    returns: Tensor
+    systems: PartSystems | None
 
-    table = make_table(problem, settings.device)
-    generator = torch.Generator().manual_seed(settings.seed)
-    kernel_inputs = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
-    bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
-    instruments = random_fourier_features(
-        Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
+
+def _returns_of_part(
+    network: StackedMLP,
+    instruments: FourierFeatures,
+    resampling: Resampling,
+    gamma: float,
+    stops: np.ndarray | None,
+    problem: EvaluationProblem,
+) -> _Returns:
+    """Sums of a part. Rows after which recording stopped have no weight in the systems and start the rest."""
+    discounted, systems = problem.rewards * gamma**problem.steps, None
+    if stops is not None:
+        stopped = _stops_at(problem, stops)
+        discounted *= 1.0 - stopped
+        rest = _rest_after_stops(problem, stopped, gamma)
+        systems = systems_of_part(network, instruments, resampling, rest)
+    weights = resampling.start_weights(problem)
+    returns = weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
+    return _Returns(weights.sum(dim=2), returns, systems)
+
+
+def _rest_after_stops(problem: EvaluationProblem, stopped: np.ndarray, gamma: float) -> EvaluationProblem:
+    """The problem of what follows cuts, with the logged next actions in place of the policy's."""
+    ends, taken = problem.episode_starts + problem.lengths - 1, problem.readout
+    following = np.minimum(np.arange(problem.n_rows) + 1, problem.n_rows - 1)
+    return dataclasses.replace(
+        problem,
+        next_inputs=problem.inputs[following][:, None],
+        next_probabilities=None if taken is None else taken[following],
+        start_inputs=problem.inputs[ends][:, None],
+        start_probabilities=None if taken is None else taken[ends],
+        start_weights=problem.start_weights * stopped[ends] * gamma ** problem.steps[ends],
+        row_weights=problem.row_weights * (1.0 - stopped),
     )
-    record = train_in_rounds(table, problem, ensemble, settings, instruments, progress)
-    network, reach = record.network, in_memory if fold is None else fold
-    sums = reach(partial(systems_of_part, network, instruments, ensemble.resampling))
-    systems = sums.systems.mean(sums.row_weight)
-    heads = {
-        "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
-        "fqe": network.with_flat(network.flat.double()),
-    }
-    starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
-    if problem.fixed_starts:  # start states of a part are meaningless then
-        given = ensemble.start_weights.to(sums.starts)
-        starts = start_features(network, problem, given / given.sum(dim=2, keepdim=True))
-    return FittedValues(
-        problem=problem,
-        ensemble=ensemble,
-        settings=settings,
-        table=table,
-        heads=heads,
-        systems=systems,
-        start_features=starts,
-        bandwidth=bandwidth,
-        instruments=instruments,
-        record=record,
-        fold=reach,
-        units=effective_units or float(len(problem.episode_starts)),
-        rows=float(sums.row_weight[0]),
-    )
 
 
-def fit_value_function(
-    transitions: Transitions, policy: Policy, settings: EvaluationSettings, progress: Progress | None = None
-) -> ValueFunction:
-    """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
-    if settings.history:
-        raise ConfigError("diagnose and value functions are of the logged state; leave history out")
-    with torch.no_grad(), threads(settings.threads):
-        generator = np.random.default_rng(settings.seed)
-        problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
-        ensemble = draw_ensemble(problem, settings.full_replicas, 0, settings.seed)
-        return fit_value_functions(problem, ensemble, settings, progress).value_function(transitions)
+def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:
+    """Whether the episode was cut after the row."""
+    is_last = problem.steps + 1 == np.repeat(problem.lengths, problem.lengths)
+    return is_last & (problem.discounts > 0.0)
+
+
+def _stop_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
+    """Share (T,) of rows after which recording stopped, of those at a step after which the world goes on."""
+    steps, goes_on = problem.steps, problem.row_weights * (problem.discounts > 0.0)
+    total, cut = np.bincount(steps, goes_on), np.bincount(steps, goes_on * _is_cut(problem))
+    return np.asarray(cut / np.where(total > 0.0, total, 1.0))
+
+
+def _stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray, " row"]:
+    """Probability that recording stopped after the row, had the world gone on.
+
+    1 at cuts, 0 at rows that another follows. Where the world ended it is not known, and is ``stops`` (T,) of
+    the row's step: to take it for 0 would make ends of the world too frequent among the rows before a stop.
+    """
+    steps = np.minimum(problem.steps, len(stops))
+    return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])
+
+
+def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "replica 2"] | None:
+    """J of the logging policy per replica: logged returns plus the values after their cuts.
+
+    Episodes as its sample weighs them, and as the log does. is_cut: whether any episode is. NaN where that is
+    not known (no row has a next one). None at start states from outside, where the logging policy's actions
+    are not known.
+    """
+    if fitted.problem.fixed_starts:
+        return None
+    network, settings = fitted.heads["fqe"], fitted.settings
+    stops = _stop_shares(fitted.problem) if is_cut else None
+    asked = network, fitted.instruments, fitted.resampling, settings.gamma, stops
+    logged: _Returns = fitted.fold(partial(_returns_of_part, *asked))
+    returns, found = logged.returns, logged.systems
+    if found is not None:
+        theta = last_layer(minimise_kernel_loss(network, found.systems.mean(), settings.ridge))
+        returns = returns + (found.starts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
+    values = (returns / logged.weights).clamp(*fitted.problem.value_bounds)
+    return np.asarray(values.numpy() * fitted.problem.reward_scale)
+
+
+def uplift_of(fitted: FittedValues, behavior: np.ndarray | None, values: np.ndarray) -> Uplift | None:
+    """Uplift of the policy over the logging policy, from J of every network; None if unknown."""
+    if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
+        return None
+    worth, more = fitted.summarise(behavior).value, fitted.summarise(values - behavior).value
+    return Uplift(more, fitted.interval(values - behavior), worth, fitted.interval(behavior))

@@ -7,21 +7,19 @@ problem in θ. Only the sums ψᵀZ and ψᵀr over rows are needed: one pass in
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
 from koffline.kernels import FourierFeatures
-from koffline.ope.learning import Resampling, make_table, read_values, row_blocks, start_values
+from koffline.ope.learning import Resampling, make_table, row_blocks, start_inputs
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
@@ -82,19 +80,20 @@ class LinearSystems(Sums):
     """Sums over rows for a stack of R networks with p last-layer parameters.
 
     ``kernel_matrix (R, m, p)`` is ψᵀWZ and ``kernel_vector (R, m)`` ψᵀWr for m instruments ψ and row weights
-    W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr. Sums of two parts of a log
-    add up; `mean` divides by the weights of rows, which changes no solution.
+    W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr; ``weight (R,)`` is Σ w. Sums
+    of two parts of a log add up.
     """
 
     kernel_matrix: Float[Tensor, "replica instrument parameter"]
     kernel_vector: Float[Tensor, "replica instrument"]
     temporal_matrix: Float[Tensor, "replica parameter parameter"]
     temporal_vector: Float[Tensor, "replica parameter"]
+    weight: Float[Tensor, " replica"]
 
-    def mean(self, weights: Float[Tensor, " replica"]) -> LinearSystems:
-        """Means: the sums divided by Σ w of each replica."""
-        sums = [getattr(self, field.name) for field in dataclasses.fields(self)]
-        return LinearSystems(*(each / weights.to(each).view(-1, *(1,) * (each.ndim - 1)) for each in sums))
+    def mean(self) -> LinearSystems:
+        """The sums divided by Σ w of each replica, which changes no solution; zeros stay where that is 0."""
+        sums, weight = vars(self).values(), self.weight.clamp_min(1e-300)
+        return LinearSystems(*(each / weight.view(-1, *(1,) * (each.ndim - 1)) for each in sums))
 
 
 def accumulate_systems(
@@ -122,6 +121,7 @@ def accumulate_systems(
             weighted_rewards @ psi,
             now.mT @ weighted,
             (weighted_rewards.unsqueeze(1) @ now).squeeze(1),
+            weights.sum(dim=1),
         ]
         sums = [total.add_(part) for total, part in zip(sums, parts, strict=True)] if sums else parts
     return LinearSystems(*sums)
@@ -159,16 +159,6 @@ def dual_weights(
     matrix = systems.kernel_matrix
     solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, network.sizes[-1])
     return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
-
-
-def read_rows(
-    network: StackedMLP, table: Table, rows: slice
-) -> tuple[Float[Tensor, "replica row"], Float[Tensor, "replica row"], Float[Tensor, "replica row"]]:
-    """Q(s, a), E Q(s', a'), and the residual, of a block of rows, in the network's precision."""
-    now = read_values(network, table.inputs[rows], None if table.readout is None else table.readout[rows])
-    readout = table.next_readout
-    later = read_values(network, table.next_inputs[rows], None if readout is None else readout[rows])
-    return now, later, table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now
 
 
 def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
@@ -209,85 +199,31 @@ def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int)
 class PartSystems(Sums):
     """Sums over a part of the log for the last layers of all replicas.
 
-    Linear systems, Σ w of rows (R,), Σ w φ(s0) (R, 2, p) and Σ w (R, 2) of start states; the axis of size 2:
-    weights of each replica's sample, and of the log.
+    Linear systems, and of start states Σ w φ(s0) (R, 2, p) and Σ w (R, 2); the axis of size 2: weights of
+    each replica's sample, and of the log.
     """
 
     systems: LinearSystems
-    row_weight: Tensor
     starts: Tensor
     start_weight: Tensor
 
 
 def systems_of_part(
-    network: StackedMLP,
-    instruments: FourierFeatures,
-    resampling: Resampling,
-    problem: EvaluationProblem,
-    units: np.ndarray,
+    network: StackedMLP, instruments: FourierFeatures, resampling: Resampling, problem: EvaluationProblem
 ) -> PartSystems:
     """Last-layer sums of a part of the log."""
-    device = str(network.flat.device)
-    weights = torch.as_tensor(resampling.row_counts(problem, units) * problem.row_weights, device=device)
-    systems = accumulate_systems(network, make_table(problem, device), instruments, weights)
-    start_weights = resampling.start_weights(problem, units).to(device)
+    device, start_weights = str(network.flat.device), resampling.start_weights(problem)
+    table, weights = make_table(problem, device), resampling.row_weights(problem).to(device)
     starts = start_features(network, problem, start_weights)
-    return PartSystems(systems, weights.sum(dim=1), starts, start_weights.sum(dim=2))
+    systems = accumulate_systems(network, table, instruments, weights)
+    return PartSystems(systems, starts, start_weights.sum(dim=2))
 
 
 def start_features(
     network: StackedMLP, problem: EvaluationProblem, weights: Float[Tensor, "replica 2 start"]
 ) -> Float[Tensor, "replica 2 parameter"]:
     """Weighted sum over start states of E_{a~π} φ(s0, a)."""
-    inputs, read = torch.as_tensor(problem.start_inputs).to(network.flat), problem.start_probabilities
-    readout = None if read is None else torch.as_tensor(read).to(network.flat)
-    blocks = row_blocks(network, len(inputs), inputs.shape[1])
+    inputs, readout = start_inputs(network, problem)
+    blocks, weights = row_blocks(network, len(inputs), inputs.shape[1]), weights.to(network.flat.device)
     parts = (weights[..., rows] @ exact_features(network, inputs, readout, rows) for rows in blocks)
     return functools.reduce(operator.add, parts)
-
-
-@dataclass(frozen=True, eq=False)
-class StartSums(Sums):
-    """Σ w (R, 2, G) and, by head, Σ w v (H, R, 2, G) of start states' values v, for each of G groups.
-
-    The axis of size 2: weights of each replica's sample, and of the log.
-    """
-
-    weights: Tensor
-    values: Tensor
-
-    @classmethod
-    def of(
-        cls,
-        heads: dict[str, StackedMLP],
-        problem: EvaluationProblem,
-        weights: Float[Tensor, "replica 2 start"],
-        share: Float[Tensor, "start group"] | None = None,
-    ) -> StartSums:
-        """Sums by group. share: of each start state in each group; None for one group of all."""
-        share = (torch.ones(weights.shape[2], 1) if share is None else share).to(weights)
-        each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
-        values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
-        return cls(weights @ share, torch.stack(values))
-
-    @property
-    def by_group(self) -> np.ndarray:
-        """Means (H, R, 2, G)."""
-        return (self.values / self.weights).numpy()
-
-    @property
-    def means(self) -> np.ndarray:
-        """Means (H, R, 2) over all groups together."""
-        return (self.values.sum(dim=-1) / self.weights.sum(dim=-1)).numpy()
-
-
-def starts_of_part(
-    heads: dict[str, StackedMLP],
-    resampling: Resampling,
-    share_of: Callable[[np.ndarray], Tensor] | None,
-    problem: EvaluationProblem,
-    units: np.ndarray,
-) -> StartSums:
-    """Sums of the values of a part's start states. share_of: from units to their shares in groups."""
-    share = None if share_of is None else share_of(units)
-    return StartSums.of(heads, problem, resampling.start_weights(problem, units), share)

@@ -1,9 +1,9 @@
-"""Replicas of a log: how often each counts a unit, their rows as the networks read them, start values."""
+"""Replicas of a log: how often each counts a unit, and rows and start states as their networks read them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.data.units import unit_hash
 from koffline.ope.problem import EvaluationProblem
+from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
@@ -32,7 +33,7 @@ def poisson_counts(seed: int, stream: int, units: Int[np.ndarray, " unit"]) -> I
 
 @dataclass(frozen=True)
 class Resampling:
-    """Counts of units in R replicas: ``full`` replicas count each once, others by ``streams`` (R',).
+    """R replicas: ``full`` ones count each unit once and come first, the others resample it by ``streams``.
 
     A Poisson bootstrap: how often replica r counts unit u (an episode; a row, where there are none) is a
     Poisson number of mean one, from a hash of seed, r and the unit's number in the log. It does not depend on
@@ -44,96 +45,55 @@ class Resampling:
     full: int
     streams: tuple[int, ...]
 
+    @classmethod
+    def draw(cls, problem: EvaluationProblem, full: int, resampled: int, seed: int) -> Resampling:
+        """Streams whose samples have rows and start states with positive weight."""
+        streams = []
+        for stream in range(resampled):
+            while not cls(seed, 0, (stream,)).has_weight(problem):
+                stream += 1 << 16
+            streams.append(stream)
+        return cls(seed, full, tuple(streams))
+
+    def has_weight(self, problem: EvaluationProblem) -> bool:
+        """Whether any row and any start state has weight."""
+        return bool(self.row_weights(problem).any() and self.start_weights(problem)[:, 0].any())
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Seeds (R,) of initial parameters and mini-batches."""
+        drawn = np.random.default_rng([self.seed, _NETWORKS]).integers(2**31, size=len(self.roles))
+        return tuple(drawn.tolist())
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the replicas: "full" or "resampled"."""
+        return ("full",) * self.full + ("resampled",) * len(self.streams)
+
     def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
         """Counts (R, U) of units by their numbers in the log."""
         whole = [np.ones(len(units), dtype=np.int64)] * self.full
         return np.stack([*whole, *(poisson_counts(self.seed, stream, units) for stream in self.streams)])
 
-    def row_counts(
-        self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
-    ) -> Int[np.ndarray, "replica row"]:
-        """Counts (R, N) of the rows of a problem with these units."""
-        lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
-        return np.repeat(self.counts(units), lengths, axis=1)
+    def row_counts(self, problem: EvaluationProblem) -> Int[np.ndarray, "replica row"]:
+        """How often each replica's sample holds a row."""
+        return np.repeat(self.counts(problem.units), problem.lengths, axis=1)
 
-    def start_weights(
-        self, problem: EvaluationProblem, units: Int[np.ndarray, " unit"]
-    ) -> Float[Tensor, "replica 2 start"]:
-        """Weights (R, 2, E) of start states: in each replica's sample, and in the log.
+    def row_weights(self, problem: EvaluationProblem) -> Float[Tensor, "replica row"]:
+        """These counts times the log's own weights."""
+        return torch.as_tensor(self.row_counts(problem) * problem.row_weights)
+
+    def start_weights(self, problem: EvaluationProblem) -> Float[Tensor, "replica 2 start"]:
+        """Weights of start states: in each replica's sample, and in the log.
 
         Given start states are resampled independently.
         """
+        own = self
         if problem.fixed_starts:
-            own = tuple(stream + _STARTS for stream in self.streams)
-            counts = Resampling(self.seed, self.full, own).counts(np.arange(len(problem.start_inputs)))
-        else:
-            counts = self.counts(units)
+            own = Resampling(self.seed, self.full, tuple(stream + _STARTS for stream in self.streams))
+        counts = own.counts(problem.start_units)
         both = np.stack([counts, np.ones_like(counts)], axis=1)
         return torch.as_tensor(both * problem.start_weights)
-
-
-@dataclass(frozen=True, eq=False)
-class Ensemble:
-    """R replicas: the first F trained on the whole log, the others each on resampled units.
-
-    ``row_counts (R, N)`` say how often a replica's sample holds a row, ones for the first F. ``row_weights
-    (R, N)`` are such counts times the log's own weights, ``start_weights (R, 2, E)`` those of start states
-    and the log's own. ``seeds (R,)`` decide initial parameters and mini-batches. ``units``: their numbers.
-    """
-
-    resampling: Resampling
-    units: Int[np.ndarray, " unit"]
-    row_counts: Tensor
-    row_weights: Tensor
-    start_weights: Tensor
-    seeds: tuple[int, ...]
-
-    @property
-    def full(self) -> int:
-        """Number F of replicas of the whole log."""
-        return self.resampling.full
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Roles of the replicas: "full" or "resampled"."""
-        return ("full",) * self.full + ("resampled",) * (len(self.seeds) - self.full)
-
-
-def draw_ensemble(
-    problem: EvaluationProblem,
-    full: int,
-    resampled: int,
-    seed: int,
-    units: Int[np.ndarray, " unit"] | None = None,
-) -> Ensemble:
-    """Weights of rows and start states for every replica.
-
-    units: numbers of the problem's units in the log, by default 0, 1, 2, …
-    """
-    units = np.arange(len(problem.episode_starts)) if units is None else units
-    streams = tuple(_stream(problem, units, seed, replica) for replica in range(resampled))
-    resampling = Resampling(seed, full, streams)
-    rows = resampling.row_counts(problem, units)
-    seeds = np.random.default_rng([seed, _NETWORKS]).integers(2**31, size=full + resampled)
-    return Ensemble(
-        resampling=resampling,
-        units=units,
-        row_counts=torch.as_tensor(rows),
-        row_weights=torch.as_tensor(rows * problem.row_weights),
-        start_weights=resampling.start_weights(problem, units),
-        seeds=tuple(int(seed) for seed in seeds),
-    )
-
-
-def _stream(problem: EvaluationProblem, units: np.ndarray, seed: int, replica: int) -> int:
-    """First stream of a replica whose sample has rows and start states with positive weight."""
-    stream = replica
-    while True:
-        one = Resampling(seed, 0, (stream,))
-        has_rows = np.any(one.row_counts(problem, units) * problem.row_weights > 0.0)
-        if has_rows and bool((one.start_weights(problem, units)[:, 0] > 0.0).any()):
-            return stream
-        stream += 1 << 16
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
@@ -165,19 +125,70 @@ def make_table(problem: EvaluationProblem, device: str) -> Table:
     )
 
 
-def read_values(network: StackedMLP, inputs: Tensor, readout: Tensor | None) -> Float[Tensor, "replica row"]:
-    """Outputs at inputs (B, d) or (B, m, d), averaged over draws and read out; in the network's precision."""
-    flat = inputs.to(network.flat.dtype).reshape(-1, inputs.shape[-1])
-    outputs = network.forward(flat).unflatten(1, (len(inputs), -1)).mean(dim=2)
-    return outputs.squeeze(-1) if readout is None else (outputs * readout.to(outputs)).sum(dim=-1)
+def read_values(
+    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
+) -> Float[Tensor, "replica row"]:
+    """Outputs at some of the inputs (N, d) or (N, m, d), averaged over draws and read out; own precision."""
+    some = inputs[rows].to(network.flat)
+    outputs = network.forward(some.reshape(-1, some.shape[-1])).unflatten(1, (len(some), -1)).mean(dim=2)
+    return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
+
+
+def read_rows(
+    network: StackedMLP, table: Table, rows: slice
+) -> tuple[Float[Tensor, "replica row"], Float[Tensor, "replica row"], Float[Tensor, "replica row"]]:
+    """Q(s, a), E Q(s', a'), and the residual, of a block of rows, in the network's precision."""
+    now = read_values(network, table.inputs, table.readout, rows)
+    later = read_values(network, table.next_inputs, table.next_readout, rows)
+    return now, later, table.rewards[rows].to(now) + table.discounts[rows].to(now) * later - now
+
+
+def start_inputs(network: StackedMLP, problem: EvaluationProblem) -> tuple[Tensor, Tensor | None]:
+    """Inputs (E, m, d) of start states and their readout, as a network reads them."""
+    chances = problem.start_probabilities
+    readout = None if chances is None else torch.as_tensor(chances).to(network.flat)
+    return torch.as_tensor(problem.start_inputs).to(network.flat), readout
 
 
 def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
     """E_{a~π} Q(s0, a) per start state, within the bounds of any discounted return; reward units."""
-    inputs, chances = torch.as_tensor(problem.start_inputs).to(network.flat), problem.start_probabilities
-    readout = None if chances is None else torch.as_tensor(chances).to(network.flat)
+    inputs, readout = start_inputs(network, problem)
     blocks = row_blocks(network, len(inputs), inputs.shape[1])
-    parts = (read_values(network, inputs[b], None if readout is None else readout[b]) for b in blocks)
-    values, (low, high) = torch.cat(list(parts), dim=1), problem.value_bounds
-    within = values.clamp(low, high) * problem.reward_scale
+    values = torch.cat([read_values(network, inputs, readout, rows) for rows in blocks], dim=1)
+    within = values.clamp(*problem.value_bounds) * problem.reward_scale
     return torch.where(values.isfinite(), within, math.nan)  # do not clip infinite values to the bound
+
+
+@dataclass(frozen=True, eq=False)
+class StartSums(Sums):
+    """Σ w (R, 2, G) and, by head, Σ w v (H, R, 2, G) of start states' values v, for each of G groups.
+
+    The axis of size 2: weights of each replica's sample, and of the log.
+    """
+
+    weights: Tensor
+    values: Tensor
+
+    @property
+    def by_group(self) -> np.ndarray:
+        """Means (H, R, 2, G)."""
+        return (self.values / self.weights).numpy()
+
+    @property
+    def means(self) -> np.ndarray:
+        """Means (H, R, 2) over all groups together."""
+        return (self.values.sum(dim=-1) / self.weights.sum(dim=-1)).numpy()
+
+
+def sum_starts(
+    heads: dict[str, StackedMLP],
+    resampling: Resampling,
+    share_of: Callable[[np.ndarray], Tensor] | None,
+    problem: EvaluationProblem,
+) -> StartSums:
+    """Sums of the values of start states. share_of: from units to their shares in groups; None: one group."""
+    weights, units = resampling.start_weights(problem), problem.start_units
+    share = torch.ones(len(units), 1, dtype=torch.float64) if share_of is None else share_of(units)
+    each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
+    values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
+    return StartSums(weights @ share, torch.stack(values))

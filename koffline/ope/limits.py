@@ -143,22 +143,20 @@ def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str
 
 
 def value_bounds(
-    going_on: tuple[float, float] | None, final: tuple[float, float] | None, gamma: float
+    going_on: tuple[float, float], final: tuple[float, float], gamma: float
 ) -> tuple[float, float]:
     """Bounds of any discounted sum of rewards like these: the least and the largest.
 
-    going_on: range of the rewards of steps after which an episode goes on, final: of those that end one; None
-    where there are none. V = max(final, going_on + γV) at its largest.
+    going_on: range of the rewards of steps after which an episode goes on, final: of those that end one.
+    V = max(final, going_on + γV) at its largest.
     """
-    ends = [] if final is None else [final]
-    if going_on is not None:
-        ends.append((going_on[0] / (1.0 - gamma), going_on[1] / (1.0 - gamma)))
-    return min(low for low, _ in ends), max(high for _, high in ends)
+    least, most = (reward / (1.0 - gamma) for reward in going_on)
+    return min(final[0], least), max(final[1], most)
 
 
-def reward_range(rewards: np.ndarray) -> tuple[float, float] | None:
-    """Smallest and largest reward; None without rewards."""
-    return (float(rewards.min()), float(rewards.max())) if len(rewards) else None
+def reward_range(rewards: np.ndarray) -> tuple[float, float]:
+    """Smallest and largest reward; of none, from ∞ to −∞."""
+    return float(rewards.min(initial=math.inf)), float(rewards.max(initial=-math.inf))
 
 
 @dataclass(frozen=True)
@@ -207,7 +205,7 @@ class LogFacts:
     γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of each unit's rows.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
-    weight, of those after which an episode goes on and of those that end one; None where there are none.
+    weight, of those after which an episode goes on and of those that end one, as by `reward_range`.
     """
 
     rows: int
@@ -216,8 +214,8 @@ class LogFacts:
     truncated: int
     starts: int
     longest: int
-    going_on: tuple[float, float] | None
-    final: tuple[float, float] | None
+    going_on: tuple[float, float]
+    final: tuple[float, float]
     returns: MeanAndSpread
     beyond: MeanAndSpread
     weights: MeanAndSpread
@@ -226,13 +224,13 @@ class LogFacts:
         """Bounds of every discounted sum of such rewards, or of rewards within the given bounds."""
         if given is None:
             return value_bounds(self.going_on, self.final, gamma)
-        return value_bounds(given, None if self.final is None else given, gamma)
+        return value_bounds(given, given if self.final[0] <= self.final[1] else self.final, gamma)
 
     @property
     def endings(self) -> int | None:
         """Rows that end an episode, where rewards tell nothing else; None where they do."""
-        ranges = [each for each in (self.going_on, self.final) if each is not None]
-        return self.terminated if all(low == high for low, high in ranges) else None
+        tells = self.going_on[0] < self.going_on[1] or self.final[0] < self.final[1]
+        return None if tells else self.terminated
 
     def __add__(self, other: LogFacts) -> LogFacts:
         return LogFacts(
@@ -266,7 +264,5 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
     )
 
 
-def _joined(one: tuple[float, float] | None, other: tuple[float, float] | None) -> tuple[float, float] | None:
-    if one is None or other is None:
-        return one or other
+def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
     return min(one[0], other[0]), max(one[1], other[1])

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.problem import EvaluationProblem, memories
+from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval
 
 _FEATURES = 200  # random features of x, and of (x, h)
@@ -75,9 +75,16 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
     if len(problem.episode_starts) == problem.n_rows:
         return None
     reward = problem.rewards - problem.rewards.mean()
-    reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)[:, None]
-    before, after = memories(problem.kernel_inputs, reward, problem.episode_starts, count=1)
-    return _shift(problem, values, seed, before, after, np.zeros_like(before[0]), of_both=True)
+    reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)
+
+    def memory_of(rows: np.ndarray) -> np.ndarray:
+        return np.column_stack([np.ones(len(rows)), problem.kernel_inputs[rows], reward[rows]])
+
+    rows = _looked_at(problem)
+    before = np.where(problem.steps[rows, None] > 0, memory_of(rows - 1), 0.0)
+    return _shift(
+        problem, values, seed, rows, before, memory_of(rows), np.zeros_like(before[:1]), of_both=True
+    )
 
 
 def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
@@ -85,10 +92,17 @@ def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shi
 
     The change is taken to be linear in the episode's number. values: as in `memory_shift`.
     """
-    lengths = np.diff(np.append(problem.episode_starts, problem.n_rows))
-    place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(lengths))  # of variance one
-    rows = np.repeat(place, lengths)[:, None]
-    return _shift(problem, values, seed, rows, rows, place[-1:], of_both=False)
+    place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[:, None]  # of variance one
+    rows = _looked_at(problem)
+    known = np.repeat(place, problem.lengths, axis=0)[rows]
+    return _shift(problem, values, seed, rows, known, known, place[-1:], of_both=False)
+
+
+def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
+    """Numbers of the rows with weight, thinned to about 10,000."""
+    unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
+    stride = math.ceil(problem.n_rows / _MOST_ROWS)
+    return np.flatnonzero(((problem.steps + unit) % stride == 0) & (problem.row_weights > 0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +132,8 @@ class _Features:
     def expected(
         self, rows: Float[Tensor, "m draw x"], shares: Float[Tensor, "m draw"], memory: np.ndarray
     ) -> Float[Tensor, "m feature"]:
-        """Mean over the policy's actions; memory (M, h)."""
-        every = torch.as_tensor(memory).unsqueeze(1).expand(-1, rows.shape[1], -1)
+        """Mean over the policy's actions; memory (M, h), or one of all."""
+        every = torch.as_tensor(memory).unsqueeze(1).expand(*rows.shape[:2], -1)
         return (self(rows, every) * shares.unsqueeze(-1)).sum(dim=1)
 
 
@@ -132,30 +146,28 @@ def _shift(
     problem: EvaluationProblem,
     values: RowValues,
     seed: int,
-    before: Float[np.ndarray, "row h"],
-    after: Float[np.ndarray, "row h"],
-    first: Float[np.ndarray, " h"],
+    rows: Int[np.ndarray, " some"],
+    before: Float[np.ndarray, "some h"],
+    after: Float[np.ndarray, "some h"],
+    first: Float[np.ndarray, "1 h"],
     of_both: bool,
 ) -> Shift | None:
     """Shift by h: ``before`` of rows, ``after`` of those that follow them, ``first`` of start states."""
-    starts, n_rows = problem.episode_starts, problem.n_rows
-    unit = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n_rows)))
-    step, stride = np.arange(n_rows) - starts[unit], math.ceil(n_rows / _MOST_ROWS)
-    rows = np.flatnonzero(((step + unit) % stride == 0) & (problem.row_weights > 0.0))
-    kept, place = np.unique(unit[rows], return_inverse=True)
+    unit = np.searchsorted(problem.episode_starts, rows, side="right")
+    kept, place = np.unique(unit, return_inverse=True)
     units = len(kept)
     if units < _LEAST_UNITS:
         return None
     generator = torch.Generator().manual_seed(seed)
     alone = problem.kernel_inputs[rows]
-    both = np.concatenate([alone, before[rows]], axis=1)
+    both = np.concatenate([alone, before], axis=1)
     features = _Features(
         _draw_features(alone, generator), _draw_features(both, generator) if of_both else None
     )
     omega = _weights(problem, features, rows, before, after, first, generator)
-    residual = problem.rewards * problem.reward_scale + problem.discounts * values.later - values.now
-    weights = problem.row_weights[rows]
-    by_unit = np.bincount(place, weights=weights * omega * residual[rows])
+    rewards, discounts = problem.rewards[rows] * problem.reward_scale, problem.discounts[rows]
+    weights, residual = problem.row_weights[rows], rewards + discounts * values.later[rows] - values.now[rows]
+    by_unit = np.bincount(place, weights=weights * omega * residual)
     error = math.sqrt(units) * float(by_unit.std(ddof=1)) / float(weights.sum())
     return Shift(float(by_unit.sum() / weights.sum()), error, units)
 
@@ -164,23 +176,22 @@ def _weights(
     problem: EvaluationProblem,
     features: _Features,
     rows: Int[np.ndarray, " some"],
-    before: Float[np.ndarray, "row memory"],
-    after: Float[np.ndarray, "row memory"],
-    first: Float[np.ndarray, " memory"],
+    before: Float[np.ndarray, "some h"],
+    after: Float[np.ndarray, "some h"],
+    first: Float[np.ndarray, "1 h"],
     generator: torch.Generator,
 ) -> Float[np.ndarray, " some"]:
     """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h)."""
     second = system = start = torch.zeros(())
-    for block in _blocks(rows):
-        now = features(problem.kernel_inputs[block], before[block])
-        later = features.expected(*_acted(problem, "next", block, generator), after[block])
-        weighted = now.mT * torch.as_tensor(problem.row_weights[block])
+    for b in _blocks(len(rows)):
+        now = features(problem.kernel_inputs[rows[b]], before[b])
+        later = features.expected(*_acted(problem, "next", rows[b], generator), after[b])
+        weighted = now.mT * torch.as_tensor(problem.row_weights[rows[b]])
         second = second + weighted @ now
-        system = system + weighted @ (now - torch.as_tensor(problem.discounts[block])[:, None] * later)
-    for block in _blocks(np.arange(len(problem.start_weights))):
-        known = np.broadcast_to(first, (len(block), len(first))).copy()
-        mean = features.expected(*_acted(problem, "start", block, generator), known)
-        start = start + torch.as_tensor(problem.start_weights[block]) @ mean
+        system = system + weighted @ (now - torch.as_tensor(problem.discounts[rows[b]])[:, None] * later)
+    for b in _blocks(len(problem.start_weights)):
+        mean = features.expected(*_acted(problem, "start", b, generator), first)
+        start = start + torch.as_tensor(problem.start_weights[b]) @ mean
     total, count = problem.row_weights[rows].sum(), features.of_rows
     second, system, start = second / total, system / total, start / problem.start_weights.sum()
 
@@ -192,9 +203,8 @@ def _weights(
     dual = torch.linalg.solve(system.mT, centred.mT @ start)
     dual[:count] = 0.0
     alpha = centred @ dual
-    return np.concatenate(
-        [(features(problem.kernel_inputs[b], before[b]) @ alpha).numpy() for b in _blocks(rows)]
-    )
+    parts = [features(problem.kernel_inputs[rows[b]], before[b]) @ alpha for b in _blocks(len(rows))]
+    return np.asarray(torch.cat(parts).numpy())
 
 
 def _draw_features(rows: Float[np.ndarray, "some column"], generator: torch.Generator) -> FourierFeatures:
@@ -203,12 +213,12 @@ def _draw_features(rows: Float[np.ndarray, "some column"], generator: torch.Gene
     return random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
 
 
-def _blocks(rows: Int[np.ndarray, " some"]) -> Iterator[Int[np.ndarray, " block"]]:
-    return (rows[first : first + _BLOCK] for first in range(0, len(rows), _BLOCK))
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(first, first + _BLOCK) for first in range(0, count, _BLOCK))
 
 
 def _acted(
-    problem: EvaluationProblem, which: str, block: np.ndarray, generator: torch.Generator
+    problem: EvaluationProblem, which: str, block: np.ndarray | slice, generator: torch.Generator
 ) -> tuple[Float[Tensor, "block draw x"], Float[Tensor, "block draw"]]:
     """Rows (s, a) with the policy's actions a in next or start states, and the share of each action."""
     states = torch.as_tensor(getattr(problem, f"{which}_inputs")[block][:, :_MOST_DRAWS])

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,14 +24,12 @@ from torch import Tensor
 
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
-from koffline.ope.behavior import uplift_of
-from koffline.ope.fitted import FittedValues
+from koffline.ope.fitted import FittedValues, uplift_of
 from koffline.ope.last_layer import ridge_solve
 from koffline.ope.limits import NOTABLE
 from koffline.ope.names import FITTED
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval, PointEstimate, plain
-from koffline.ope.working_log import Sums
 from koffline.ope.workspace import Workspace
 
 _SMALLEST, _LARGEST = 1e-10, 0.1
@@ -41,22 +38,14 @@ _BLOCK = 8192
 _LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero value function are below one
 
 
-@dataclass(frozen=True, eq=False)
-class CriticMoments(Sums):
-    """Sums over rows of w ψψᵀ (k, k) and of w."""
-
-    total: Float[Tensor, "critic critic"]
-    weight: float
-
-
-def moments_of_part(critics: FourierFeatures, problem: EvaluationProblem, units: np.ndarray) -> CriticMoments:
-    """Critic moments of a part of the log."""
+def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Float[Tensor, "critic critic"]:
+    """Σ w ψψᵀ over the rows of a part of the log."""
     inputs, weights = torch.as_tensor(problem.kernel_inputs).double(), torch.as_tensor(problem.row_weights)
     total = torch.zeros(2 * critics.frequencies.shape[1], 2 * critics.frequencies.shape[1]).double()
     for block, own in zip(inputs.split(_BLOCK), weights.split(_BLOCK), strict=True):
         psi = critics(block)
         total.addmm_(psi.mT, psi * own[:, None])
-    return CriticMoments(total, float(weights.sum()))
+    return total
 
 
 @torch.no_grad()
@@ -100,8 +89,8 @@ def _whitened(fitted: FittedValues, matrix: Tensor, vector: Tensor) -> tuple[Ten
     frequencies = fitted.instruments.frequencies
     count = min(_CRITICS // 2, frequencies.shape[1])
     chosen = torch.cat((torch.arange(count), torch.arange(count) + frequencies.shape[1]))  # cosines, sines
-    found = fitted.fold(partial(moments_of_part, FourierFeatures(frequencies[:, :count])))
-    second = (found.total / found.weight).to(matrix)
+    total = fitted.fold(partial(critic_moments, FourierFeatures(frequencies[:, :count])))
+    second = (total / fitted.rows).to(matrix)
     ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(len(second)).to(second)
     root, failed = torch.linalg.cholesky_ex(ridged)
     if bool(failed):

@@ -27,8 +27,7 @@ from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.last_layer import read_rows
-from koffline.ope.learning import Resampling, make_table, row_blocks, start_values
+from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import doubts_of_weights
@@ -98,12 +97,12 @@ class PassOverRows(Sums):
         }
 
 
-Reader = Callable[[EvaluationProblem, np.ndarray], PassOverRows]
+Reader = Callable[[EvaluationProblem], PassOverRows]
 
 
 def reader_of(fitted: FittedValues, head: str) -> Reader:
     """`pass_over_rows` with the replicas of a head that did not diverge."""
-    whole, full = fitted.ensemble.resampling, fitted.ensemble.full
+    whole, full = fitted.resampling, fitted.resampling.full
     kept = np.flatnonzero(fitted.alive).tolist()
     streams = tuple(whole.streams[number - full] for number in kept if number >= full)
     first, network = len(kept) - len(streams), fitted.heads[head].select(kept)
@@ -118,7 +117,6 @@ def pass_over_rows(
     instruments: FourierFeatures,
     duals: Float[Tensor, "resampled instrument"],
     problem: EvaluationProblem,
-    units: np.ndarray,
 ) -> PassOverRows:
     """Read the rows of a part of a log with ``full`` networks of the whole log and R' of resampled units.
 
@@ -126,7 +124,7 @@ def pass_over_rows(
     """
     table = make_table(problem, str(network.flat.device))
     own = torch.as_tensor(problem.row_weights)
-    left_out = torch.as_tensor(resampling.row_counts(problem, units) == 0)  # (R', N)
+    left_out = torch.as_tensor(resampling.row_counts(problem) == 0)  # (R', N)
     share, held_out = _shares(left_out.double()), (left_out & (own > 0.0)).double()
     parts: list[Tensor] = []
     projected, squares = torch.zeros_like(duals), duals.new_zeros(len(duals))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Measures:
         if self.n_actions is None and actions is not None:
             columns = np.concatenate([columns, np.asarray(actions, dtype=np.float64)], axis=1)
         count = columns.shape[1]
-        return _standardise(columns, self.input_location[:count], self.input_scale[:count])
+        return np.clip((columns - self.input_location[:count]) / self.input_scale[:count], -_FAR, _FAR)
 
     @property
     def measures(self) -> dict[str, Any]:
@@ -70,9 +71,9 @@ class EvaluationProblem(Measures):
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
     actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
     policy's actions, and readouts are None. ``episode_starts``: first row of each unit of resampling, an
-    episode, or a row where there are none. ``row_weights (N,)`` are the log's own, of mean one,
-    ``start_weights (E,)`` those of the rows in which start states were logged; ones from outside. With a
-    ``history`` inputs end with `memories` of as many rows before.
+    episode, or a row where there are none; ``units``: their numbers in the log. ``row_weights (N,)`` are the
+    log's own, of mean one, ``start_weights (E,)`` those of the rows in which start states were logged; ones
+    from outside. With a ``history`` inputs end with `memories` of as many rows before.
     """
 
     inputs: np.ndarray
@@ -83,6 +84,7 @@ class EvaluationProblem(Measures):
     discounts: np.ndarray
     kernel_inputs: np.ndarray
     episode_starts: np.ndarray
+    units: np.ndarray
     row_weights: np.ndarray
     start_weights: np.ndarray
     readout: np.ndarray | None = None
@@ -94,6 +96,21 @@ class EvaluationProblem(Measures):
         """Number N of rows."""
         return len(self.rewards)
 
+    @cached_property
+    def lengths(self) -> Int[np.ndarray, " unit"]:
+        """Number of rows of each unit."""
+        return np.diff(np.append(self.episode_starts, self.n_rows))
+
+    @cached_property
+    def steps(self) -> Int[np.ndarray, " row"]:
+        """Steps since the start of the row's unit."""
+        return np.arange(self.n_rows) - np.repeat(self.episode_starts, self.lengths)
+
+    @property
+    def start_units(self) -> Int[np.ndarray, " start"]:
+        """Numbers by which start states are resampled: their units', or their own if they were given."""
+        return np.arange(len(self.start_inputs)) if self.fixed_starts else self.units
+
 
 def prepare_problem(
     transitions: Transitions,
@@ -104,6 +121,7 @@ def prepare_problem(
     initial_observations: np.ndarray | None = None,
     like: Measures | None = None,
     history: int = 0,
+    numbers: np.ndarray | None = None,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
 
@@ -111,6 +129,7 @@ def prepare_problem(
     only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
     a part of the log of this problem, and are measured in its units; where its start states were given, those
     of the part mean nothing. history: as many rows before belong to the state; the policy sees none of them.
+    numbers: of the units in the log, by default 0, 1, 2, …
     """
     log, given, history = transitions, initial_observations, history if like is None else like.history
     if history and not log.has_episodes:
@@ -125,7 +144,7 @@ def prepare_problem(
             "or a first row a positive weight"
         )
     rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
-    known = like or _measure(log, policy, gamma, discounts, own, given is not None, history)
+    known = like or _measure(log, policy, gamma, own, given is not None, history)
     weights, starts = own / known.weight_scale, log.initial_observations() if given is None else given
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
         inputs, readout = known.standardise(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
@@ -154,8 +173,8 @@ def prepare_problem(
             first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
         asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
     if history:
-        reward = _standardise(rewards[:, None], known.input_location[-1:], known.input_scale[-1:])
-        _remember(asked, *memories(asked["kernel_inputs"], reward, units, history))
+        reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
+        _remember(asked, *memories(asked["kernel_inputs"], reward[:, None], units, history))
     return EvaluationProblem(
         **known.measures,
         **asked,
@@ -163,6 +182,7 @@ def prepare_problem(
         rewards=rewards / known.reward_scale,
         discounts=discounts,
         episode_starts=units,
+        units=np.arange(len(units)) if numbers is None else numbers,
         row_weights=weights,
         start_weights=weights[units] if given is None else np.ones(len(starts)),
     )
@@ -197,13 +217,7 @@ def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> N
 
 
 def _measure(
-    log: Transitions,
-    policy: Policy,
-    gamma: float,
-    discounts: np.ndarray,
-    own: np.ndarray,
-    fixed_starts: bool,
-    history: int,
+    log: Transitions, policy: Policy, gamma: float, own: np.ndarray, fixed_starts: bool, history: int
 ) -> Measures:
     """Units in which rows have mean zero, deviation and weight one, and returns the root mean square one.
 
@@ -223,18 +237,19 @@ def _measure(
     means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
     spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
     mean, spread = np.concatenate(means), np.concatenate(spreads)
-    values = log.returns_to_go(gamma) if log.has_episodes else rewards / (1.0 - discounts)
+    alone = np.where(log.terminated, rewards, rewards / (1.0 - gamma))
+    values = log.returns_to_go(gamma) if log.has_episodes else alone
     largest, scale = float(np.abs(values).max()), 1.0
     if largest > 0.0:
         scale = largest * math.sqrt(float(np.average(np.square(values / largest), weights=weights))) or 1.0
     counted, scaled = weights > 0.0, rewards / scale
-    going_on, final = scaled[counted & ~log.terminated], scaled[counted & log.terminated]
+    going_on, final = (reward_range(scaled[counted & rows]) for rows in (~log.terminated, log.terminated))
     return Measures(
         input_location=mean,
         input_scale=np.where(spread <= 1e-8 * np.abs(mean), 1.0, spread),
         weight_scale=weight_scale,
         reward_scale=scale,
-        value_bounds=value_bounds(reward_range(going_on), reward_range(final), gamma),
+        value_bounds=value_bounds(going_on, final, gamma),
         fixed_starts=fixed_starts,
         n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
         history=history,
@@ -259,10 +274,6 @@ def _flat(observations: np.ndarray) -> np.ndarray:
             f"{_MOST_INPUTS}; embed images first and store the embedding as the observation"
         )
     return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-
-
-def _standardise(columns: np.ndarray, mean: np.ndarray, spread: np.ndarray) -> np.ndarray:
-    return np.clip((columns - mean) / spread, -_FAR, _FAR)
 
 
 def read_initial_states(source: str) -> np.ndarray:

@@ -160,7 +160,6 @@ class Evidence:
     initial_values: np.ndarray
     action_support: np.ndarray
     support_weights: np.ndarray
-    support_label: str
     replica_values: np.ndarray
     replica_roles: tuple[str, ...]
 

@@ -189,7 +189,7 @@ class WorkingLog:
 
 
 def in_problem(
-    summarise: Callable[[EvaluationProblem, np.ndarray], S],
+    summarise: Callable[[EvaluationProblem], S],
     like: Measures,
     policy: Policy,
     gamma: float,
@@ -199,8 +199,8 @@ def in_problem(
 ) -> S:
     """Apply ``summarise`` to a part as a problem in the units of ``like``; actions are drawn anew."""
     generator = np.random.default_rng([seed, _DRAWS, int(part.units[0])])
-    problem = prepare_problem(part.transitions, policy, gamma, action_draws, generator, like=like)
-    return summarise(problem, part.units)
+    asked = part.transitions, policy, gamma, action_draws, generator
+    return summarise(prepare_problem(*asked, like=like, numbers=part.units))
 
 
 def hold(
@@ -222,12 +222,6 @@ def hold(
     return WorkingLog(log, found, stream, progress, stops=stops)
 
 
-def _fair(part: LogPart, stops: np.ndarray | None) -> LogPart:
-    if stops is None:
-        return part
-    return replace(part, transitions=without_late_ends(part.transitions, part.units, stops))
-
-
 @dataclass(frozen=True, eq=False)
 class _Pass:
     """Input of every worker: the log (its paths) and the summary of its parts."""
@@ -239,7 +233,14 @@ class _Pass:
     stops: np.ndarray | None
 
     def parts(self, shards: tuple[int, ...]) -> Iterator[LogPart]:
-        """Parts of at most about so many rows; a log in memory is one shard."""
+        """Parts of at most about so many rows, without late ends; a log in memory is one shard."""
+        for part in self._parts(shards):
+            fair = part.transitions
+            if self.stops is not None:
+                fair = without_late_ends(fair, part.units, self.stops)
+            yield LogPart(fair, part.units)
+
+    def _parts(self, shards: tuple[int, ...]) -> Iterator[LogPart]:
         if isinstance(self.log, Transitions):
             yield from _parts_in_memory(self.log, self.rows)
             return
@@ -253,8 +254,7 @@ class _Pass:
 @torch.no_grad()
 def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
     with threads(plan.threads):
-        sums = (plan.summarise(_fair(part, plan.stops)) for part in plan.parts(shards))
-        return functools.reduce(operator.add, sums)
+        return functools.reduce(operator.add, map(plan.summarise, plan.parts(shards)))
 
 
 def _items(log: LazyTransitions) -> list[tuple[int, ...]]:

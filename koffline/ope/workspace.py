@@ -11,18 +11,17 @@ import numpy as np
 
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
-from koffline.fitting import Progress
-from koffline.ope.behavior import behavior_values
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
-from koffline.ope.fitted import FittedValues, Summarise, fit_value_functions
+from koffline.ope.fitted import FittedValues, Summarise, behavior_values
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
-from koffline.ope.learning import Ensemble, draw_ensemble
+from koffline.ope.learning import Resampling
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
 from koffline.ope.out_of_bag import PassOverRows, Reader, RowSums, reader_of
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
+from koffline.ope.training import fit_value_functions
 from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.ope.working_log import S, WorkingLog, in_problem
 from koffline.policies import Policy
@@ -40,7 +39,6 @@ class Workspace:
     policy: Policy
     settings: EvaluationSettings
     initial_observations: np.ndarray | None = None
-    progress: Progress | None = None
     started: float = field(default_factory=time.perf_counter)
 
     @property
@@ -54,15 +52,16 @@ class Workspace:
         settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
         asked = (self.policy, settings.gamma, settings.action_draws, generator)
         starts = self.initial_observations
-        problem = prepare_problem(self.transitions, *asked, starts, history=settings.history or 0)
+        more: dict[str, Any] = {"history": settings.history or 0, "numbers": self.log.held.units}
+        problem = prepare_problem(self.transitions, *asked, starts, **more)
         low, high = value_bounds(facts.going_on, facts.final, settings.gamma)  # rewards of all rows
         scale = problem.reward_scale
         return replace(problem, value_bounds=(low / scale, high / scale))
 
     def fold(self, summarise: Summarise[S]) -> S:
-        """Sum ``summarise`` of problem and units over all parts of the log."""
+        """Sum ``summarise`` over all parts of the log, each made a problem."""
         if self.log.is_whole:
-            return summarise(self.problem, self.log.held.units)
+            return summarise(self.problem)
         settings, problem = self.settings, self.problem
         asked = (self.policy, settings.gamma, settings.action_draws, settings.seed)
         replicas = settings.full_replicas + settings.resampled_replicas
@@ -94,30 +93,26 @@ class Workspace:
         )
 
     @cached_property
-    def ensemble(self) -> Ensemble:
-        """Replicas with the rows that each is trained on."""
-        full, resampled = self.settings.full_replicas, self.settings.resampled_replicas
-        return draw_ensemble(self.problem, full, resampled, self.settings.seed, self.log.held.units)
-
-    @cached_property
     def fitted(self) -> FittedValues:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
-        fold, units = None if self.log.is_whole else self.fold, self.facts.weights.effective_count
-        fitted = fit_value_functions(self.problem, self.ensemble, self.settings, self.progress, fold, units)
+        settings, units = self.settings, self.facts.weights.effective_count
+        drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
+        resampling = Resampling.draw(self.problem, *drawn)
+        fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, self.fold, units)
         fitted.summarise(fitted.replica_values[fitted.head])  # raises
         return fitted
 
     @cached_property
     def held_pass(self) -> PassOverRows:
         """Pass of the networks of the chosen head over the rows in memory."""
-        return reader_of(self.fitted, self.fitted.head)(self.problem, self.log.held.units)
+        return reader_of(self.fitted, self.fitted.head)(self.problem)
 
     @cached_property
     def held_values(self) -> RowValues:
         """Kernel-loss values of the rows in memory by networks that did not see their episode."""
         if self.fitted.head == "kloss":
             return self.held_pass.values
-        return reader_of(self.fitted, "kloss")(self.problem, self.log.held.units).values
+        return reader_of(self.fitted, "kloss")(self.problem).values
 
     @cached_property
     def memory_shift(self) -> Shift | None:
@@ -169,7 +164,7 @@ class Workspace:
         """
         if self.settings.feature_source == "random":
             return self.fixed_system
-        first = np.flatnonzero(self.fitted.alive[: self.ensemble.full])[:1].tolist()
+        first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[:1].tolist()
         one = self.fitted.record.network.select(first)
         exact = one.with_flat(one.flat.double())  # in float64 sums do not depend on the blocks
         return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0])
@@ -211,18 +206,18 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Description of the run for every result record."""
-        read, about = (
-            self.log.sample.transitions,
-            describe_log(self.log.log, self.settings.seed, self.started),
-        )
-        rows, episodes = len(read), read.n_episodes
-        if not self.log.is_whole:
+        about, read = describe_log(self.log.log, self.settings.seed, self.started), self.log.sample
+        rows, episodes = (
+            len(read.transitions),
+            read.transitions.n_episodes,
+        )  # with the copies that were merged
+        if not read.is_all:
             rows, episodes = self.facts.rows, self.facts.episodes
-        about |= {"n_transitions": rows, "n_episodes": episodes}
         settings = self.settings.model_dump(exclude={"gamma", "estimator", "seed"})
-        return {"gamma": self.settings.gamma, "policy": self.policy.name, "settings": settings, **about}
+        about |= {"n_transitions": rows, "n_episodes": episodes, "settings": settings}
+        return {"gamma": self.settings.gamma, "policy": self.policy.name, **about}
 
 
-def _weigh(reader: Reader, problem: EvaluationProblem, units: np.ndarray) -> RowSums:
+def _weigh(reader: Reader, problem: EvaluationProblem) -> RowSums:
     """Doubly robust sums of a part of the log."""
-    return RowSums.of(problem, reader(problem, units).values)
+    return RowSums.of(problem, reader(problem).values)

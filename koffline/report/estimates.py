@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ESTIMATE, ESTIMATES, RANKING = "estimate.json", "estimates.json", "ranking.json"
+_NEAR = "distance to the nearest logged row / the log's own spacing"
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
@@ -28,7 +29,7 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
     figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
     if seen is not None:
         starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
-        near = (seen.action_support, seen.support_weights, seen.support_label)
+        near = (seen.action_support, seen.support_weights, _NEAR)
         figures |= {
             "residuals": partial(plots.plot_residuals, seen.residuals),
             "initial_values": partial(

@@ -51,11 +51,11 @@ def test_the_interval_is_bonferronis(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace, _, _ = kept[0]
     fitted, network = workspace.fitted, workspace.fitted.heads["kloss"]
     values = evaluation.start_values(network, fitted.problem).double().numpy()  # (R, E)
-    counts = fitted.ensemble.start_weights[:, 0].numpy() * KIND
-    resampled = ((values * counts).sum(axis=1) / counts.sum(axis=1))[fitted.ensemble.full :]
+    counts = fitted.resampling.start_weights(fitted.problem)[:, 0].numpy() * KIND
+    resampled = ((values * counts).sum(axis=1) / counts.sum(axis=1))[fitted.resampling.full :]
     resampled = resampled[np.isfinite(resampled)]
     quantile = stats.t.ppf(1.0 - 0.05 / 4, df=min(len(resampled), 10) - 1)
-    half = quantile * resampled.std(ddof=1) * np.sqrt((1 + 1 / fitted.ensemble.full) * 10 / 9)
+    half = quantile * resampled.std(ddof=1) * np.sqrt((1 + 1 / fitted.resampling.full) * 10 / 9)
     assert found.interval.width == pytest.approx(2 * half, rel=1e-6)
     assert found.value == pytest.approx(values[:, KIND].mean(), rel=1e-6)
 

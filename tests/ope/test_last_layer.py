@@ -32,9 +32,8 @@ def plain_features(network, replica, inputs, readout):
     rows = []
     for index in range(len(inputs)):
         draws = np.atleast_2d(inputs[index])
-        units = np.mean(
-            [np.append(plain_hidden(network, replica, draw[None])[0], 1.0) for draw in draws], axis=0
-        )
+        each = [np.append(plain_hidden(network, replica, draw[None])[0], 1.0) for draw in draws]
+        units = np.mean(each, axis=0)
         rows.append(units if readout is None else np.outer(units, readout[index]).ravel())
     return np.array(rows)
 
@@ -84,7 +83,7 @@ def test_weights_of_rows_give_the_value_of_the_minimiser(kind):
     old = last_layer(network)
     zero = with_last_layer(network, torch.zeros_like(old))
     starts = torch.rand(old.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    alpha = dual_weights(network, systems.mean(weights.sum(dim=1)), starts, 1e-2)
+    alpha = dual_weights(network, systems.mean(), starts, 1e-2)
     rewarded = (alpha @ instruments(table.kernel_inputs).mT) * weights * table.rewards
     values = (starts * last_layer(minimise_kernel_loss(zero, systems, 1e-2))).sum(dim=1)
     torch.testing.assert_close(rewarded.sum(dim=1) / weights.sum(dim=1), values, rtol=1e-8, atol=1e-8)
@@ -93,18 +92,13 @@ def test_weights_of_rows_give_the_value_of_the_minimiser(kind):
 def test_the_level_of_all_values_is_free() -> None:
     """Rewards of one and a discount of 0.999: a network of zeros reaches 1000 in one solve."""
     _, network, table, instruments, weights = asked("discrete")
-    table = dataclasses.replace(
-        table, rewards=torch.ones_like(table.rewards), discounts=torch.full_like(table.discounts, 0.999)
-    )
+    ones = torch.ones_like(table.rewards)
+    table = dataclasses.replace(table, rewards=ones, discounts=0.999 * ones)
     zero = with_last_layer(network, torch.zeros_like(last_layer(network)))
     systems = accumulate_systems(zero, table, instruments, weights)
     solved = minimise_kernel_loss(zero, systems, 1e-3)
-    torch.testing.assert_close(
-        solved.forward(table.inputs.double()),
-        torch.full((2, len(table), 3), 1000.0).double(),
-        rtol=1e-3,
-        atol=0,
-    )
+    expected = torch.full((2, len(table), 3), 1000.0).double()
+    torch.testing.assert_close(solved.forward(table.inputs.double()), expected, rtol=1e-3, atol=0)
 
 
 @pytest.fixture(params=["discrete", "continuous"])
@@ -124,8 +118,8 @@ def seen_by(fitted, replica):
         "starts": plain_features(network, replica, problem.start_inputs, problem.start_probabilities),
         "rewards": problem.rewards,
         "discounts": problem.discounts,
-        "weights": fitted.ensemble.row_weights[replica].numpy(),
-        "start_weights": fitted.ensemble.start_weights[replica, 0].numpy(),
+        "weights": fitted.resampling.row_weights(problem)[replica].numpy(),
+        "start_weights": fitted.resampling.start_weights(problem)[replica, 0].numpy(),
         "constants": network.sizes[-1],
     }
     return columns, [
@@ -143,9 +137,8 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name, monkey
         columns, critics = seen_by(fitted, replica)
         if name == "lstdq":
             matrix, vector = reference.moments(list(columns["now"]), columns)
-            ridge = reference.ridge_matrix(
-                matrix, network_estimates.usual_ridge(fitted.rows, 1.0), columns["constants"]
-            )
+            share = network_estimates.usual_ridge(fitted.rows, 1.0)
+            ridge = reference.ridge_matrix(matrix, share, columns["constants"])
             expected = reference.start_mean(columns) @ np.linalg.solve(matrix + ridge, vector)
         elif name == "mwl":
             _, omega = reference.minimax(critics, columns, fitted.settings.ridge)
@@ -165,9 +158,8 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name, monkey
 def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspace):
     for name in ("kloss", "mql"):
         found, fitted = run_estimator(workspace, name), workspace.fitted
-        values = (
-            fitted.replica_values[name] if name == "kloss" else network_estimates.closed_form(name, fitted)
-        )
+        of_head = fitted.replica_values.get(name)
+        values = network_estimates.closed_form(name, fitted) if of_head is None else of_head
         low, high = workspace.limits.bounds
         assert found.value == pytest.approx(np.clip(values[:, 1].mean(), low, high))
         assert found.standard_error == pytest.approx(values[1:, 0].std(ddof=1))

@@ -70,14 +70,6 @@ def test_gamma_changes_nothing() -> None:
         koffline.evaluate(discrete_log(), lambda s: np.full((len(s), 3), 1 / 3), **SMALL)
 
 
-def test_importance_sampling_says_the_uplift_only_of_whole_episodes() -> None:
-    cut = koffline.evaluate(discrete_log(), "uniform", 0.9, estimator="pdis", behavior="estimate")
-    assert cut.uplift is None
-    whole = koffline.evaluate(users(), policy, estimator="wis")
-    assert whole.behavior_value == pytest.approx(users().rewards.mean())
-    assert whole.uplift.value == pytest.approx(whole.value - whole.behavior_value)
-
-
 def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,8 +83,11 @@ def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
     assert "γ" not in done.output
     one = CliRunner().invoke(cli, [*shared, "--estimator", "wis", "--json"])
     found = json.loads(one.stdout)
+    assert found["behavior_value"] == pytest.approx(users(600).rewards.mean())
     assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
     assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "did you mean 'wis'")
+    cut = koffline.evaluate(discrete_log(), "uniform", 0.9, estimator="pdis", behavior="estimate")
+    assert cut.uplift is None  # of whole episodes alone
 
 
 def test_auto_is_dr_where_steps_are_single_and_probabilities_known_and_kloss_elsewhere() -> None:

@@ -13,7 +13,7 @@ from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope.evaluation import open_workspace
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.learning import Resampling, draw_ensemble, start_values
+from koffline.ope.learning import Resampling, start_values
 from koffline.ope.out_of_bag import RowSums, drl, pass_over_rows
 from koffline.ope.problem import prepare_problem
 from tests import reference_closed_form as reference
@@ -57,17 +57,17 @@ def test_held_out_loss_is_the_u_statistic_of_unseen_rows(kind, monkeypatch):
     monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 13)
     problem = prepared(kind)
     network, table = stack(problem, replicas=3)
-    ensemble = draw_ensemble(problem, 1, 2, seed=5)
+    drawn = Resampling.draw(problem, 1, 2, seed=5)
     instruments = random_fourier_features(
         Gaussian(1.0), table.kernel_inputs.shape[1], 60, torch.Generator().manual_seed(1)
     )
-    resampling, duals = Resampling(5, 0, ensemble.resampling.streams), torch.ones(2, 60).double()
-    made = pass_over_rows(network, 1, resampling, instruments, duals, problem, ensemble.units)
+    resampling, duals = Resampling(5, 0, drawn.streams), torch.ones(2, 60).double()
+    made = pass_over_rows(network, 1, resampling, instruments, duals, problem)
     found = made.diagnostics(problem.reward_scale)
     psi = instruments(table.kernel_inputs).numpy()
     losses, ratios = [], []
     for replica in (1, 2):
-        unseen = np.flatnonzero(ensemble.row_counts[replica].numpy() == 0)
+        unseen = np.flatnonzero(drawn.row_counts(problem)[replica] == 0)
         residual = plain_residuals(problem, network, replica)
         pairs = [(i, j) for i in unseen for j in unseen if i != j]
         off = sum(psi[i] @ psi[j] * residual[i] * residual[j] for i, j in pairs)
@@ -86,7 +86,7 @@ def test_means_over_the_networks_that_left_the_episode_out() -> None:
     settings = EvaluationSettings(gamma=0.9, steps=20, full_replicas=1, resampled_replicas=4)
     with open_workspace(discrete_log(), SOFT, settings) as workspace, torch.no_grad():
         fitted, values, problem = workspace.fitted, workspace.row_values, workspace.problem
-    network, counts = fitted.heads["kloss"], fitted.ensemble.row_counts[1:].numpy()
+    network, counts = fitted.heads["kloss"], fitted.resampling.row_counts(problem)[1:]
     for row in range(problem.n_rows):
         unseen = [replica for replica in range(4) if counts[replica, row] == 0] or range(4)
         for found, inputs, readout in (
@@ -104,12 +104,8 @@ def asked(kind, starts=None):
     policy = SOFT if kind == "discrete" else NOISY
     problem = prepare_problem(uneven_log(kind, 12), policy, GAMMA, 3, np.random.default_rng(0), starts)
     generator, n = np.random.default_rng(1), problem.n_rows
-    values = RowValues(
-        generator.normal(size=n),
-        generator.normal(size=n),
-        generator.normal(size=len(problem.start_weights)),
-        weights=generator.gamma(2.0, size=n),
-    )
+    drawn = (generator.normal(size=size) for size in (n, n, len(problem.start_weights)))
+    values = RowValues(*drawn, weights=generator.gamma(2.0, size=n))
     columns = {
         "rewards": problem.rewards * problem.reward_scale,
         "discounts": problem.discounts,
@@ -127,9 +123,8 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
     expected = reference.doubly_robust(values.weights, columns, values.now, values.later, values.starts)
     assert sums.value == pytest.approx(expected, rel=1e-12)
     terms = values.weights * (columns["rewards"] + columns["discounts"] * values.later - values.now)
-    error = reference.standard_error(
-        columns, problem.episode_starts, terms, values.starts, problem.fixed_starts
-    )
+    given = columns, problem.episode_starts, terms, values.starts, problem.fixed_starts
+    error = reference.standard_error(*given)
     assert sums.standard_error() == pytest.approx(error, rel=1e-12)
     assert drl(sums, spread=2.0 * error).standard_error == pytest.approx(2.0 * error)
     mass = np.average(values.weights * (1.0 - problem.discounts), weights=problem.row_weights)
@@ -139,9 +134,8 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
 def test_sums_of_parts_add_up_and_given_starts_count_once():
     problem, values, _ = asked("discrete", np.zeros((5, 2)))
     whole = RowSums.of(problem, values)
-    doubled = dataclasses.replace(
-        whole + whole, start_value=whole.start_value, start_weight=whole.start_weight
-    )
+    given = {"start_value": whole.start_value, "start_weight": whole.start_weight}
+    doubled = dataclasses.replace(whole + whole, **given)
     assert doubled.value == pytest.approx(whole.value)
     assert doubled.count == 2 * whole.count
 

@@ -8,8 +8,8 @@ from scipy import stats
 
 import koffline
 from koffline.errors import DataError
-from koffline.ope import rounds
-from koffline.ope.learning import draw_ensemble, poisson_counts
+from koffline.ope import training
+from koffline.ope.learning import Resampling, poisson_counts
 from koffline.ope.problem import prepare_problem
 from tests.ope.problems import SOFT, discrete_log, prepared
 
@@ -22,17 +22,17 @@ def test_time_limits_do_not_cut_the_future() -> None:
 
 def test_resampling_counts_whole_episodes_and_their_starts() -> None:
     problem = prepared("discrete")
-    ensemble = draw_ensemble(problem, 1, 3, seed=1)
-    assert ensemble.roles == ("full", "resampled", "resampled", "resampled")
-    np.testing.assert_array_equal(
-        ensemble.row_counts, ensemble.start_weights[:, 0].repeat_interleave(10, dim=1)
-    )
-    np.testing.assert_array_equal(ensemble.row_counts[0], np.ones(60))
-    assert not np.array_equal(ensemble.row_counts[1], ensemble.row_counts[2])
-    alone = draw_ensemble(prepared("continuous"), 0, 2, seed=1)
-    np.testing.assert_array_equal(alone.row_counts, alone.start_weights[:, 0])
+    drawn = Resampling.draw(problem, 1, 3, seed=1)
+    assert drawn.roles == ("full", "resampled", "resampled", "resampled")
+    counts = drawn.row_counts(problem)
+    np.testing.assert_array_equal(counts, drawn.start_weights(problem)[:, 0].repeat_interleave(10, dim=1))
+    np.testing.assert_array_equal(counts[0], np.ones(60))
+    assert not np.array_equal(counts[1], counts[2])
+    alone = prepared("continuous")
+    drawn = Resampling.draw(alone, 0, 2, seed=1)
+    np.testing.assert_array_equal(drawn.row_counts(alone), drawn.start_weights(alone)[:, 0])
     given = prepare_problem(discrete_log(), SOFT, 0.9, 1, np.random.default_rng(0), np.zeros((4, 2)))
-    assert draw_ensemble(given, 0, 2, seed=1).start_weights.shape == (2, 2, 4)
+    assert Resampling.draw(given, 0, 2, seed=1).start_weights(given).shape == (2, 2, 4)
 
 
 def test_poisson_counts_have_the_law_of_their_name() -> None:
@@ -59,8 +59,8 @@ QUICK = {"full_replicas": 2, "resampled_replicas": 3, "hidden_units": (8, 8), "i
 
 @pytest.fixture
 def _short_rounds(monkeypatch):
-    monkeypatch.setattr(rounds, "SHORTEST", 10)
-    monkeypatch.setattr(rounds, "MOST_STEPS", 80)
+    monkeypatch.setattr(training, "SHORTEST", 10)
+    monkeypatch.setattr(training, "MOST_STEPS", 80)
 
 
 def evaluated(**options) -> koffline.Estimate:
@@ -72,8 +72,8 @@ def evaluated(**options) -> koffline.Estimate:
     ("options", "steps"), [({"agreement": 1e9}, 20), ({"agreement": 1e-9}, 80), ({"steps": 25}, 25)]
 )
 def test_it_trains_as_long_as_the_estimate_moves(monkeypatch, options, steps) -> None:
-    monkeypatch.setattr(rounds, "_LEAST", 0.0)
-    monkeypatch.setattr(rounds, "_BETTER", 0.0)
+    monkeypatch.setattr(training, "_LEAST", 0.0)
+    monkeypatch.setattr(training, "_BETTER", 0.0)
     found = evaluated(**options)
     assert found.diagnostics["training_steps"] == steps
     assert found.evidence.steps[-1] == steps
@@ -93,6 +93,6 @@ def test_rounds_are_so_many_steps_and_more_go_on_from_them() -> None:
 @pytest.mark.parametrize(("losses", "steps"), [((8.0, 4.0, 2.0), 80), ((8.0, 7.9), 20), ((8.0, 9.9), 20)])
 def test_features_are_learnt_while_the_held_out_loss_falls(monkeypatch, losses, steps) -> None:
     told = iter(losses)
-    monkeypatch.setattr(rounds, "_SHARP", 0.0)
-    monkeypatch.setattr(rounds.Training, "_held_out_loss", lambda self, network: next(told))
+    monkeypatch.setattr(training, "_SHARP", 0.0)
+    monkeypatch.setattr(training.Training, "_held_out_loss", lambda self, network: next(told))
     assert evaluated(agreement=1e9).diagnostics["training_steps"] == steps

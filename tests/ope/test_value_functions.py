@@ -10,7 +10,7 @@ from koffline.ope.bellman_test import bellman_test
 from koffline.ope.cross_fit import assign_folds, cross_fit, measure_freshness, next_row_values, row_values
 from koffline.ope.value_functions import as_value_function, counted_rows, row_fingerprints
 from tests.ope.bellman_test.problems import known_problem
-from tests.ope.problems import NOISY, SOFT, discrete_log
+from tests.ope.problems import NOISY, QUICK, SOFT, discrete_log
 
 THREE = koffline.Discrete(3)
 ONE = koffline.Continuous(1, -1.0, 1.0)
@@ -45,28 +45,23 @@ def test_expectation_over_a_continuous_policy_averages_its_draws() -> None:
     np.testing.assert_allclose(found, draws, rtol=1e-12)
 
 
+class Both(torch.nn.Module):
+    def forward(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        return states.sum(1) + actions
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
     module = torch.nn.Linear(2, 3)
     found = as_value_function(module, THREE, (2,)).values(STATES, ACTIONS)
     whole = module(torch.as_tensor(STATES, dtype=torch.float32)).detach().numpy()
     np.testing.assert_allclose(found, whole[np.arange(7), ACTIONS], rtol=1e-5)
-    (tmp_path / "my_values.py").write_text(
-        "def q(states, actions):\n    return states.sum(axis=1) + actions\n"
-    )
-    monkeypatch.chdir(tmp_path)
-    named = as_value_function("my_values:q", THREE, (2,))
-    np.testing.assert_allclose(named.values(STATES, ACTIONS), STATES.sum(axis=1) + ACTIONS)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript(tmp_path) -> None:
-    class Both(torch.nn.Module):
-        def forward(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
-            return states.sum(1) + actions
-
     torch.jit.script(Both()).save(str(tmp_path / "q.pt"))
-    made = as_value_function(tmp_path / "q.pt", THREE, (2,))
-    np.testing.assert_allclose(made.values(STATES, ACTIONS), STATES.sum(axis=1) + ACTIONS, rtol=1e-5)
+    (tmp_path / "my_values.py").write_text("def q(states, actions):\n    return states.sum(1) + actions\n")
+    monkeypatch.chdir(tmp_path)
+    for given in (tmp_path / "q.pt", "my_values:q"):
+        values = as_value_function(given, THREE, (2,)).values(STATES, ACTIONS)
+        np.testing.assert_allclose(values, STATES.sum(axis=1) + ACTIONS, rtol=1e-5)
 
 
 def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) -> None:
@@ -88,11 +83,8 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
     np.testing.assert_allclose(made.values(raw, actions), scaled.predict_value(raw, actions), rtol=1e-6)
     preprocessing = d3_models.d3rlpy.preprocessing
     scaled.config.reward_scaler = preprocessing.MultiplyRewardScaler(4.0)
-    np.testing.assert_allclose(
-        as_value_function(scaled, THREE, (4,)).values(raw, actions),
-        scaled.predict_value(raw, actions) / 4.0,
-        rtol=1e-6,
-    )
+    found = as_value_function(scaled, THREE, (4,)).values(raw, actions)
+    np.testing.assert_allclose(found, scaled.predict_value(raw, actions) / 4.0, rtol=1e-6)
     scaled.config.reward_scaler = preprocessing.StandardRewardScaler(mean=2.0, std=3.0, eps=0.0)
     shifted = as_value_function(scaled, THREE, (4,))
     expected = 3.0 * scaled.predict_value(raw, actions) + 2.0 / (1.0 - scaled.config.gamma)
@@ -117,25 +109,20 @@ def test_what_is_no_value_function_is_one_line(given, message) -> None:
 
 
 def test_an_evaluation_gives_its_value_function() -> None:
-    log = discrete_log()
-    options = {"steps": 40, "full_replicas": 1, "resampled_replicas": 2}
-    estimate = koffline.evaluate(log, SOFT, 0.9, **options)
+    estimate = koffline.evaluate(LOG, SOFT, 0.9, **QUICK)
     made = as_value_function(estimate, THREE, (2,))
     assert made is estimate.value_function
-    starts = made.expected(log.initial_observations(), SOFT)
+    starts = made.expected(LOG.initial_observations(), SOFT)
     assert starts.mean() == pytest.approx(estimate.value, rel=1e-5)
     assert "value_function" not in estimate.as_dict()
-    without = koffline.evaluate(log, SOFT, 0.9, estimator="lstdq", **options)
+    without = koffline.evaluate(LOG, SOFT, 0.9, estimator="lstdq", **QUICK)
     assert without.value_function is None
     with pytest.raises(DataError, match="Estimate is no value function"):
         as_value_function(without, THREE, (2,))
 
 
-def fitted_to(log: koffline.Transitions | None):
-    seen = None if log is None else counted_rows(log)
-    return as_value_function(
-        lambda s, a: s[:, 0], LOG.action_space, LOG.observation_shape, name="q", trained_on=seen
-    )
+def fitted_to(log: koffline.Transitions):
+    return as_value_function(lambda s, a: s[:, 0], THREE, (2,), name="q", trained_on=counted_rows(log))
 
 
 def test_training_rows_are_refused_after_any_selection() -> None:

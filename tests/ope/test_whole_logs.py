@@ -134,10 +134,9 @@ def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
 
 def test_memory_that_is_too_small_is_refused_with_what_is_enough(stored) -> None:
     _, shards = stored["discrete"]
+    stream = StreamSettings(memory="600MB")
     with pytest.raises(ConfigError, match=r"memory is 600MB, this evaluation needs at least \d+MB"):
-        koffline.evaluate(
-            shards, TILTED, 0.9, sample_rows=150, stream=StreamSettings(memory="600MB"), **QUICK
-        )
+        koffline.evaluate(shards, TILTED, 0.9, sample_rows=150, stream=stream, **QUICK)
 
 
 def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None:
@@ -151,7 +150,7 @@ def test_weights_of_another_mean_outside_the_sample(stored, monkeypatch) -> None
         found, fitted = workspace.row_sums, workspace.fitted
         generator = np.random.default_rng(0)  # nothing is drawn for discrete actions
         rows = prepare_problem(log, workspace.policy, 0.9, 1, generator, like=workspace.problem)
-        values = reader_of(fitted, "kloss")(rows, np.arange(log.n_episodes)).values
+        values = reader_of(fitted, "kloss")(rows).values
     mass = values.weights * (1.0 - rows.discounts)
     assert found.diagnostics()["mass"] == pytest.approx(np.average(mass, weights=log.weights), rel=1e-9)
     direct = np.average(values.starts, weights=log.weights[log.episode_starts])
@@ -180,10 +179,8 @@ class TestAKilledPass:
             patched.setattr(working_log, "_sum_of_shards", counting)
             patched.setattr(working_log, "SECONDS_BETWEEN_SAVES", 0.0)
             patched.setattr(working_log, "_ROWS_TOGETHER", 90)
-            stream = StreamSettings(partial=folder)
-            found = koffline.evaluate(
-                shards, policy, 0.9, estimator="dr", seed=4, sample_rows=150, stream=stream, **QUICK
-            )
+            asked = {"estimator": "dr", "seed": 4, "sample_rows": 150, **QUICK}
+            found = koffline.evaluate(shards, policy, 0.9, stream=StreamSettings(partial=folder), **asked)
         return found.to_json(timing=False), read
 
     def test_goes_on(self, stored, tmp_path, monkeypatch) -> None:

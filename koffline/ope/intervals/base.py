@@ -60,7 +60,7 @@ class KernelIntervalSettings(Section):
             return system.value_bounds
         rewards = self.rewards_within(system)
         may_end = bool((system.discounts == 0.0).any())
-        return value_bounds(rewards, rewards if may_end else None, system.gamma)
+        return value_bounds(rewards, rewards if may_end else (math.inf, -math.inf), system.gamma)
 
     def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
         """Bounds of every reward: given, or the log's own. Raises ConfigError when the log exceeds them."""

@@ -209,7 +209,7 @@ def last_layer_bootstrap(fitted: FittedValues, head: str, level: float = 0.95, s
     (Hao et al. 2021)
     """
     draws, problem = enough_draws(level), fitted.problem
-    alive = np.flatnonzero(fitted.alive[: fitted.ensemble.full])
+    alive = np.flatnonzero(fitted.alive[: fitted.resampling.full])
     if not len(alive):
         raise KofflineError(f"{fitted.describe_diverged()}; lower learning_rate")
     units = Units(problem.episode_starts, torch.as_tensor(problem.row_weights), problem.fixed_starts)
@@ -237,8 +237,7 @@ def network_equation(fitted: FittedValues, replica: int, head: str) -> LinearEqu
     now = _features(network, table.inputs, table.readout)
     later = _features(network, table.next_inputs, table.next_readout)
     difference = now - table.discounts.double().cpu()[:, None] * later
-    systems = accumulate_systems(network, table, instruments, weights[None].to(table.inputs.device))
-    systems = systems.mean(weights.sum()[None])
+    systems = accumulate_systems(network, table, instruments, weights[None].to(table.inputs.device)).mean()
     if head == "kloss":
         matrix, ridge, solved = systems.kernel_matrix[0].cpu(), fitted.settings.ridge, "kloss"
         blocks, compared = row_blocks(network, len(table), table.draws), table.compared

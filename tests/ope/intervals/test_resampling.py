@@ -9,7 +9,7 @@ import torch
 import koffline.ope.intervals.resampling as resampling
 from koffline.config import make_settings
 from koffline.errors import ConfigError
-from koffline.ope.fitted import FittedValues, fit_value_functions
+from koffline.ope.fitted import FittedValues
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import KernelIntervalSettings, best_constant, enough_draws, make_profile
 from koffline.ope.intervals.resampling import (
@@ -21,8 +21,9 @@ from koffline.ope.intervals.resampling import (
     resampled_errors,
 )
 from koffline.ope.last_layer import last_layer
-from koffline.ope.learning import draw_ensemble
+from koffline.ope.learning import Resampling
 from koffline.ope.names import SYSTEM_KINDS
+from koffline.ope.training import fit_value_functions
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.intervals.systems import finite_system, prepared, small_system
 
@@ -103,7 +104,7 @@ def chain() -> FittedValues:
     chosen = {"steps": 200, "hidden_units": (16, 16), "instruments": 200, "full_replicas": 2}
     settings = make_settings({"gamma": exact.gamma, **chosen, "resampled_replicas": 2}, {})
     with torch.no_grad():
-        return fit_value_functions(problem, draw_ensemble(problem, 2, 2, 0), settings)
+        return fit_value_functions(problem, Resampling.draw(problem, 2, 2, 0), settings)
 
 
 @pytest.mark.parametrize("head", ["kloss", "lstd"])

@@ -1,4 +1,4 @@
-"""Training of the networks by fitted Q evaluation, in rounds, until the estimate settles.
+"""Training of the networks by fitted Q evaluation, in rounds, until the estimate settles; then last layers.
 
 After each round the last layer is solved for the kernel loss, and training goes on from there: values of a
 long horizon would take many times as many steps to get there by themselves.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,12 +18,24 @@ from torch import Tensor
 
 from koffline.batches import ReplicaPlan, Table
 from koffline.config import EvaluationSettings
-from koffline.fitting import FitRecord, FitSettings, Progress, fit
-from koffline.kernels import FourierFeatures
+from koffline.data.transitions import Transitions
+from koffline.errors import ConfigError
+from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
+from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.objectives import fitted_q
-from koffline.ope.last_layer import StartSums, accumulate_systems, minimise_kernel_loss, read_rows
-from koffline.ope.learning import Ensemble, row_blocks, start_values
-from koffline.ope.problem import EvaluationProblem
+from koffline.ope.fitted import LSTD_RIDGE, FittedValues, Fold, Summarise
+from koffline.ope.last_layer import (
+    accumulate_systems,
+    minimise_kernel_loss,
+    solve_temporal_difference,
+    start_features,
+    systems_of_part,
+)
+from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, start_values, sum_starts
+from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.value_functions import ValueFunction
+from koffline.ope.working_log import S
+from koffline.policies import Policy
 from koffline.replicas import StackedMLP
 
 SHORTEST, MOST_STEPS = 1000, 16_000  # least in a round, most in total; coverage was tested at two rounds
@@ -35,33 +48,6 @@ _PROBES = 40
 _PROBE_STARTS, _PROBE_DRAWS = 1000, 8
 _FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
 _MOST_COPIES = 2_000_000  # most rows in that sample
-
-
-def train_in_rounds(
-    table: Table,
-    problem: EvaluationProblem,
-    ensemble: Ensemble,
-    settings: EvaluationSettings,
-    instruments: FourierFeatures,
-    progress: Progress | None = None,
-) -> FitRecord:
-    """Train all replicas. Unless the settings say how long, stop when the estimate has not moved in a round.
-
-    The output starts at the best constant value.
-    """
-    sizes = (table.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
-    network = StackedMLP.initialise(sizes, ensemble.seeds, device=table.inputs.device)
-    network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
-    training = Training(table, problem, ensemble, settings, instruments, progress)
-    rows = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
-    first, *others = rounds_of(settings.steps, rows, settings.batch_size)
-    record = training.fit(network, first)
-    for steps in others:
-        network, has_settled = training.solve(record.network)
-        if settings.steps is None and has_settled:
-            break
-        record = _joined(record, training.fit(network.with_flat(network.flat.float()), steps, record.steps))
-    return record
 
 
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
@@ -78,35 +64,50 @@ class Training:
     Training goes on if the mean estimate has moved since half as many steps, relative to the interval's
     width, or if the interval is wide and the kernel loss of rows that resampled networks have not seen still
     falls; it stops if that loss rises. Moves below a hundredth of the rms return do not count; diverged
-    replicas are ignored.
+    replicas are ignored. Settings that say how long are obeyed.
     """
 
     def __init__(
         self,
         table: Table,
         problem: EvaluationProblem,
-        ensemble: Ensemble,
+        resampling: Resampling,
         settings: EvaluationSettings,
         instruments: FourierFeatures,
         progress: Progress | None,
     ) -> None:
-        self._whole, self._problem, self._ensemble = table, problem, ensemble
-        self._settings, self._progress = settings, progress
-        generator = torch.Generator().manual_seed(ensemble.seeds[0])
-        distinct = torch.cat([ensemble.row_weights[:1], ensemble.row_weights[ensemble.full :]])
-        self._row_sets = tuple(_rows_by_weight(weights, generator) for weights in distinct)  # 1 + R − F
+        self._whole, self._problem, self._resampling = table, problem, resampling
+        self._settings, self._progress, weights = settings, progress, resampling.row_weights(problem)
+        generator = torch.Generator().manual_seed(resampling.seeds[0])
+        distinct = torch.cat([weights[:1], weights[resampling.full :]])
+        self._row_sets = tuple(_rows_by_weight(own, generator) for own in distinct)  # 1 + R − F
         self._probe = _start_value_probe(problem)
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
         self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
-        self._weights = ensemble.row_weights[:, rows].to(table.inputs.device)
-        unseen = (ensemble.row_counts == 0) & (ensemble.row_weights[0] > 0.0)  # with weight
-        self._unseen = unseen[:, rows].to(self._weights)
+        self._weights = weights[:, rows].to(table.inputs.device)
+        self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # with weight
         self._before: tuple[np.ndarray, float] | None = None
+
+    def run(self) -> FitRecord:
+        """Train all replicas. The output starts at the best constant value."""
+        settings, problem = self._settings, self._problem
+        sizes = (problem.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
+        network = StackedMLP.initialise(sizes, self._resampling.seeds, device=self._whole.inputs.device)
+        network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
+        rows = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
+        first, *others = rounds_of(settings.steps, rows, settings.batch_size)
+        record = self.fit(network, first)
+        for steps in others:
+            network, has_settled = self.solve(record.network)
+            if settings.steps is None and has_settled:
+                break
+            record = _joined(record, self.fit(network.with_flat(network.flat.float()), steps, record.steps))
+        return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
         """Train for so many steps, after those ``done``; learning rates fall to zero by a cosine."""
-        settings, seeds, full = self._settings, self._ensemble.seeds, self._ensemble.full
+        settings, seeds, full = self._settings, self._resampling.seeds, self._resampling.full
         record: FitRecord = fit(
             self._whole,
             network,
@@ -135,13 +136,13 @@ class Training:
         scale = self._problem.reward_scale
         systems = accumulate_systems(network, self._table, self._instruments, self._weights)
         solved = minimise_kernel_loss(network, systems, self._settings.ridge)
-        sums = StartSums.of({"kloss": solved}, self._problem, self._ensemble.start_weights)
+        sums = sum_starts({"kloss": solved}, self._resampling, None, self._problem)
         now, loss = sums.means[0, :, 0], self._held_out_loss(solved)
         before, self._before = self._before, (now, loss)
         if before is None:
             return solved, False
         values, old_loss = before
-        moves, resampled = now - values, now[self._ensemble.full :]
+        moves, resampled = now - values, now[self._resampling.full :]
         kept, resampled = moves[np.isfinite(moves)], resampled[np.isfinite(resampled)]
         width = 4.0 * float(resampled.std(ddof=1)) if len(resampled) > 1 else 0.0
         tolerance = max(self._settings.agreement * width, _LEAST * scale)
@@ -210,3 +211,70 @@ def _best_constant(problem: EvaluationProblem) -> float:
     constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
     low, high = problem.value_bounds
     return min(max(constant, low), high)
+
+
+def fit_value_functions(
+    problem: EvaluationProblem,
+    resampling: Resampling,
+    settings: EvaluationSettings,
+    progress: Progress | None = None,
+    fold: Fold | None = None,
+    effective_units: float | None = None,
+) -> FittedValues:
+    """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
+
+    fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
+    and start states valued, on the whole log. effective_units: of that log, by default its units.
+    """
+    table = make_table(problem, settings.device)
+    generator = torch.Generator().manual_seed(settings.seed)
+    kernel_inputs = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
+    bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
+    instruments = random_fourier_features(
+        Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
+    )
+    record = Training(table, problem, resampling, settings, instruments, progress).run()
+    network, reach = record.network, fold or partial(_summary_of, problem)
+    sums = reach(partial(systems_of_part, network, instruments, resampling))
+    systems = sums.systems.mean()
+    heads = {
+        "kloss": minimise_kernel_loss(network, systems, settings.ridge),
+        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
+        "fqe": network.with_flat(network.flat.double()),
+    }
+    starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
+    if problem.fixed_starts:  # start states of a part are meaningless then
+        given = resampling.start_weights(problem)
+        starts = start_features(network, problem, given / given.sum(dim=2, keepdim=True))
+    return FittedValues(
+        problem=problem,
+        resampling=resampling,
+        settings=settings,
+        table=table,
+        heads=heads,
+        systems=systems,
+        start_features=starts,
+        bandwidth=bandwidth,
+        instruments=instruments,
+        record=record,
+        fold=reach,
+        units=effective_units or float(len(problem.episode_starts)),
+        rows=float(sums.systems.weight[0]),
+    )
+
+
+def _summary_of(problem: EvaluationProblem, summarise: Summarise[S]) -> S:
+    return summarise(problem)
+
+
+def fit_value_function(
+    transitions: Transitions, policy: Policy, settings: EvaluationSettings, progress: Progress | None = None
+) -> ValueFunction:
+    """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
+    if settings.history:
+        raise ConfigError("diagnose and value functions are of the logged state; leave history out")
+    with torch.no_grad(), threads(settings.threads):
+        generator = np.random.default_rng(settings.seed)
+        problem = prepare_problem(transitions, policy, settings.gamma, settings.action_draws, generator)
+        resampling = Resampling.draw(problem, settings.full_replicas, 0, settings.seed)
+        return fit_value_functions(problem, resampling, settings, progress).value_function(transitions)
