@@ -18,6 +18,7 @@ from tests.ope.problems import discrete_log
 
 QUICK = {"steps": 20, "full_replicas": 2, "hidden_units": (8, 8), "instruments": 40}
 QUICK |= {"feature_source": "random"}
+NONE = (np.inf, -np.inf)  # the range of no rewards
 NAMES = ("kloss", "lstd", "mql", "lstdq", "mwl", "wpdis", "wdr", "drl")
 
 
@@ -117,11 +118,11 @@ class TestPossibleValues:
     @pytest.mark.parametrize(
         ("going_on", "final", "gamma", "expected"),
         [
-            ((-1.0, 2.0), None, 0.9, (-10.0, 20.0)),
+            ((-1.0, 2.0), NONE, 0.9, (-10.0, 20.0)),
             ((0.0, 0.0), (-1.0, 1.0), 0.9, (-1.0, 1.0)),
             ((1.0, 1.0), (0.0, 0.0), 0.5, (0.0, 2.0)),  # it may end at once
             ((-1.0, -1.0), (5.0, 7.0), 0.5, (-2.0, 7.0)),
-            (None, (0.2, 0.9), 0.99, (0.2, 0.9)),  # a bandit
+            (NONE, (0.2, 0.9), 0.99, (0.2, 0.9)),  # a bandit
         ],
     )
     def test_bounds_by_hand(self, going_on, final, gamma, expected):
