@@ -5,8 +5,7 @@ The policy, by algorithm (observation and action scalers are applied as the mode
 - DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their policy; KLossDQN with
   a temperature: softmax of its values; any other discrete algorithm: greedy, what `predict` returns;
 - those of _DETERMINISTIC: `predict`, for BC whatever its policy_type;
-- any other continuous algorithm: draws from `sample_action`, mean `predict`, called with a fixed seed
-  as it draws candidates itself in BCQ, CRR and BEAR.
+- any other continuous algorithm: draws from `sample_action`, mean `predict` with a fixed seed.
 """
 
 from __future__ import annotations
