@@ -106,6 +106,10 @@ def _ended(error: click.ClickException | click.Abort) -> SystemExit:
     return _failed(f"{message}{'' if message.endswith('?') else ';'} see '{where} --help'")
 
 
+# Records of what --set of a command takes.
+_SETTINGS = {"online": ("koffline.online.config", "OnlineConfig")} | dict.fromkeys(
+    ("evaluate", "select", "diagnose"), ("koffline.config", "EvaluationSettings")
+)
 # Commands of groups, which are not imported to be suggested.
 _INSIDE = ("data info", "data inspect", "data validate", "data convert", "build rollouts", "build uniform")
 
@@ -117,12 +121,10 @@ def _with_remedy(error: click.ClickException, context: click.Context | None) -> 
         return message
     if isinstance(error, click.NoSuchOption):
         known = [name for option in context.command.params for name in option.opts if name.startswith("--")]
-        if context.command.name in ("evaluate", "select", "diagnose"):
-            from koffline.config import EvaluationSettings
-
-            setting = error.option_name.lstrip("-").replace("-", "_")
-            if setting in EvaluationSettings.model_fields:
-                return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
+        module, record = _SETTINGS.get(context.command.name or "", ("koffline.config", "Section"))
+        setting = error.option_name.lstrip("-").replace("-", "_")
+        if setting in getattr(import_module(module), record).model_fields:
+            return f"there is no option '{error.option_name}'; it is a setting: --set {setting}=VALUE"
         return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
     if message.startswith("No such command") and isinstance(context.command, click.Group):
         name = message.split("'")[1]
