@@ -9,9 +9,8 @@ from __future__ import annotations
 import copy
 import io
 import logging
-import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -102,24 +101,6 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
             "its files stay as they are: train again into another --out"
         )
     return None
-
-
-def file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
-    """Bytes of each existing log file, by its path in the run's folder."""
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.exists()}
-
-
-def cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
-    """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
-    for path in files:
-        size = sizes.get(path.relative_to(folder).as_posix(), 0)
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
-            raise ConfigError(f"{path} is shorter than its checkpoint says: it was edited; train elsewhere")
-        if found > size:
-            os.truncate(path, size)
-        if found and not size:
-            path.unlink()
 
 
 def state_of(part: Any) -> Any:

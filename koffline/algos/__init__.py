@@ -4,7 +4,7 @@ Importing this package registers koffline's algorithms with d3rlpy (it takes as 
 is silent), so that ``d3rlpy.load_learnable`` and ``from_json`` know them.
 """
 
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data import import_d3rlpy
 
 import_d3rlpy()  # silently, before any module here imports it
 

@@ -29,7 +29,7 @@ from d3rlpy.models.torch.q_functions import iqn_q_function as iqn
 from d3rlpy.serializable_config import CONFIG_STORAGE
 from torch import nn
 
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name
 from koffline.policies.base import one_line, refuse
 from koffline.policies.files import D3File, detect, read_d3_model

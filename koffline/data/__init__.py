@@ -1,1 +1,80 @@
-"""Logged transitions: the record, its readers and writers, and the bridge to d3rlpy."""
+"""Logged transitions: the record, its readers and writers, and the bridge to d3rlpy.
+
+Here: the import of d3rlpy without its side effects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+
+def import_d3rlpy() -> ModuleType:
+    """Import d3rlpy without gym's notice on stderr and without changing torch's matrix precision on CUDA."""
+    if "d3rlpy" in sys.modules:
+        return sys.modules["d3rlpy"]
+    import torch
+
+    with contextlib.suppress(ImportError):
+        from gym_notices.notices import notices
+
+        notices.clear()  # gym prints whatever this table holds for its version
+    precision = torch.get_float32_matmul_precision()
+    with warnings.catch_warnings(), _scikit_learn_later():
+        warnings.simplefilter("ignore")  # hide deprecation warnings inside gym
+        import d3rlpy
+    torch.set_float32_matmul_precision(precision)
+    return d3rlpy
+
+
+class _NeighborsLater:
+    """scikit-learn's NearestNeighbors, made when it is first asked for anything."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    @functools.cached_property
+    def _made(self) -> Any:
+        from sklearn.neighbors import NearestNeighbors
+
+        return NearestNeighbors(**self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._made, name)
+
+
+@contextlib.contextmanager
+def _scikit_learn_later() -> Iterator[None]:
+    """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and it takes a third of the time."""
+    names = ("sklearn", "sklearn.neighbors")
+    if names[0] in sys.modules:
+        yield
+        return
+    sys.modules.update((name, ModuleType(name)) for name in names)
+    vars(sys.modules[names[1]])["NearestNeighbors"] = _NeighborsLater
+    try:
+        yield
+    finally:
+        for name in names:
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Context without d3rlpy's log lines on stdout, except critical ones. It may be nested."""
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        yield
+    finally:
+        structlog.configure(**before)

@@ -8,20 +8,18 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
+from koffline.data import import_d3rlpy
 from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.raw import follow, join_episodes
-from koffline.data.spaces import Continuous, Discrete
 from koffline.data.statistics import LogTally
-from koffline.data.transitions import Metadata, Transitions
+from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
 from koffline.errors import DataError
 
 d3rlpy = import_d3rlpy()
 _dataset = d3rlpy.dataset
 _DRAWN = ("observations", "rewards", "next_observations", "terminated")
-# Rows that stand alone are shown to evaluators in windows of this many, which is what they batch by.
-_WINDOW_ROWS = 1024
+_WINDOW_ROWS = 1024  # rows that stand alone come in windows of as many, which is what evaluators batch by
 # Evaluators count their batches by the length: the added step must not make an empty one.
 _Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
 
@@ -226,10 +224,8 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
 
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
-        drawn = self._sampler.draw(batch_size)
-        return _mini_batch(
-            {name: drawn[name] for name in (*_DRAWN, "actions", "next_actions")}, _refuse_whole
-        )
+        drawn, names = self._sampler.draw(batch_size), (*_DRAWN, "actions", "next_actions")
+        return _mini_batch({name: drawn[name] for name in names}, _refuse_whole)
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
 
@@ -269,8 +265,8 @@ def from_d3rlpy(buffer: Any) -> Transitions:
     for episode in buffer.episodes:
         if not isinstance(episode.observations, np.ndarray):
             raise DataError("the replay buffer holds tuple observations; flatten them into one array")
-        rewards, terminated = np.asarray(episode.rewards), bool(episode.terminated)
-        episodes.append(episode_rows(episode.observations, episode.actions, rewards, terminated))
+        ending = np.asarray(episode.rewards), bool(episode.terminated)
+        episodes.append(episode_rows(episode.observations, episode.actions, *ending))
     columns = join_episodes(episodes, "the replay buffer")
     notes = follow(columns, "the replay buffer")
     info = buffer.dataset_info
@@ -281,8 +277,7 @@ def from_d3rlpy(buffer: Any) -> Transitions:
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a column."""
-    # `take` is twice as fast, but copies the whole column first where it is not contiguous
+    """Rows of a column; ``take`` is twice as fast, but copies a column first that is not contiguous."""
     return column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
 
 

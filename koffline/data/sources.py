@@ -21,7 +21,9 @@ from koffline.store import check_apart
 from koffline.store.files import MINARI, minari_folder, reading
 
 if TYPE_CHECKING:
-    from koffline.data.table.mapping import MappingRequest
+    import numpy as np
+
+    from koffline.data.table.mapping import MappingRequest, TableMapping
 
 Location = str | os.PathLike[str]
 _Space: TypeAlias = SpaceRequest | None

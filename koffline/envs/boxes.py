@@ -284,12 +284,6 @@ def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> F
     return found
 
 
-def to_unit_square(world: BoxWorld, states: Shaped[np.ndarray, "row d"]) -> Float[np.ndarray, "row d"]:
-    """States in native units as points of [0, 1]^d."""
-    low, high = np.asarray(world.low), np.asarray(world.high)
-    return (np.asarray(states, dtype=np.float64) - low) / (high - low)
-
-
 def draw_categories(
     probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator
 ) -> Int[np.ndarray, " row"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from koffline.batches import Table
 from koffline.builders.uniform import discounted_returns, draw_tuples, learn_grid_policy
-from koffline.envs.boxes import BoxWorld, Tuples, make_world, to_unit_square
+from koffline.envs.boxes import BoxWorld, Tuples, make_world
 from koffline.envs.finite import discretise
 from koffline.experiments.results import digest_of, reading_result, write_result
 from koffline.kernel_loss import state_value_residual, u_statistic
@@ -279,3 +279,9 @@ class Metrics:
 
 def _tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).float()
+
+
+def to_unit_square(world: BoxWorld, states: np.ndarray) -> np.ndarray:
+    """States in native units as points of [0, 1]^d."""
+    low, high = np.asarray(world.low), np.asarray(world.high)
+    return (np.asarray(states, dtype=np.float64) - low) / (high - low)

@@ -22,7 +22,6 @@ from koffline.replicas import StackedMLP
 _ACTIVATION = "tanh"  # (Feng et al. 2019, sec:net_arc)
 _LEAST_STD = 1e-3  # least standard deviation of an input
 _WIDEST = 1e6  # larger bounds count as unbounded
-_SMALLEST_KL = 1e-8  # a model's config needs a positive kl_coef, even if training ended with zero
 _LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
@@ -204,7 +203,7 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
     """
     from koffline.algos.options import resolve_params
     from koffline.algos.training import make_algorithm
-    from koffline.data.d3rlpy_import import quiet
+    from koffline.data import quiet
 
     shape = agent.online.shape
     kind = "discrete_trust_pcl" if isinstance(shape.action_space, Discrete) else "trust_pcl"
@@ -252,7 +251,7 @@ def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
         "initial_value": 0.0,  # the values are already trained
         "path_length": config.window_length,
         "entropy_coef": agent.entropy_coef,
-        "kl_coef": agent.kl_coef if is_entropic else max(agent.kl_coef, _SMALLEST_KL),
+        "kl_coef": agent.kl_coef if is_entropic else max(agent.kl_coef, 1e-8),  # may have ended at zero
         "squash": False,
     }
 

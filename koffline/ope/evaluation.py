@@ -137,16 +137,9 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
 def _evidence(workspace: Workspace) -> Evidence:
     """Collect the arrays for the plots."""
     fitted, coverage = workspace.fitted, workspace.coverage
-    record = fitted.record
-    steps = np.array(record.probe_steps)
-    losses = record.losses.T.numpy()
-    at = np.minimum(np.searchsorted(np.array(record.loss_steps), steps), losses.shape[1] - 1)
     starts = start_values(fitted.chosen, fitted.problem).cpu().numpy()[fitted.alive]
     starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
     return Evidence(
-        steps=steps,
-        objective=losses[:, at],
-        values=torch.stack(record.probes).T.numpy(),
         residuals=workspace.held_pass.sample(fitted.problem.reward_scale),
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],

@@ -148,7 +148,7 @@ def _starts_of_part(column: str | int | None, features: Features | None, part: L
 def _columns(
     units: np.ndarray,
     weight: np.ndarray,
-    starts: Shaped[np.ndarray, "start *observation"],
+    starts: Shaped[np.ndarray, " start *observation"],
     column: str | int | None,
     features: Features | None,
 ) -> dict[str, np.ndarray]:

@@ -147,15 +147,11 @@ class Verdict(Record):
 class Evidence:
     """Arrays for the plots of the report.
 
-    Shapes: ``steps (T,)``, ``objective (R, T)``, ``values (R, T)`` over training for R replicas;
-    ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)`` with
-    weights: distances of the policy's state-actions to the log, relative to the log's own spacing;
+    Shapes: ``residuals (N',)`` over a sample of the rows, in units of the reward; ``action_support (M,)``
+    with weights: distances of the policy's state-actions to the log, relative to the log's own spacing;
     ``initial_values (E,)``; ``replica_values (R,)`` with ``replica_roles``, ``"full"`` or ``"resampled"``.
     """
 
-    steps: np.ndarray
-    objective: np.ndarray
-    values: np.ndarray
     residuals: np.ndarray
     initial_values: np.ndarray
     action_support: np.ndarray

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -31,7 +30,7 @@ from koffline.ope.last_layer import (
     start_features,
     systems_of_part,
 )
-from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, start_values, sum_starts
+from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, sum_starts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.ope.working_log import S
@@ -44,8 +43,7 @@ _BETTER = 0.9  # features still improve if the held-out loss falls below this sh
 _SHARP = 0.2  # width, in rms returns, below which better features would not help an interval
 _SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of the last layers between rounds
 _LEAST = 0.01  # least difference, in rms returns
-_PROBES = 40
-_PROBE_STARTS, _PROBE_DRAWS = 1000, 8
+_RECORDS = 40  # of the objective in a round
 _FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
 _MOST_COPIES = 2_000_000  # most rows in that sample
 
@@ -81,7 +79,6 @@ class Training:
         generator = torch.Generator().manual_seed(resampling.seeds[0])
         distinct = torch.cat([weights[:1], weights[resampling.full :]])
         self._row_sets = tuple(_rows_by_weight(own, generator) for own in distinct)  # 1 + R − F
-        self._probe = _start_value_probe(problem)
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
         self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
@@ -102,7 +99,8 @@ class Training:
             network, has_settled = self.solve(record.network)
             if settings.steps is None and has_settled:
                 break
-            record = _joined(record, self.fit(network.with_flat(network.flat.float()), steps, record.steps))
+            further = self.fit(network.with_flat(network.flat.float()), steps, record.steps)
+            record = _joined(record, further)
         return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
@@ -122,11 +120,9 @@ class Training:
                 steps=steps,
                 batch_size=min(settings.batch_size, len(self._whole)),
                 schedule="cosine",
-                record_every=max(1, steps // _PROBES),
+                record_every=max(1, steps // _RECORDS),
                 threads=settings.threads,
             ),
-            probe=self._probe,
-            probe_every=max(1, steps // _PROBES),
             progress=self._progress,
         )
         return record
@@ -162,33 +158,10 @@ class Training:
 
 
 def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
-    """Join the history of two rounds."""
+    """The second round's record, with the steps of both and the first divergence of each replica."""
     steps, diverged = first.steps, zip(first.diverged_at, second.diverged_at, strict=True)
     later = [one if one is not None or other is None else steps + other for one, other in diverged]
-    return dataclasses.replace(
-        second,
-        losses=torch.cat([first.losses, second.losses]),
-        loss_steps=(*first.loss_steps, *(steps + step for step in second.loss_steps)),
-        probes=first.probes + second.probes,
-        probe_steps=(*first.probe_steps, *(steps + step for step in second.probe_steps)),
-        diverged_at=tuple(later),
-        steps=steps + second.steps,
-        seconds=first.seconds + second.seconds,
-    )
-
-
-def _start_value_probe(problem: EvaluationProblem) -> Callable[[int, StackedMLP], Tensor]:
-    """The mean value over (at most a thousand) start states, for the learning curve of the estimate."""
-    counted = np.flatnonzero(problem.start_weights)
-    some = counted[np.unique(np.linspace(0, len(counted) - 1, min(len(counted), _PROBE_STARTS)).astype(int))]
-    probabilities = problem.start_probabilities
-    fewer = dataclasses.replace(
-        problem,
-        start_inputs=problem.start_inputs[some, :_PROBE_DRAWS],
-        start_probabilities=None if probabilities is None else probabilities[some],
-    )
-    share = torch.as_tensor(problem.start_weights[some] / problem.start_weights[some].sum())
-    return lambda step, network: start_values(network, fewer).cpu().double() @ share
+    return dataclasses.replace(second, diverged_at=tuple(later), steps=steps + second.steps)
 
 
 def _rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:

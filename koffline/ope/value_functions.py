@@ -47,7 +47,7 @@ class ValueFunction:
     notes: tuple[str, ...] = ()
 
     def values(
-        self, observations: Shaped[np.ndarray, "row *observation"], actions: np.ndarray
+        self, observations: Shaped[np.ndarray, " row *observation"], actions: np.ndarray
     ) -> Float[np.ndarray, " row"]:
         """Values (N,) float64. Raises DataError."""
         kind = np.int64 if isinstance(self.action_space, Discrete) else np.float64
@@ -59,7 +59,7 @@ class ValueFunction:
 
     def expected(
         self,
-        observations: Shaped[np.ndarray, "row *observation"],
+        observations: Shaped[np.ndarray, " row *observation"],
         policy: Policy,
         draws: int = 8,
         generator: np.random.Generator | None = None,

@@ -14,8 +14,7 @@ import numpy as np
 
 from koffline.algos import training
 from koffline.algos.training import LogEvaluator, own_randomness
-from koffline.data import remote
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import is_shard_folder

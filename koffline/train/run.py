@@ -6,10 +6,11 @@ import contextlib
 import io
 import json
 import math
+import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from koffline.algos.training import RunLogger, random_state, set_random_state
-from koffline.checkpoints import cut_back, file_sizes, read_checkpoint, write_checkpoint
+from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
 from koffline.progress import progress_bar
 from koffline.store import open_run, write_record
@@ -170,7 +171,7 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
         "grad_step": int(algo.grad_step),
         "with_gradient": [name for name, parameter in parameters_of(algo) if parameter.grad is not None],
         "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
-        "sizes": file_sizes(folder, folder.glob("*.csv")),
+        "sizes": _file_sizes(folder, folder.glob("*.csv")),
     }
     write_checkpoint(folder / CHECKPOINT, state)
 
@@ -198,7 +199,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
             "changed: train again into another --out"
         )
     progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
-    cut_back(folder, list(folder.glob("*.csv")), {} if state is None else state["sizes"])
+    _cut_back(folder, list(folder.glob("*.csv")), {} if state is None else state["sizes"])
     half_written = (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern))
     for left in (*half_written, *(model for model, steps in models.items() if steps > progress.steps)):
         left.unlink()
@@ -245,3 +246,21 @@ def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and weights of all of an algorithm's parameters."""
     modules = torch.nn.ModuleDict(algo.impl.modules.get_torch_modules())
     return list(modules.named_parameters(remove_duplicate=False))
+
+
+def _file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
+    """Bytes of each existing log file, by its path in the run's folder."""
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.exists()}
+
+
+def _cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
+    """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
+    for path in files:
+        size = sizes.get(path.relative_to(folder).as_posix(), 0)
+        found = path.stat().st_size if path.exists() else 0
+        if found < size:
+            raise ConfigError(f"{path} is shorter than its checkpoint says: it was edited; train elsewhere")
+        if found > size:
+            os.truncate(path, size)
+        if found and not size:
+            path.unlink()

@@ -36,7 +36,7 @@ EPISODES, HORIZON = 200, 1000
 
 def write_cell(path: Path, settings: control.CellSettings) -> None:
     """Train, evaluate from the log, roll out."""
-    from koffline.data.d3rlpy_import import import_d3rlpy, quiet
+    from koffline.data import import_d3rlpy, quiet
 
     d3rlpy = import_d3rlpy()
     log = koffline.open_transitions(settings.log_path)

@@ -91,7 +91,7 @@ class CellSettings:
 
 def make_algo(settings: CellSettings, log: Transitions) -> Any:
     """The d3rlpy algorithm of a cell, not yet built. Raises ConfigError for unknown types and fields."""
-    from koffline.data.d3rlpy_import import import_d3rlpy
+    from koffline.data import import_d3rlpy
 
     import_d3rlpy()
     from d3rlpy.base import LearnableConfig
@@ -135,7 +135,7 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
 
 def write_cell(path: Path, settings: CellSettings) -> None:
     """Train, evaluate, write."""
-    from koffline.data.d3rlpy_import import import_d3rlpy, quiet
+    from koffline.data import import_d3rlpy, quiet
     from koffline.data.replay import ColumnarReplayBuffer
     from koffline.fitting import threads
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Discrete, Transitions
 from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy

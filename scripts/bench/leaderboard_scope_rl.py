@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from koffline.data.transitions import Discrete, Transitions
 from koffline.policies import DiscretePolicy, Policy
 

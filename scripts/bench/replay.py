@@ -22,7 +22,7 @@ import numpy as np
 import structlog
 import torch
 
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data import import_d3rlpy
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.data.transitions import Continuous, Transitions
 

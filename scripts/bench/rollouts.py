@@ -19,16 +19,16 @@ from koffline.envs.boxes import Actions, Flags, Observations, Rewards, States, d
 class EpisodeLog:
     """Rows of whole episodes, contiguous and in time order; the last episode may be cut by the log's end."""
 
-    observations: Shaped[np.ndarray, "row *observation"]
-    actions: Shaped[np.ndarray, "row *action"]
+    observations: Shaped[np.ndarray, " row *observation"]
+    actions: Shaped[np.ndarray, " row *action"]
     rewards: Shaped[np.ndarray, " row"]
-    next_observations: Shaped[np.ndarray, "row *observation"]
+    next_observations: Shaped[np.ndarray, " row *observation"]
     terminated: Bool[np.ndarray, " row"]
     truncated: Bool[np.ndarray, " row"]
     episode_ids: Int[np.ndarray, " row"]
     steps: Int[np.ndarray, " row"]
     start_states: Shaped[
-        np.ndarray, "episode *state"
+        np.ndarray, " episode *state"
     ]  # the world's own start state of each episode, for Monte Carlo from there
 
     def __len__(self) -> int:

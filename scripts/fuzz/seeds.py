@@ -119,7 +119,7 @@ def minari_folder(target: Path) -> None:
 
 def d3_seeds() -> list[bytes]:
     """A d3rlpy model, small."""
-    from koffline.data.d3rlpy_import import import_d3rlpy
+    from koffline.data import import_d3rlpy
 
     d3rlpy = import_d3rlpy()
     encoder = d3rlpy.models.VectorEncoderFactory(hidden_units=[4])

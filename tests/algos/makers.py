@@ -11,7 +11,7 @@ import torch
 
 import koffline.algos as ours
 from koffline import ColumnarReplayBuffer, Continuous, Discrete, Transitions
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data import import_d3rlpy
 
 d3rlpy = import_d3rlpy()
 

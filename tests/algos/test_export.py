@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from koffline.algos.model_files import export_policy
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from koffline.errors import PolicyError
 from tests.algos.makers import ALL, d3rlpy, fit, is_discrete, make, make_buffer, parameters, same, scalers
 from tests.algos.makers import observations as small_observations

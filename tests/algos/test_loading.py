@@ -9,7 +9,7 @@ import torch
 
 import koffline
 from koffline.algos.model_files import export_policy
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from koffline.errors import ConfigError, PolicyError
 from tests.algos.makers import ACTIONS, fit, make_buffer, optimiser_states, parameters, same, scalers
 from tests.d3_models import build, rewritten_config

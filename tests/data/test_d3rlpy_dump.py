@@ -4,8 +4,8 @@ import h5py
 import numpy as np
 import pytest
 
+from koffline.data import import_d3rlpy
 from koffline.data.d3rlpy_dump import write_d3rlpy_dump
-from koffline.data.d3rlpy_import import import_d3rlpy
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import structlog
 
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data import import_d3rlpy
 from koffline.data.replay import ColumnarReplayBuffer, from_d3rlpy, to_d3rlpy
 from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.envs.boxes import BoxWorld, Outcome, to_unit_square
+from koffline.envs.boxes import BoxWorld, Outcome
 from koffline.experiments.problem import (
     GAMMA,
     MEASURES,
@@ -16,6 +16,7 @@ from koffline.experiments.problem import (
     build_problem,
     grid_values,
     monte_carlo_values,
+    to_unit_square,
 )
 from koffline.replicas import StackedMLP
 

@@ -74,19 +74,13 @@ def evaluated(**options) -> koffline.Estimate:
 def test_it_trains_as_long_as_the_estimate_moves(monkeypatch, options, steps) -> None:
     monkeypatch.setattr(training, "_LEAST", 0.0)
     monkeypatch.setattr(training, "_BETTER", 0.0)
-    found = evaluated(**options)
-    assert found.diagnostics["training_steps"] == steps
-    assert found.evidence.steps[-1] == steps
-    assert (np.diff(found.evidence.steps) > 0).all()
-    assert found.evidence.values.shape == found.evidence.objective.shape == (5, len(found.evidence.steps))
+    assert evaluated(**options).diagnostics["training_steps"] == steps
 
 
 @pytest.mark.usefixtures("_short_rounds")
-def test_rounds_are_so_many_steps_and_more_go_on_from_them() -> None:
+def test_rounds_are_so_many_steps() -> None:
     one, same = evaluated(agreement=1e9), evaluated(steps=20)
     assert (one.value, one.interval.low) == (same.value, same.interval.low)
-    both = evaluated(agreement=1e-9)
-    np.testing.assert_array_equal(both.evidence.values[:, : len(one.evidence.steps)], one.evidence.values)
 
 
 @pytest.mark.usefixtures("_short_rounds")

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 import koffline
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from tests.algos.makers import d3rlpy, fit, make, make_buffer
 from tests.builders import environments  # noqa: F401  (registers them)
 from tests.refusals import run_cli, succeed

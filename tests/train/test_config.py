@@ -5,7 +5,7 @@ import json
 import pytest
 
 from koffline.algos.options import algorithm_types, resolve_params
-from koffline.data.d3rlpy_import import import_d3rlpy
+from koffline.data import import_d3rlpy
 from koffline.errors import ConfigError
 from koffline.train.config import load_config
 

@@ -12,7 +12,7 @@ from koffline.algos.training import (
     make_algorithm,
     own_randomness,
 )
-from koffline.data.d3rlpy_import import quiet
+from koffline.data import quiet
 from koffline.errors import ConfigError
 from koffline.train.prepare import EnvironmentEvaluator
 from tests.train.small_runs import make_log
