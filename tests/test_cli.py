@@ -194,3 +194,12 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert_refused(done)
     assert re.search(message, done.stderr), done.stderr
     assert sorted(bad.iterdir()) == before  # no output directory, nothing half-written, no payload run
+
+
+def test_help_of_a_command_that_reads_a_log_has_headings() -> None:
+    shown = run_cli("evaluate", "--help").stdout
+    options, large, tables = (
+        shown.index(f"\n{heading}:\n") for heading in ("Options", "Large logs", "Tables")
+    )
+    assert options < shown.index("--policy TEXT") < large < shown.index("--workers INTEGER") < tables
+    assert tables < shown.index("--mapping FILE")

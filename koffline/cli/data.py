@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from koffline.cli.options import Log, log_options, reading_options, whole
+from koffline.cli.options import Log, LogCommand, log_options, reading_options, whole
 from koffline.cli.targets import claim
 from koffline.data.sources import FORMATS
 from koffline.errors import DataError, printable
@@ -80,7 +80,7 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
         click.echo(f"\n{found.to_yaml()}")
 
 
-@data.command()
+@data.command(cls=LogCommand)
 @log_options("source", reading_options)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(log: Log, as_json: bool) -> None:
@@ -104,7 +104,7 @@ def info(log: Log, as_json: bool) -> None:
         print_summary(found)
 
 
-@data.command()
+@data.command(cls=LogCommand)
 @log_options("source", reading_options)
 def validate(log: Log) -> None:
     """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
@@ -136,7 +136,7 @@ def validate(log: Log) -> None:
     click.echo(f"{log.source}: {count} rows, no errors, {warnings}")
 
 
-@data.command()
+@data.command(cls=LogCommand)
 @log_options("source")
 @click.argument("target")
 @click.option("--format", "format_", type=click.Choice(FORMATS), help="Format; else told by TARGET's name.")

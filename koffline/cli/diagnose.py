@@ -8,7 +8,16 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import THREADS, Log, gamma_option, log_options, reading_options, set_option, whole
+from koffline.cli.options import (
+    THREADS,
+    Log,
+    LogCommand,
+    gamma_option,
+    log_options,
+    reading_options,
+    set_option,
+    whole,
+)
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
@@ -19,7 +28,7 @@ _LEVEL, _HIGHEST_LEVEL = 0.05, 0.5
 _ALTERNATIVE = "Report power against values off by X times the rms return; default 0.1."
 
 
-@click.command(no_args_is_help=True)
+@click.command(cls=LogCommand, no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy whose values MODEL should give.")
 @click.option("--model", required=True, help="The value function: a file, module:name, kloss or fqe.")
 @gamma_option()

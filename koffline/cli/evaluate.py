@@ -11,7 +11,15 @@ from typing import Any
 
 import click
 
-from koffline.cli.options import Log, gamma_option, log_options, reading_options, settings_options, whole
+from koffline.cli.options import (
+    Log,
+    LogCommand,
+    gamma_option,
+    log_options,
+    reading_options,
+    settings_options,
+    whole,
+)
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
 
@@ -20,7 +28,7 @@ _NUMBER = re.compile(r"-?[\d.]")
 _SEVERAL = ("--policies", "--truths")
 
 
-@click.command(no_args_is_help=True)
+@click.command(cls=LogCommand, no_args_is_help=True)
 @click.option("--policy", required=True, help="The policy to evaluate: a file or a name.")
 @gamma_option()
 @click.option("--estimator", metavar="NAME[,NAME…]|all", help="One or more estimators; default auto.")
@@ -141,7 +149,7 @@ def _starts(file: str | None) -> dict[str, Any]:
     return {} if file is None else {"initial_observations": read_initial_states(file)}
 
 
-class _Several(click.Command):
+class _Several(LogCommand):
     """Command whose options take several words: ``--policies A B C``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -16,6 +16,25 @@ from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
+_PREFIX = "table_"  # of parameters about tables
+_OF_LARGE_LOGS = ("sample_rows", "lazy", "memory", "workers", "ray")
+
+
+class LogCommand(click.Command):
+    """A command that reads a log: its help has headings for large logs and for tables."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, those of most use first."""
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Large logs": [], "Tables": []}
+        for parameter in self.get_params(ctx):
+            large = "Large logs" if parameter.name in _OF_LARGE_LOGS else "Options"
+            heading = "Tables" if str(parameter.name).startswith(_PREFIX) else large
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                sections[heading].append(record)
+        for heading, records in sections.items():
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
 
 
 def added(options: Sequence[Any]) -> Option:
@@ -48,33 +67,32 @@ _SETTINGS = (
     ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
     ("--config", "FILE", "YAML file of settings (see --set); options here win over it."),
 )
-_PREFIX = "table_"
 _TABLE = (
-    ("--observations", "COLUMNS", "Table: columns of the state; 'x_*' takes all that fit, repeatable."),
-    ("--action", "COLUMN", "Table: column of the action; several make a vector."),
-    ("--reward", "COLUMN", "Table: column of the reward, or a formula: 'spend - 0.1 * cost'."),
-    ("--episode", "COLUMN", "Table: column that tells episodes apart."),
-    ("--time", "COLUMN", "Table: column that orders the rows of an episode."),
+    ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all that fit, repeatable."),
+    ("--action", "COLUMN", "Column of the action; several make a vector."),
+    ("--reward", "COLUMN", "Column of the reward, or a formula: 'spend - 0.1 * cost'."),
+    ("--episode", "COLUMN", "Column that tells episodes apart."),
+    ("--time", "COLUMN", "Column that orders the rows of an episode."),
     (
         "--terminal",
         "COLUMN",
-        "Table: column that is true where the world ended, or a formula: status == 'died'.",
+        "Column that is true where the world ended, or a formula: status == 'died'.",
     ),
-    ("--truncated", "COLUMN", "Table: column that is true where recording stopped, or a formula."),
-    ("--last-row", "terminal|cut", "Table: what the last row of an episode means, if no flag tells."),
-    ("--drop-duplicates", "exact|first|last", "Table: of two rows at one time keep one if equal, or one."),
-    ("--behavior-probability", "COLUMN", "Table: probability of the logged action."),
-    ("--behavior-log-probability", "COLUMN", "Table: its logarithm."),
-    ("--weight", "COLUMN", "Table: weight of the row."),
-    ("--next-observations", "COLUMNS", "Table: columns of the next state, if it has them."),
-    ("--action-names", "A,B,…", "Table: values of the action in the order of their numbers."),
-    ("--encode", "COLUMN=HOW", "Table: categories as one-hot or ordinal, or ordinal:s,m,l; repeatable."),
-    ("--impute", "[COLUMN=]HOW", "Table: missing values are zero, mean, forward, a number, or cut episodes."),
-    ("--mapping", "FILE", "Table: YAML file with these options; what is given here wins."),
+    ("--truncated", "COLUMN", "Column that is true where recording stopped, or a formula."),
+    ("--last-row", "terminal|cut", "What the last row of an episode means, if no flag tells."),
+    ("--drop-duplicates", "exact|first|last", "Of two rows at one time keep one if equal, or one."),
+    ("--behavior-probability", "COLUMN", "Probability of the logged action."),
+    ("--behavior-log-probability", "COLUMN", "Its logarithm."),
+    ("--weight", "COLUMN", "Weight of the row."),
+    ("--next-observations", "COLUMNS", "Columns of the next state, if it has them."),
+    ("--action-names", "A,B,…", "Values of the action in the order of their numbers."),
+    ("--encode", "COLUMN=HOW", "Categories as one-hot or ordinal, or ordinal:s,m,l; repeatable."),
+    ("--impute", "[COLUMN=]HOW", "Missing values are zero, mean, forward, a number, or cut episodes."),
+    ("--mapping", "FILE", "YAML file with these options; what is given here wins."),
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
-_COMMA = "Table: in texts of numbers 1,5 is one and a half."
-_ONE_STEP = "Each row is an episode of its own; or (table) all rows are one episode."
+_COMMA = "In texts of numbers 1,5 is one and a half."
+_ONE_STEP = "Each row, of any log, is an episode; or all rows of a table are one."
 _LOW_HIGH = "Declare continuous actions within these bounds."
 
 
