@@ -56,7 +56,8 @@ class FitSettings:
     """Settings of the training loop; learning rates and seeds are in the plan.
 
     schedule: "cosine" lets the learning rates fall to zero, "constant" keeps them.
-    record_every: steps averaged into one row of the loss history. threads: of this process while fitting.
+    record_every: steps averaged into one row of the loss history, or a few more: losses are looked at every
+    10th step (25th on a GPU). threads: of this process while fitting.
     """
 
     steps: int
