@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.builders.control import stem
 from koffline.data.columns import counted
 from koffline.store.files import atomic_file
 
@@ -17,13 +18,13 @@ _DRAWS = 2000
 _LEVEL = 0.025
 _LEVEL_SCORES = 5.0  # a pair whose scores differ by less is level whatever its interval says
 _INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
-_BY_RULE = [
-    "Logs of 100,000 rows (`koffline build control --env HalfCheetah-v5 --kind random --n 100000 --seed 1 "
-    "--out halfcheetah100k_random.hdf5`, so medium and expert). Nothing was searched: originals run at "
+_BY_RULE = (
+    "Logs of 100,000 rows (`koffline build control --env {env} --kind random --n 100000 --seed 1 "
+    "--out {name}100k_random.hdf5`, so medium and expert). Nothing was searched: originals run at "
     "d3rlpy's own settings, kernel-loss critics by the rule of [the smaller logs](control.md), written "
     "before: KLossSAC with a slow copy where actions were random, at its defaults elsewhere (TD3+BC and IQL "
-    "always have the copy).",
-]
+    "always have the copy)."
+)
 _WHICH = [
     "**Which of the two.** Where the log shows most actions (replay, random) take the slow copy: the "
     "gradient through s' and the conservative term, which KLossSAC has at its defaults, both cost there. "
@@ -176,7 +177,7 @@ def page(results: dict[str, Any], figure: str) -> str:
     count = {
         kind: sum(pair["verdict"] == kind for pair in pairs) for kind in ("kernel loss", "level", "original")
     }
-    networks = "×".join(map(str, settings["hidden"]))
+    networks, env = "×".join(map(str, settings["hidden"])), next(iter(results["references"]))
     lines = [
         "# Control from logs: kernel-loss critics against their TD originals",
         "",
@@ -188,7 +189,11 @@ def page(results: dict[str, Any], figure: str) -> str:
         "is chosen with the environment's help. Difference: kernel loss minus original"
         + (", without an interval: one seed." if settings["seeds"] == 1 else _INTERVAL),
         "",
-        *(_BY_RULE if settings.get("by_rule") else _better_of_two(settings)),
+        *(
+            [_BY_RULE.format(env=env, name=stem(env))]
+            if settings.get("by_rule")
+            else _better_of_two(settings)
+        ),
         "",
         f"Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']}, level in "
         f"{count['level']} and behind in {count['original']}. Level: less than {_LEVEL_SCORES:g} points "
