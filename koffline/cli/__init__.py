@@ -128,7 +128,8 @@ def _with_remedy(error: click.ClickException, context: click.Context | None) -> 
         return f"there is no option '{error.option_name}'; {nearest_name(error.option_name, known)}"
     if message.startswith("No such command") and isinstance(context.command, click.Group):
         name = message.split("'")[1]
-        known = [*context.command.list_commands(context), *(_INSIDE if context.parent is None else ())]
+        inside = _INSIDE if isinstance(context.command, KofflineGroup) else ()  # d3rlpy's is another group
+        known = [*context.command.list_commands(context), *inside]
         return f"there is no command '{name}'; {nearest_name(name, known)}"
     return message
 
