@@ -165,15 +165,15 @@ class RolloutPlayer:
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
         return {name: column[order] for name, column in columns.items()}
 
-    def join(self, parts: Sequence[Columns]) -> Transitions:
-        """Batches as one log."""
+    def join(self, parts: Sequence[Columns], metadata: Metadata | None = None) -> Transitions:
+        """Batches as one log; metadata: by default those of a whole build."""
         columns = _joined(parts)
         clipped, log_probabilities = columns.pop("clipped"), columns.pop("log_probabilities")
         return Transitions(
             **columns,
             action_space=self.action_space,
             behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
-            metadata=self.metadata(int(clipped.sum())),
+            metadata=metadata or self.metadata(int(clipped.sum())),
         )
 
     def metadata(self, clipped: int) -> Metadata:
@@ -263,7 +263,7 @@ class PartsFolder:
         with writer:
             for part in self.batches(player, progress):
                 clipped += int(part["clipped"].sum())
-                writer.append(player.join([part]))
+                writer.append(player.join([part], Metadata()))  # that of the folder holds for all shards
             writer.metadata = player.metadata(clipped)
 
     def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
