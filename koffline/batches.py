@@ -172,8 +172,8 @@ class BatchSchedule:
         self.steps_per_epoch = max(1, rows // batch_size)
         self._uniform = len(set(self._lengths)) == 1
         self._epochs = [-1] * len(self._seeds)
-        self._rows = torch.zeros(len(self._seeds), max(self._lengths) * batch_size, dtype=torch.int64)
-        self._rows_there = self._rows
+        shape = len(self._seeds), max(self._lengths) * batch_size
+        self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
         self._draw_block, self._picks = (-1, 0), self._rows
 
     def rows(self, step: int) -> Tensor:
@@ -183,12 +183,14 @@ class BatchSchedule:
             self._refill(step)
         if self._uniform:
             start = step % length * size
-            return self._rows_there[:, start : start + size]
+            return self._rows[:, start : start + size]
         starts = torch.tensor([[step % length * size] for length in self._lengths])
-        return self._rows_there.gather(1, (starts + torch.arange(size)).to(self._device))
+        return self._rows.gather(1, (starts + torch.arange(size)).to(self._device))
 
     def _refill(self, step: int) -> None:
         """Draw new permutations for every group whose epoch begins at `step`."""
+        if self._uniform:  # never overwrite returned rows; copying all at every refill would take long
+            self._rows = torch.empty_like(self._rows)
         stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
         for group in stale:
             epoch, needed = step // self._lengths[group], self._lengths[group] * self._batch_size
@@ -196,9 +198,7 @@ class BatchSchedule:
             repeats = range(-(-needed // len(chosen)))
             order = torch.cat([torch.randperm(len(chosen), generator=generator) for _ in repeats])
             self._epochs[group] = epoch
-            self._rows[group, :needed] = chosen[order[:needed]]
-        if stale:
-            self._rows_there = self._rows.to(self._device, copy=True)  # never overwrite returned rows
+            self._rows[group, :needed] = chosen[order[:needed]].to(self._device)
 
     def draws(self, step: int, draws: int) -> Tensor:
         """Number (G, B) of the continuation, out of `draws`, that each row of the mini-batches uses."""
