@@ -34,7 +34,7 @@ from torch import Tensor
 
 from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
 from koffline.errors import ConfigError
-from koffline.objectives import CopyTarget, DualObjective, FollowTarget, Objective
+from koffline.objectives import Objective
 from koffline.replicas import StackedAdam, StackedNetwork
 from koffline.steps import make_step
 
@@ -89,7 +89,7 @@ class FitRecord(Generic[Network]):
 def fit(
     table: Table,
     network: Network,
-    objective: Objective | DualObjective,
+    objective: Objective,
     plan: ReplicaPlan,
     settings: FitSettings,
     *,
@@ -108,7 +108,10 @@ def fit(
     with threads(settings.threads), torch.no_grad():
         started, trained = time.perf_counter(), network.with_flat(network.flat.detach().clone())
         schedule = BatchSchedule(plan, len(table), settings.batch_size, table.inputs.device)
-        target = _Target(objective, trained, schedule.steps_per_epoch)
+        rule: Any = getattr(
+            objective, "target", None
+        )  # how the network that values next rows follows, if any
+        target = None if rule is None else trained.with_flat(trained.flat.clone())
         step = make_step(objective, BatchSource(table, objective.kernel, plan, schedule), trained, plan)
         adam, history = StackedAdam(trained.flat), _History(trained, settings)
         constant = table.inputs.new_tensor(plan.learning_rates)[:, None]
@@ -117,9 +120,10 @@ def fit(
             rates = constant
             if settings.schedule == "cosine":
                 rates = rates * (0.5 * (1.0 + math.cos(math.pi * (done - 1) / settings.steps)))
-            loss, gradient = step.compute(done - 1, trained, target.network, rates)
+            loss, gradient = step.compute(done - 1, trained, target, rates)
             adam.update(trained.flat, gradient, rates)
-            target.follow(trained, done)
+            if target is not None:
+                rule.update(target.flat, trained.flat, done, schedule.steps_per_epoch)
             has_recorded = history.add(done, loss)
             if probe is not None and probe_every and done % probe_every == 0:
                 probes.append(torch.as_tensor(probe(done, trained)).detach().cpu().clone())
@@ -170,24 +174,6 @@ def _onednn_is_exact() -> bool:
         return torch.allclose((x @ x).double(), x.double() @ x.double(), rtol=1e-5, atol=0.0)
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-class _Target:
-    """The network that values next rows, None where the trained one does, and how it follows that."""
-
-    def __init__(self, objective: Any, trained: StackedNetwork, steps_per_epoch: int) -> None:
-        self._rule = getattr(objective, "target", None) if objective.next_from == "target" else None
-        if objective.next_from == "target" and not isinstance(self._rule, CopyTarget | FollowTarget):
-            raise ConfigError(f"{objective} uses a target network; give it a CopyTarget or FollowTarget")
-        self.network = None if self._rule is None else trained.with_flat(trained.flat.clone())
-        self._copied_every = getattr(self._rule, "every", None) or steps_per_epoch
-
-    def follow(self, trained: StackedNetwork, step: int) -> None:
-        """Move or copy after `step` steps."""
-        if self.network is not None and isinstance(self._rule, FollowTarget):
-            self.network.flat.lerp_(trained.flat, self._rule.rate)
-        elif self.network is not None and step % self._copied_every == 0:
-            self.network.flat.copy_(trained.flat)
 
 
 class _History:

@@ -1,7 +1,8 @@
 """Training objectives of value functions: the kernel loss and the baselines, behind one interface.
 
-An objective is a frozen record. It says where the value of the next row comes from (`next_from`) and which
-kernel it needs (`kernel`, or None). ``compute_gradients`` gives the loss of each replica and its gradients in
+An objective (`Objective` is any of them) is a frozen record. It says where the value of the next row comes
+from (`next_from`: which network, and whether gradients reach it) and which kernel it needs (`kernel`, or
+None). ``compute_gradients`` gives the loss of each replica and its gradients in
 the residual's two values in closed form, which is what the replica engine carries to the parameters (no
 autograd through the kernel).
 
@@ -10,9 +11,9 @@ GTD2 and SBEED train a second function beside the value, for which they give dir
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -49,6 +50,11 @@ class CopyTarget:
 
     every: int | None = None
 
+    def update(self, target: Tensor, trained: Tensor, step: int, steps_per_epoch: int) -> None:
+        """Move the target's parameters after `step` steps."""
+        if step % (self.every or steps_per_epoch) == 0:
+            target.copy_(trained)
+
 
 @dataclass(frozen=True)
 class FollowTarget:
@@ -56,24 +62,9 @@ class FollowTarget:
 
     rate: float = 0.01
 
-
-@runtime_checkable
-class Objective(Protocol):
-    """An objective, as described in the module's docstring."""
-
-    @property
-    def kernel(self) -> Kernel | None:
-        """The kernel over rows, or None."""
-        ...
-
-    @property
-    def next_from(self) -> NextFrom:
-        """Which network values the next row, and whether gradients reach it."""
-        ...
-
-    def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
-        """Loss and gradients in closed form; gram (N, N) or (G, N, N)."""
-        ...
+    def update(self, target: Tensor, trained: Tensor, step: int, steps_per_epoch: int) -> None:
+        """Move the target's parameters after `step` steps."""
+        target.lerp_(trained, self.rate)
 
 
 @dataclass(frozen=True)
@@ -86,7 +77,7 @@ class KernelLoss:
 
     kernel: Kernel
     diag_weight: float | None = None
-    next_from: NextFrom = field(default="network", init=False)
+    next_from: ClassVar[NextFrom] = "network"
 
     def __post_init__(self) -> None:
         if self.diag_weight is not None:
@@ -113,42 +104,43 @@ class KernelLoss:
         return ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
 
 
+class _NoKernel:
+    kernel: ClassVar[None] = None
+    next_from: ClassVar[NextFrom] = "network"
+
+
 @dataclass(frozen=True)
-class _SquaredError:
+class SquaredError(_NoKernel):
     """mean δ²; a subclass says through which values its gradient 2δ/n flows."""
 
     def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
         """Gradients −2δ/n in the value and, unless it is detached, discount · 2δ/n in the next value."""
         rows = residual.shape[-1]
         slope = residual * (2.0 / rows)
-        following = slope * discount if self.next_from == "network" else None  # type: ignore[attr-defined]
+        following = slope * discount if self.next_from == "network" else None
         return ValueGradients(residual.square().sum(dim=-1) / rows, -slope, following)
 
 
 @dataclass(frozen=True)
-class ResidualGradient(_SquaredError):
+class ResidualGradient(SquaredError):
     """Mean squared residual, gradients through both values; biased by the noise of transitions.
 
     (Feng et al. 2019, equ:rg)
     """
 
-    kernel: Kernel | None = field(default=None, init=False)
-    next_from: NextFrom = field(default="network", init=False)
-
 
 @dataclass(frozen=True)
-class TemporalDifference(_SquaredError):
+class TemporalDifference(SquaredError):
     """TD(0): the target is the current network, held still; no objective is minimised.
 
     (Feng et al. 2019, sec:background)
     """
 
-    kernel: Kernel | None = field(default=None, init=False)
-    next_from: NextFrom = field(default="network_detached", init=False)
+    next_from: ClassVar[NextFrom] = "network_detached"
 
 
 @dataclass(frozen=True)
-class FittedIteration(_SquaredError):
+class FittedIteration(SquaredError):
     """Fitted value iteration (V) and fitted Q evaluation (Q): regression on targets from a second network.
 
     target: CopyTarget() copies at each epoch's end, the paper's FVI; FollowTarget(rate) follows step by step.
@@ -159,8 +151,7 @@ class FittedIteration(_SquaredError):
 
     target: CopyTarget | FollowTarget = CopyTarget()
     next_bounds: tuple[float, float] | None = None
-    kernel: Kernel | None = field(default=None, init=False)
-    next_from: NextFrom = field(default="target", init=False)
+    next_from: ClassVar[NextFrom] = "target"
 
 
 @dataclass(frozen=True)
@@ -183,7 +174,7 @@ class MemoryLoss:
     diag_weight: float = 0.003
     features: int = 500
     seed: int = 0
-    next_from: NextFrom = field(default="network", init=False)
+    next_from: ClassVar[NextFrom] = "network"
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.memory < 1.0:
@@ -210,7 +201,7 @@ class MemoryLoss:
 
 
 @dataclass(frozen=True)
-class GradientTD2:
+class GradientTD2(_NoKernel):
     """Nonlinear GTD2: w regresses the residual on the gradient φ = ∇V(s), V follows against g = φᵀw.
 
     w ← w + β (δ − g) φ;  θ ← θ + α {(φ − discount·φ') g − h},  h = (δ − g) ∇²V(s) w.
@@ -219,8 +210,6 @@ class GradientTD2:
     """
 
     auxiliary_rate: float = 1.0
-    kernel: Kernel | None = field(default=None, init=False)
-    next_from: NextFrom = field(default="network", init=False)
 
     def compute_gradients(self, residual: Rows, discount: Rows, correction: Rows) -> ValueGradients:
         """−g/n through the value, discount·g/n through the next one; the loss is `projected_error`.
@@ -236,7 +225,7 @@ class GradientTD2:
 
 
 @dataclass(frozen=True)
-class SaddlePoint:
+class SaddlePoint(_NoKernel):
     """SBEED for evaluation: min over V, max over f of mean 2δf − f², f a small network.
 
     ascent_steps: gradient steps of f on a mini-batch before V's step on it.
@@ -247,8 +236,6 @@ class SaddlePoint:
     hidden: tuple[int, ...] = (10,)
     ascent_steps: int = 10
     auxiliary_rate: float = 1.0
-    kernel: Kernel | None = field(default=None, init=False)
-    next_from: NextFrom = field(default="network", init=False)
 
     def compute_gradients(self, residual: Rows, discount: Rows, test: Rows) -> ValueGradients:
         """−2f/n through the value, 2 discount·f/n through the next one."""
@@ -269,6 +256,7 @@ def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]
 
 
 DualObjective = GradientTD2 | SaddlePoint | MemoryLoss
+Objective = KernelLoss | SquaredError | DualObjective
 
 
 @cache

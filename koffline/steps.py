@@ -16,12 +16,13 @@ from torch import Tensor
 from koffline.batches import Batch, BatchSource, ReplicaPlan
 from koffline.errors import ConfigError
 from koffline.objectives import (
-    DualObjective,
     GradientTD2,
+    KernelLoss,
     MemoryLoss,
     Objective,
     Rows,
     SaddlePoint,
+    SquaredError,
     ValueGradients,
     gram_product,
 )
@@ -31,7 +32,7 @@ from koffline.replicas import StackedAdam, StackedMLP, StackedNetwork, affine, o
 class Step:
     """Loss and parameter gradient of an objective at each step; this one has no state."""
 
-    def __init__(self, objective: Objective, source: BatchSource) -> None:
+    def __init__(self, objective: KernelLoss | SquaredError, source: BatchSource) -> None:
         self._objective, self._source = objective, source
         self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
 
@@ -153,9 +154,7 @@ class SaddlePointStep(Step):
         return full_gradient(network, batch, gradients)
 
 
-def make_step(
-    objective: Objective | DualObjective, source: BatchSource, network: StackedNetwork, plan: ReplicaPlan
-) -> Step:
+def make_step(objective: Objective, source: BatchSource, network: StackedNetwork, plan: ReplicaPlan) -> Step:
     """The step of any objective.
 
     Raises ConfigError for a dual objective whose network is no StackedMLP.

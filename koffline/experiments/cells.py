@@ -22,7 +22,7 @@ from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Probl
 from koffline.experiments.results import digest_of, is_result, reading_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
-from koffline.objectives import DualObjective, Objective
+from koffline.objectives import Objective
 from koffline.replicas import Pullback, StackedMLP
 
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
@@ -72,7 +72,7 @@ class Cell:
 
     problem: ProblemSettings
     method: str
-    objective: Objective | DualObjective
+    objective: Objective
     training: TrainingSettings = field(default_factory=TrainingSettings)
 
     @property

@@ -22,7 +22,7 @@ from koffline.experiments.results import Correlation, Curves, Results, Row, grou
 from koffline.experiments.statistics import Interval, mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
-OBJECTIVES: dict[str, objectives.Objective | objectives.DualObjective] = {
+OBJECTIVES: dict[str, objectives.Objective] = {
     "td0": objectives.TemporalDifference(),
     "fvi": objectives.FittedIteration(),
     "rg": objectives.ResidualGradient(),
