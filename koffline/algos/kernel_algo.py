@@ -98,12 +98,16 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Fix the kernel once, from rows of the log or else from this mini-batch."""
         if self._impl is None or self._impl.modules.kernel.is_fixed():
             return
-        rows, self._kernel_rows = self._kernel_rows or batch, None
+        rows, self._kernel_rows = self.kernel_rows(self._kernel_rows or batch), None
         with torch.no_grad():
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
             self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
             shift_values(self._impl.modules, self._initial_value(rows))
+
+    def kernel_rows(self, batch: TransitionMiniBatch) -> TransitionMiniBatch:
+        """The steps of a mini-batch that the kernel compares."""
+        return batch
 
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""

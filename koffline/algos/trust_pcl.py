@@ -12,14 +12,14 @@ from d3rlpy.models.builders import create_categorical_policy, create_normal_poli
 from d3rlpy.models.encoders import EncoderFactory, make_encoder_field
 from d3rlpy.models.torch import ActionOutput, build_gaussian_distribution, compute_output_size
 from d3rlpy.optimizers.optimizers import OptimizerFactory, make_optimizer_field
-from d3rlpy.torch_utility import hard_sync, soft_sync
+from d3rlpy.torch_utility import TorchMiniBatch, hard_sync, soft_sync
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
-from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
+from koffline.algos.paths import PathReplayBuffer, as_paths, first_steps
 from koffline.data.replay import from_d3rlpy
 
 _LIMITS = {"low": -1.0, "high": 1.0}  # of a policy that has none of its own
@@ -68,12 +68,12 @@ class TrustPCLImpl(KernelImpl):
         self._modules.actor_optim.step()
         return metrics
 
-    def compute_critic_loss(self, paths: TorchPathBatch) -> Losses:
+    def compute_critic_loss(self, paths: TorchMiniBatch) -> Losses:
         """Loss of the critic and surrogate loss of the policy; their gradients reach different networks."""
         log_probability = self._log_probabilities(self._modules.policy, paths)
         residual = self._path_residual(paths, log_probability.detach())
         if self._config.critic.startswith("kloss"):
-            critic_loss = self._modules.kernel(residual, paths.observations, paths.actions).sum()
+            critic_loss = self._modules.kernel(residual, paths.observations[:, 0], paths.actions[:, 0]).sum()
         else:
             critic_loss = residual.square().mean(dim=1).sum()
         advantage, limit = residual.detach().mean(dim=0), self._config.clip_adv
@@ -90,10 +90,10 @@ class TrustPCLImpl(KernelImpl):
         (losses["critic_loss"] + losses["actor_loss"]).backward()
         return losses
 
-    def _log_probabilities(self, policy: Any, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
-        """Log-probabilities of the logged actions; zero past a path's end."""
-        steps = (part.flatten(0, 1) for part in (paths.path_observations, paths.path_actions))
-        return self.log_density(policy, *steps).view(paths.mask.shape) * paths.mask
+    def _log_probabilities(self, policy: Any, paths: TorchMiniBatch) -> Float[Tensor, "row step"]:
+        """Log-probabilities of the logged actions."""
+        steps = (part.flatten(0, 1) for part in (paths.observations, paths.actions))
+        return self.log_density(policy, *steps).view(paths.rewards.shape)
 
     def log_density(self, policy: Any, observations: Tensor, actions: Tensor) -> Float[Tensor, " row"]:
         """log π(a|s)."""
@@ -126,30 +126,30 @@ class TrustPCLImpl(KernelImpl):
         low, high = (getattr(self._modules.policy, name, limit) for name, limit in _LIMITS.items())
         return actions.clamp(low, high)
 
-    def _path_residual(self, paths: TorchPathBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
+    def _path_residual(self, paths: TorchMiniBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
         c = self._config
         with torch.no_grad():
             slow = self._log_probabilities(self._modules.targ_policy, paths)
-        reward = paths.path_rewards - (c.entropy_coef + c.kl_coef) * log_probability + c.kl_coef * slow
+        reward = paths.rewards - (c.entropy_coef + c.kl_coef) * log_probability + c.kl_coef * slow
         gained = (self._discounts(paths) * reward).sum(dim=1)
         value, next_value = self._both_values(paths)
         return gained + self.discount(paths) * self.backed_up(next_value) - value
 
-    def _both_values(self, paths: TorchPathBatch) -> tuple[Tensor, Tensor]:
+    def _both_values(self, paths: TorchMiniBatch) -> tuple[Tensor, Tensor]:
         """V(s_0) and V(s_d); the option `critic` decides which network gives the latter."""
         modules, kind = self._modules, self._config.critic
         if kind in ("fvi", "kloss_slow"):
             with torch.no_grad():
                 next_value = self._values(modules.targ_q_funcs, paths.next_observations)
-            return self._values(modules.q_funcs, paths.observations), next_value
-        both = torch.cat((paths.observations, paths.next_observations))
+            return self._values(modules.q_funcs, paths.observations[:, 0]), next_value
+        both = torch.cat((paths.observations[:, 0], paths.next_observations))
         value, next_value = self._values(modules.q_funcs, both).chunk(2, dim=1)
         return value, next_value.detach() if kind == "td0" else next_value
 
-    def _discounts(self, paths: TorchPathBatch) -> Float[Tensor, "row step"]:
+    def _discounts(self, paths: TorchMiniBatch) -> Float[Tensor, "row step"]:
         """Discounts γ^t of the steps, zero past a path's end."""
-        steps = torch.arange(paths.mask.shape[1], device=paths.mask.device)
-        return self._config.gamma**steps * paths.mask
+        steps = torch.arange(paths.rewards.shape[1], device=paths.rewards.device)
+        return self._config.gamma**steps * (steps < paths.intervals)
 
     @staticmethod
     def _values(functions: nn.ModuleList, observations: Tensor) -> Float[Tensor, "critic row"]:
@@ -223,12 +223,11 @@ class TrustPCL(KernelCriticAlgo):
 
     def update(self, batch: Any) -> dict[str, float]:
         """One gradient step on paths or, from an ordinary mini-batch, on single steps."""
-        assert self._impl is not None
-        self.fix_kernel_before(batch)
-        paths = TorchPathBatch.of(batch, self._config, self._device)
-        loss = self._impl.update(paths, self._grad_step)
-        self._grad_step += 1
-        return loss
+        return super().update(as_paths(batch))
+
+    def kernel_rows(self, batch: Any) -> Any:
+        """The first steps of paths."""
+        return first_steps(batch)
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """Values (`q_funcs`), policy, the slow copies of both, optimisers and kernel."""

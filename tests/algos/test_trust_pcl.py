@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from koffline.algos.paths import PathReplayBuffer, TorchPathBatch
+from koffline.algos.paths import PathReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import DataError
 from tests.algos.hand_steps import GAMMA, RATE, assert_stepped, hand_loss, in_float64, stepped
@@ -26,14 +27,14 @@ def test_paths_are_consecutive_rows_of_one_episode() -> None:
     where = {tuple(row): i for i, row in enumerate(log.observations)}
     seen = set()
     for i in range(300):
-        start, length = where[tuple(batch.observations[i])], int(batch.intervals[i, 0])
+        start, length = where[tuple(batch.observations[i, 0])], int(batch.intervals[i, 0])
         left = 12 - start % 12
         assert length == min(5, left)
         seen.add(length)
         for t in range(length):
-            np.testing.assert_array_equal(batch.path_observations[i, t], log.observations[start + t])
-            np.testing.assert_allclose(batch.path_actions[i, t], log.actions[start + t], rtol=1e-6)
-            np.testing.assert_allclose(batch.path_rewards[i, t], log.rewards[start + t], rtol=1e-6)
+            np.testing.assert_array_equal(batch.observations[i, t], log.observations[start + t])
+            np.testing.assert_allclose(batch.actions[i, t], log.actions[start + t], rtol=1e-6)
+            np.testing.assert_allclose(batch.rewards[i, t], log.rewards[start + t], rtol=1e-6)
         last = start + length - 1
         np.testing.assert_allclose(batch.next_observations[i], log.next_observations[last], rtol=1e-6)
         assert batch.terminals[i, 0] == log.terminated[last], "a time limit is no termination"
@@ -49,7 +50,7 @@ def test_paths_need_episodes() -> None:
     assert len(fit(make("TrustPCL", path_length=1), ColumnarReplayBuffer(loose))) == 1
 
 
-def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
+def make_paths(discrete: bool, seed: int = 0) -> Any:
     """Paths of true lengths 1 to 3."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -62,14 +63,16 @@ def make_paths(discrete: bool, seed: int = 0) -> TorchPathBatch:
         actions = torch.randint(0, ACTIONS, (ROWS, LENGTH, 1), generator=generator).double()
     else:
         actions = normal(ROWS, LENGTH, ACTIONS).clamp(-1, 1)
-    return TorchPathBatch(
+    return d3rlpy.torch_utility.TorchMiniBatch(
+        observations=states,
+        actions=actions,
+        rewards=normal(ROWS, LENGTH),
         next_observations=normal(ROWS, COLUMNS),
+        next_actions=actions[:, 0],
+        returns_to_go=torch.zeros(ROWS, 1),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
         intervals=lengths,
-        path_observations=states,
-        path_actions=actions,
-        path_rewards=normal(ROWS, LENGTH),
-        mask=(torch.arange(LENGTH) < lengths).double(),
+        device="cpu:0",
     )
 
 
@@ -110,7 +113,7 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
             for p, q in zip(slow.parameters(), fast.parameters(), strict=True):
                 p.copy_(DECAY * p + (1 - DECAY) * q)
     value_of, slow_value_of = modules.q_funcs[0], modules.targ_q_funcs[0]
-    states, actions = paths.path_observations, paths.path_actions
+    states, actions = paths.observations, paths.actions
     residuals, surrogates = [], []
     for i in range(ROWS):
         length = int(paths.intervals[i, 0])
@@ -127,7 +130,7 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
         for t in range(length):
             here = log_density(modules.policy, states[i, t], actions[i, t], discrete)
             slow = log_density(modules.targ_policy, states[i, t], actions[i, t], discrete).detach()
-            reward = paths.path_rewards[i, t] - (ENTROPY + KL) * here.detach() + KL * slow
+            reward = paths.rewards[i, t] - (ENTROPY + KL) * here.detach() + KL * slow
             residual = residual + GAMMA**t * reward
             surrogate = surrogate + GAMMA**t * here
         residuals.append(residual)
@@ -156,7 +159,7 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
 def test_implied_action_values_satisfy_path_consistency() -> None:
     """Q(s, a) = V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
     algo, paths = with_slow_copies("DiscreteTrustPCL", "kloss"), make_paths(discrete=True)
-    modules, states, actions = algo.impl.modules, paths.observations, paths.actions
+    modules, states, actions = algo.impl.modules, paths.observations[:, 0], paths.actions[:, 0]
     with torch.no_grad():
         here, slow = (
             torch.stack([log_density(policy, s, a, True) for s, a in zip(states, actions, strict=True)])
@@ -167,7 +170,7 @@ def test_implied_action_values_satisfy_path_consistency() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_scalers_reach_every_step_of_a_path() -> None:
+def test_scalers_reach_every_step_of_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     preprocessing = d3rlpy.preprocessing
     log = make_log(discrete=False)
     algo = make(
@@ -178,13 +181,12 @@ def test_scalers_reach_every_step_of_a_path() -> None:
         path_length=4,
     )
     fit(algo, ColumnarReplayBuffer(log, seed=0), steps=1)
+    seen: list[Any] = []
+    monkeypatch.setattr(algo.impl, "update", lambda paths, step: seen.append(paths) or {})
     batch = PathReplayBuffer(log, 4, seed=0).sample_transition_batch(6)
-    paths = TorchPathBatch.of(batch, algo.config, "cpu:0")
+    algo.update(batch)
     mean, deviation = log.observations.mean(0), log.observations.std(0)
-    np.testing.assert_allclose(
-        paths.path_observations.numpy(),
-        (batch.path_observations - mean) / (deviation + 1e-3),
-        atol=0.05,
-    )
-    np.testing.assert_allclose(paths.path_actions.numpy(), batch.path_actions / 2, atol=1e-6)
-    np.testing.assert_allclose(paths.path_rewards.numpy(), batch.path_rewards / 2, rtol=1e-6)
+    found = (batch.observations - mean) / (deviation + 1e-3)
+    np.testing.assert_allclose(seen[0].observations.numpy(), found, atol=0.05)
+    np.testing.assert_allclose(seen[0].actions.numpy(), batch.actions / 2, atol=1e-6)
+    np.testing.assert_allclose(seen[0].rewards.numpy(), batch.rewards / 2, rtol=1e-6)
