@@ -99,8 +99,8 @@ def sweep(
     Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with
     a bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep,
     runs in the middle too; any other grid, seeds or settings in the same DIR train only what is not there
-    yet. A run that fails does not stop the others; errors.txt says why. The summary's metric is that of the
-    last epoch: changing --metric trains nothing again.
+    yet. A run that fails does not stop the others; the summary says why. Its metric is that of the last
+    epoch: changing --metric trains nothing again.
 
     \b
     Examples:
@@ -108,25 +108,26 @@ def sweep(
       koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
+    from rich.markdown import Markdown
+
+    from koffline.report import make_console
     from koffline.train.config import make_plan
-    from koffline.train.sweep import print_summary, run_sweep
+    from koffline.train.sweep import as_markdown, run_sweep
 
     plan = make_plan(config, **asked)
     folder = Path("sweeps") / Path(config).stem if out is None else out
     folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
     with long_part(f"what is trained is in {folder}/runs: the same command goes on"):
         summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
-    print_summary(summary)
+    make_console().print(Markdown(as_markdown(summary)))
     runs = len(plan.settings) * len(plan.seeds)
     click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
-    if summary.failures:
-        first = summary.failures[0]
-        click.echo(
-            f"error: {len(summary.failures)} of {runs} runs failed, {first.name} first: {first.reason}; see "
-            f"{folder}/errors.txt, the same command runs them again",
-            err=True,
+    if failed := summary.failures:
+        name, error = next(iter(failed.items()))
+        raise ConfigError(
+            f"{len(failed)} of {runs} runs failed, {name} first: {error}; see {folder}/summary.json, the "
+            "same command runs them again"
         )
-        raise SystemExit(2)
 
 
 @click.command(no_args_is_help=True)

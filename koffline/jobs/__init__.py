@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, starmap, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,19 +21,8 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.jobs.workers import JobError, as_ours, opened, pack, value_of
 from koffline.progress import progress_bar
 
-
-@dataclass(frozen=True)
-class JobStatus:
-    """``done`` of ``total`` jobs, ``found`` of them finished by an earlier run; names of the running jobs."""
-
-    done: int
-    found: int
-    total: int
-    running: tuple[str, ...]
-
-
 _RETRIES = 2  # of an item whose worker died
-Report = Callable[[JobStatus], None]
+Report = Callable[[int, int, Sequence[str]], None]  # items done, all items, names of the running ones
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
 
@@ -59,7 +48,7 @@ class PassSettings:
         items: Iterable[Any],
         shared: Any = None,
         name: Name | None = None,
-        progress: bool | Report | None = None,
+        progress: bool | Report = False,
     ) -> Iterator[Any]:
         """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
 
@@ -88,7 +77,7 @@ class PassSettings:
         items: Iterable[Any],
         shared: Any,
         name: Name,
-        progress: bool | Report | None,
+        progress: bool | Report,
         are_jobs: bool = False,
     ) -> Generator[tuple[Any, Any]]:
         """Iterate over each item with its value or its KofflineError; arguments as in `map`.
@@ -102,8 +91,7 @@ class PassSettings:
             hear = stack.enter_context(_heard_by(progress))
 
             def report(done: int, running: list[Any]) -> None:
-                names = tuple(map(name, running))
-                hear(JobStatus(done, 0, total if total is not None else done + len(running), names))
+                hear(done, done + len(running) if total is None else total, [*map(name, running)])
 
             if self._is_here:
                 done = 0
@@ -159,14 +147,12 @@ class PassSettings:
 
 
 @contextmanager
-def _heard_by(progress: bool | Report | None) -> Iterator[Report]:
+def _heard_by(progress: bool | Report) -> Iterator[Report]:
     """Function that receives the progress: a bar on a terminal for True, a callable itself, else a no-op."""
     with progress_bar("", None, progress is True and sys.stderr.isatty()) as tell:
 
-        def report(status: JobStatus) -> None:
-            names = ", ".join(status.running[:3]) + (", …" if len(status.running) > 3 else "")
-            earlier = f" ({status.found} found finished)" if status.found else ""
-            tell(status.done, total=status.total, note=names + earlier)
+        def report(done: int, total: int, running: Sequence[str]) -> None:
+            tell(done, total=total, note=", ".join(running[:3]) + ", …" * (len(running) > 3))
 
         yield progress if callable(progress) else report
 
@@ -192,22 +178,13 @@ class Job:
 
 
 @dataclass(frozen=True)
-class JobFailure:
-    """Name of a failed job, the reason in one line, and the traceback at the worker of a fault of ours."""
-
-    name: str
-    reason: str
-    trace: str = ""
-
-
-@dataclass(frozen=True)
 class JobsRun:
-    """Result of `run_jobs`: jobs finished now, jobs found finished, seconds, and failures."""
+    """Result of `run_jobs`: jobs finished now, jobs found finished, seconds, and failures by name."""
 
     ran: int
     found: int
     seconds: float
-    failures: tuple[JobFailure, ...] = ()
+    failures: Mapping[str, KofflineError] = field(default_factory=dict)
 
 
 def run_jobs(
@@ -230,35 +207,34 @@ def run_jobs(
     started = perf_counter()
     missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
     found, total = len(jobs) - len(missing), len(jobs)
-    failures: list[JobFailure] = []
+    failures: dict[str, KofflineError] = {}
     for job in missing:
         job.path.parent.mkdir(parents=True, exist_ok=True)
-    where = PassSettings(workers, ray)
     with _heard_by(progress) as report:
 
-        def hear(status: JobStatus) -> None:
-            report(JobStatus(found + status.done - len(failures), found, total, status.running))
+        def hear(done: int, _: int, running: Sequence[str]) -> None:
+            report(found + done - len(failures), total, running)
 
-        if not missing:
-            hear(JobStatus(0, 0, 0, ()))
         waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
-        results = where.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
-        with closing(results):
+        here = PassSettings(workers, ray)
+        with closing(
+            here.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
+        ) as results:
             for job, error in results:
+                if error is None and not job.done:
+                    error = JobError(f"it ended without a valid result at {job.path}")
                 if error is not None:
-                    failures.append(JobFailure(job.name, str(error), getattr(error, "trace", "")))
-                elif not job.done:
-                    reason = f"it ended without a valid result at {job.path}"
-                    failures.append(JobFailure(job.name, reason))
+                    failures[job.name] = error
     if failures and not keep_going:
-        first, others = failures[0], ", ".join(other.name for other in failures[1:])
+        (first, error), *rest = failures.items()
+        others = f" (so did {', '.join(name for name, _ in rest)})" if rest else ""
         raise JobError(
-            f"job {first.name} failed{f' (so did {others})' if others else ''}: {first.reason}; "
+            f"job {first} failed{others}: {error}; "
             f"{sum(job.done for job in jobs)} of {total} results are kept, mend the cause and run the same "
             "command again",
-            first.trace,
+            getattr(error, "trace", ""),
         )
-    return JobsRun(len(missing) - len(failures), found, perf_counter() - started, tuple(failures))
+    return JobsRun(len(missing) - len(failures), found, perf_counter() - started, failures)
 
 
 def _perform(shared: None, job: Job) -> KofflineError | None:

@@ -98,11 +98,36 @@ class RayCluster:
 
     address: "local" starts a cluster of ``workers`` cores on this machine and ends it after the run; "auto"
     or an address joins one that runs. A connection that the caller has made already is used and left.
+    Raises ConfigError for a cluster that does not answer, and where ray is not installed.
     """
 
     def __init__(self, address: str, workers: int) -> None:
-        self._ray, self._is_own = connect(address, workers)
-        self._perform = self._ray.remote(num_cpus=1)(_perform)
+        # Ray reads these when it loads. It would report usage to its makers, and warn of a change to come in
+        # how it hides accelerators from jobs that ask for none.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        try:
+            import ray
+        except ImportError:
+            said = "ray is not installed; run `pip install koffline[ray]` or run without it"
+            raise ConfigError(said) from None
+        host, separator, port = address.removeprefix("ray://").rpartition(":")
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address == "local":
+            options |= {"num_cpus": workers, "include_dashboard": False}
+        self._ray, self._is_own = ray, not ray.is_initialized()
+        try:
+            if separator:  # Ray itself waits for minutes, and talks, before it gives up on an address
+                socket.create_connection((host, int(port)), timeout=10).close()
+            if self._is_own:
+                ray.init(address=address, **options)
+        except (RuntimeError, ValueError, OSError, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"no Ray cluster at '{address}' ({reason}); start one with `ray start --head`, give its "
+                "address, or use local"
+            ) from None
+        self._perform = ray.remote(num_cpus=1)(_perform)
 
     @property
     def capacity(self) -> int:
@@ -154,38 +179,6 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
         if keep:
             del _kept[workers, ray]
         new.close(at_once=not ended_well)
-
-
-def connect(address: str, workers: int) -> tuple[Any, bool]:
-    """Connect to Ray; return the module and whether this call made the connection and must end it.
-
-    Raises ConfigError for a cluster that does not answer, and where ray is not installed.
-    """
-    # Ray reads these when it loads. It would report usage to its makers, and warn of a change to come in how
-    # it hides accelerators from jobs that ask for none.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("ray is not installed; run `pip install koffline[ray]` or run without it") from None
-    host, separator, port = address.removeprefix("ray://").rpartition(":")
-    own = not ray.is_initialized()
-    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if address == "local":
-        options |= {"num_cpus": workers, "include_dashboard": False}
-    try:
-        if separator:  # Ray itself waits for minutes, and talks, before it gives up on an address
-            socket.create_connection((host, int(port)), timeout=10).close()
-        if own:
-            ray.init(address=address, **options)
-    except (ConnectionError, RuntimeError, ValueError, OSError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"no Ray cluster at '{address}' ({reason}); start one with `ray start --head`, give its address, "
-            "or use local"
-        ) from None
-    return ray, own
 
 
 def pack(value: Any) -> bytes:

@@ -170,7 +170,7 @@ def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool)
     title = f"{tasks[0].config.env}, {tasks[0].config.critic}"
     if workers > 1 and len(jobs) > 1:
         with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:
-            run_jobs(jobs, workers, progress=lambda status: show(status.done))
+            run_jobs(jobs, workers, progress=lambda done, *_: show(done))
         return
     for job, task in zip(jobs, tasks, strict=True):
         if not job.done:

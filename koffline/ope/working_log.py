@@ -34,7 +34,6 @@ from koffline.data.units import (
 )
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
-from koffline.jobs import JobStatus
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
 from koffline.policies import Policy
@@ -144,7 +143,7 @@ class WorkingLog:
             items[before:],
             plan,
             name=lambda item: " … ".join(dict.fromkeys((names[item[0]], names[item[-1]]))),
-            progress=None if self.progress is None else self._report,
+            progress=self._report,
         )
         last = time.monotonic()
         for done, one in enumerate(mapped, start=before + 1):
@@ -182,10 +181,10 @@ class WorkingLog:
             )
         return min(rows, _MOST_ROWS)
 
-    def _report(self, status: JobStatus) -> None:
+    def _report(self, done: int, total: int, _: object) -> None:
         show = getattr(self.progress, "pass_over", None)
         if show is not None:
-            show(status.done, status.total)
+            show(done, total)
 
 
 def in_problem(

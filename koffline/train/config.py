@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
@@ -134,12 +134,6 @@ class LoggerSettings(Section):
 
     gradients: bool = Field(True, description="also write the size of gradients, as d3rlpy does")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_gone(cls, given: Any) -> Any:  # files of earlier versions name loggers that are gone
-        gone = {"tensorboard": False, "wandb": False, "wandb_project": None}
-        return {name: value for name, value in given.items() if (name, value) not in gone.items()}
-
 
 class TrainConfig(Section):
     """Everything that decides a run, besides the rows of the log and the device."""
@@ -204,13 +198,13 @@ def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]
 class Setting:
     """One point of the grid. values: the short name of each swept key, and its value in words."""
 
-    values: tuple[tuple[str, str], ...]
+    values: Mapping[str, str]
     config: TrainConfig
 
     @property
     def label(self) -> str:
         """All values in one line."""
-        return ", ".join(f"{name}={value}" for name, value in self.values) or "the config"
+        return ", ".join(f"{name}={value}" for name, value in self.values.items()) or "the config"
 
 
 @dataclass(frozen=True)
@@ -258,7 +252,7 @@ def make_plan(
         laid = [f"{key}={_as_json(value)}" for key, value in values.items()]
         config = load_config(path, (*assignments, *laid), None if "data.source" in axes else data)
         shown = {named[k]: v if isinstance(v, str) else _as_json(v) for k, v in values.items()}
-        settings.append(Setting(tuple(shown.items()), config))
+        settings.append(Setting(shown, config))
     config = settings[0].config
     name, falls = _choose_metric(config, metric)
     chosen = tuple(range(config.train.seed, config.train.seed + seeds))

@@ -21,11 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markdown import Markdown
 
-from koffline.errors import ConfigError
-from koffline.jobs import Job, JobError, JobFailure, run_jobs
-from koffline.report import make_console
+from koffline.errors import ConfigError, KofflineError
+from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import RECORD, is_free, locked, read_record, write_config, write_record
 from koffline.store.files import finite_json, write_text
@@ -35,9 +33,8 @@ from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
 from koffline.untrusted.limits import read_json
 
-_ERRORS = "errors.txt"
 _FEW_SEEDS = 5
-_OURS = ("runs", _ERRORS, "summary.md", "summary.json", "best.yaml", RECORD)
+_OURS = ("runs", "summary.md", "summary.json", "best.yaml", RECORD)
 
 
 @dataclass(frozen=True)
@@ -61,11 +58,11 @@ class Row:
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep's outcome. rows: the best setting first, those that lack seeds last."""
+    """A sweep's outcome. rows: the best setting first, those that lack seeds last; failures: by run."""
 
     plan: SweepPlan
     rows: tuple[Row, ...]
-    failures: tuple[JobFailure, ...]
+    failures: Mapping[str, KofflineError]
 
     @property
     def best(self) -> Row | None:
@@ -85,15 +82,14 @@ def run_sweep(
 ) -> SweepSummary:
     """Train what is not finished yet and write the summary; force: delete earlier runs first.
 
-    ``out`` gets runs/NAME (a run directory each), errors.txt where runs failed, summary.json, .md and
-    best.yaml. A killed sweep goes on; values and seeds may be added or taken away. A run that fails is
-    reported and the others go on. Raises KofflineError, before anything is written, for what any run would
-    refuse, and for a folder that is no sweep's.
+    ``out`` gets runs/NAME (a run directory each), summary.json, .md and best.yaml. A killed sweep goes on;
+    values and seeds may be added or taken away. A run that fails is reported and the others go on. Raises
+    KofflineError, before anything is written, for what any run would refuse, for a cluster that is not there
+    and for a folder that is no sweep's.
     """
     started = start_run("sweep", plan.inputs)
     names = _name_runs(plan, device)
-    with locked(out / RECORD):
-        is_new = is_free(out)
+    with PassSettings(workers, ray).kept(), locked(out / RECORD):
         _take_folder(out, force)
         write_record(out, {**started.finish(), "finished": None})
         runs = [_find_folders(out / "runs", named) for named in names]
@@ -102,20 +98,8 @@ def run_sweep(
             for found in runs
             for folder, config in found.items()
         ]
-        try:
-            done = run_jobs(jobs, workers, ray, keep_going=True)
-        except ConfigError:  # before any job: raises for missing workers or cluster
-            if is_new:
-                shutil.rmtree(out)
-            raise
-        (out / _ERRORS).unlink(missing_ok=True)
-        if done.failures:
-            parts = [f"{failure.name}: {failure.reason}\n\n{failure.trace}" for failure in done.failures]
-            (out / _ERRORS).write_text("\n".join(parts), encoding="utf-8")
+        done = run_jobs(jobs, workers, ray, keep_going=True)
         records = [[_read_finished(folder) for folder in found] for found in runs]
-        if done.failures and not any(map(any, records)):
-            first = done.failures[0]
-            raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
         summary = summarise(plan, records, done.failures)
         write_summary(summary, out, command)
         write_record(out, started.finish(ran=done.ran, found=done.found, seconds=round(done.seconds, 3)))
@@ -151,7 +135,7 @@ def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[
     train = setting.config.train.model_copy(update={"seed": seed})
     config = setting.config.model_copy(update={"train": train})
     decides = json.dumps(identity_of({"config": config.resolved(), "digests": digests}), sort_keys=True)
-    words = "-".join([*(f"{name}={value}" for name, value in setting.values), f"seed{seed}"])
+    words = "-".join([*(f"{name}={value}" for name, value in setting.values.items()), f"seed{seed}"])
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", words)[-80:].lstrip(".-_")
     return f"{readable}-{hashlib.sha256(decides.encode()).hexdigest()[:10]}", config
 
@@ -203,7 +187,7 @@ def _silent() -> Iterator[None]:
 def summarise(
     plan: SweepPlan,
     records: Sequence[Sequence[Mapping[str, Any] | None]],
-    failures: Sequence[JobFailure] = (),
+    failures: Mapping[str, KofflineError],
 ) -> SweepSummary:
     """Rank the settings. records: run.json of each setting and seed, None where the run is not finished.
 
@@ -225,7 +209,7 @@ def summarise(
         """Sort key: complete settings first, then by interquartile mean."""
         return row.missing > 0, not row.scores, sign * row.spread.iqm, row.diverged
 
-    return SweepSummary(plan, tuple(sorted(rows, key=rank)), tuple(failures))
+    return SweepSummary(plan, tuple(sorted(rows, key=rank)), failures)
 
 
 def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
@@ -240,41 +224,38 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
         "seeds": plan.seeds,
         "interval": LEVEL,
         "settings": [
-            {"values": dict(row.setting.values), **asdict(row.spread)}
+            {"values": row.setting.values, **asdict(row.spread)}
             | {name: getattr(row, name) for name in ("scores", "diverged", "missing")}
             for row in summary.rows
         ],
-        "failures": [{"run": failure.name, "reason": failure.reason} for failure in summary.failures],
+        "failures": [
+            {"run": name, "reason": str(error), "trace": getattr(error, "trace", "")}
+            for name, error in summary.failures.items()
+        ],
         "command": command,
     }
     write_text(folder / "summary.md", as_markdown(summary))
     write_text(folder / "summary.json", finite_json(content))
 
 
-def print_summary(summary: SweepSummary) -> None:
-    """Print the settings as a table, and what to mind."""
-    make_console().print(Markdown(as_markdown(summary)))
-
-
 def as_markdown(summary: SweepSummary) -> str:
     """Markdown table of the settings, with notes."""
     plan, rows = summary.plan, summary.rows
-    names = [name for name, _ in rows[0].setting.values] or ["setting"]
-    lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "seeds"]]
-    lines.append([":--"] * len(names) + ["--:"] * 3)
+    names = [*rows[0].setting.values] or ["setting"]
+    lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "seeds"], [":--"] * len(names) + ["--:"] * 3]
     for row in rows:
         low, high = _number(row.spread.low), _number(row.spread.high)
         interval = low if low == high and not math.isfinite(row.spread.low) else f"{low} … {high}"
         seeds = str(len(row.scores)) + (f" of {len(row.scores) + row.missing}" if row.missing else "")
         seeds += f", {row.diverged} diverged" if row.diverged else ""
-        words = [value for _, value in row.setting.values] or [row.setting.label]
+        words = [*row.setting.values.values()] or [row.setting.label]
         lines.append([*words, _number(row.spread.iqm), interval, seeds])
     table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
-    notes = [f"- {note}" for note in _notes(summary)]
-    failed = [f"- failed: {failure.name}: {failure.reason}" for failure in summary.failures]
+    failed = [f"failed: {name}: {error}" for name, error in summary.failures.items()]
+    notes = [f"- {note}" for note in (*_notes(summary), *failed)]
     better, count = "more" if plan.maximize else "less", len(plan.seeds)
     title = f"## {plan.metric} ({better} is better), {count} seed{'s' if count > 1 else ''}"
-    return "\n".join([title, "", *table, "", *notes, *failed]) + "\n"
+    return "\n".join([title, "", *table, "", *notes]) + "\n"
 
 
 def _number(value: float) -> str:
@@ -283,18 +264,23 @@ def _number(value: float) -> str:
 
 def _notes(summary: SweepSummary) -> list[str]:
     """Notes on the meaning and limits of the numbers."""
-    seeds, best, others = len(summary.plan.seeds), summary.best, summary.rows[1:]
-    notes = ["IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap"]
-    if seeds < _FEW_SEEDS:
-        few = f"{seeds} seeds cannot give {LEVEL:.0%}"
-        notes.append(f"{few}: no interval leaves their range; use --seeds {_FEW_SEEDS}")
-    if best is not None and others:
+    seeds, best, rows = len(summary.plan.seeds), summary.best, summary.rows
+    chosen = overlap = ""
+    if best is not None and seeds > 1:
         mine = best.spread  # a missing interval (NaN) excludes nothing
-        rivals = sum(not (mine.low > o.spread.high or o.spread.low > mine.high) for o in others)
-        overlap = f"; the intervals of {rivals} of {len(others)} others overlap its own"
-        notes.append(f"best: {best.setting.label} (best.yaml)" + (overlap if rivals and seeds > 1 else ""))
-    if any(row.diverged for row in summary.rows):
-        notes.append("a run that diverged counts as infinitely bad")
-    if any(row.missing for row in summary.rows):
-        notes.append("settings without all of their seeds come last; the same command runs what is missing")
-    return notes
+        rivals = sum(not (mine.low > o.spread.high or o.spread.low > mine.high) for o in rows[1:])
+        overlap = f"; the intervals of {rivals} of {len(rows) - 1} others overlap its own" if rivals else ""
+    if best is not None:
+        chosen = f"best: {best.setting.label} (best.yaml){overlap}"
+    notes = {
+        "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": True,
+        f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEW_SEEDS}": (
+            seeds < _FEW_SEEDS
+        ),
+        chosen: len(rows) > 1 and best is not None,
+        "a run that diverged counts as infinitely bad": any(row.diverged for row in rows),
+        "settings without all of their seeds come last; the same command runs what is missing": any(
+            row.missing for row in rows
+        ),
+    }
+    return [note for note, is_so in notes.items() if is_so]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from koffline.jobs import Job, JobError, JobStatus, run_jobs
+from koffline.jobs import Job, JobError, run_jobs
 from tests.interrupts import hear_interrupts
 from tests.jobs import functions
 
@@ -32,9 +32,9 @@ def test_only_what_is_missing_or_invalid_is_computed(tmp_path: Path, where: dict
         run_jobs([wrong], **where)
     good = jobs_in(tmp_path, 2)
     good[1].path.write_text("from before")
-    heard: list[JobStatus] = []
-    found = run_jobs(good, **where, progress=heard.append)
-    assert (found.ran, found.found, heard[-1]) == (1, 1, JobStatus(2, 1, 2, ()))
+    heard: list[Any] = []
+    found = run_jobs(good, **where, progress=lambda *told: heard.append(told))
+    assert (found.ran, found.found, heard[-1]) == (1, 1, (2, 2, []))
     assert good[1].path.read_text() == "from before"
 
 
@@ -72,9 +72,8 @@ def test_keep_going_runs_the_others_and_tells_what_failed(tmp_path: Path, where:
     bad += [Job(f"dead{i}", functions.perish, (), tmp_path / f"dead{i}") for i in range(2) if where]
     run = run_jobs([good[0], *bad, *good[1:]], **where, keep_going=True)
     assert (run.ran, run.found) == (4, 0)
-    reasons = {failure.name: failure.reason for failure in run.failures}
-    assert reasons.keys() == {job.name for job in bad}
-    assert reasons["bad"] == "the log is empty; record one"
+    assert run.failures.keys() == {job.name for job in bad}
+    assert str(run.failures["bad"]) == "the log is empty; record one"
     assert all(job.path.exists() for job in good)
 
 
@@ -101,11 +100,11 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     ray = pytest.importorskip("ray")
     jobs = [Job(f"job{i}", functions.write_surroundings, (i,), tmp_path / f"{i}.txt") for i in range(3)]
     bad = Job("bad", functions.refuse, (), tmp_path / "bad.txt")
-    heard: list[JobStatus] = []
+    heard: list[Any] = []
     with pytest.raises(JobError, match="job bad failed: the log is empty; record one; 3 of 4 results"):
-        run_jobs([*jobs, bad], workers=2, ray="local", progress=heard.append)
+        run_jobs([*jobs, bad], workers=2, ray="local", progress=lambda *told: heard.append(told))
     assert not ray.is_initialized()
-    assert heard[0].running == ("job0", "job1")
+    assert heard[0][2] == ["job0", "job1"]
     for number, job in enumerate(jobs):
         text, process, threads = job.path.read_text().split()
         assert (text, threads) == (str(number), "1")

@@ -1,6 +1,7 @@
 """``koffline sweep``: what it leaves, goes on with, refuses, and how it takes failures."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -130,15 +131,16 @@ def test_one_broken_run_does_not_lose_the_others(config, tmp_path, trained):
     (line,) = lines_of(done)
     assert line.startswith("error: 2 of 6 runs failed, learning_rate=0.001-seed1-")
     assert line.endswith(
-        f"first: the disk is full; make room; see {out}/errors.txt, the same command runs them again"
+        f"first: the disk is full; make room; see {out}/summary.json, the same command runs them again"
     )
     assert "2 of 3" in done.stdout
-    errors = (out / "errors.txt").read_text()
-    assert errors.index("the disk is full") < errors.index("in train") < errors.index("Error: by zero")
+    first, second = json.loads((out / "summary.json").read_text())["failures"]
+    assert (first["reason"], first["trace"]) == ("the disk is full; make room", "")
+    assert re.fullmatch(r"ZeroDivisionError at test_sweep.py:\d+: by zero", second["reason"])
+    assert "in train" in second["trace"]
     trained.errors.clear()
     done = sweep(config, out, seeds=3)
     assert (done.exit_code, trained.calls[6:]) == (0, [(0.001, 1), (0.01, 0)])
-    assert not (out / "errors.txt").exists()
 
 
 def test_divergence_is_a_result(tmp_path):

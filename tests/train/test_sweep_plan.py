@@ -25,7 +25,7 @@ def test_every_combination_with_every_seed():
         (setting.config.algo.params["learning_rate"], setting.config.algo.params["gamma"])
         for setting in plan.settings
     ] == list(itertools.product(rates, gammas))
-    assert plan.settings[4].values == (("learning_rate", "3e-4"), ("gamma", "0.98"))
+    assert plan.settings[4].values == {"learning_rate": "3e-4", "gamma": "0.98"}
 
 
 def test_commas_in_brackets_do_not_separate():

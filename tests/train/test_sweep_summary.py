@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.jobs import JobFailure
+from koffline.errors import DataError
 from koffline.spread import interquartile_mean, spread_of
 from koffline.train.config import make_plan
 from koffline.train.sweep import as_markdown, summarise, write_summary
 from tests.train.small_runs import make_config
 
-FAILED = JobFailure("run", "it broke", "a trace")
 RATE = "algo.params.learning_rate"
 
 
@@ -24,17 +23,17 @@ def record_of(value):
     return {"seconds": 2.0} if math.isinf(value) else {"metrics": metrics, "seconds": 2.0}
 
 
-def summary_of(scores, seeds, metric="environment", maximize=None, failures=()):
+def summary_of(scores, seeds, metric="environment", maximize=None, failures=None):
     """One axis, a list of scores per value: shorter ones lack their last seeds."""
     plan = make_plan(
         make_config("/nowhere"), [f"{RATE}={','.join(scores)}"], seeds, (), None, metric, maximize
     )
     records = [[record_of(v) for v in found] + [None] * (seeds - len(found)) for found in scores.values()]
-    return summarise(plan, records, failures)
+    return summarise(plan, records, failures or {})
 
 
 def order_of(summary):
-    return [row.setting.values[0][1] for row in summary.rows]
+    return [row.setting.values["learning_rate"] for row in summary.rows]
 
 
 @pytest.mark.parametrize("count", range(1, 14))
@@ -75,7 +74,9 @@ def test_divergence_is_the_worst_score_in_either_direction(maximize, best, bad, 
 
 
 def test_what_lacks_seeds_is_never_the_best():
-    summary = summary_of({"0.1": [9.0], "0.2": [1.0, 1.0], "0.3": []}, 2, failures=[FAILED])
+    summary = summary_of(
+        {"0.1": [9.0], "0.2": [1.0, 1.0], "0.3": []}, 2, failures={"run": DataError("it broke")}
+    )
     assert order_of(summary) == ["0.2", "0.1", "0.3"]
     assert [row.missing for row in summary.rows] == [0, 1, 2]
     assert "- failed: run: it broke\n" in as_markdown(summary)
