@@ -90,6 +90,19 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = ()) -> StartedRun
     return StartedRun(kind, now(), describe_call(kind, inputs))
 
 
+def begin_run(command: str, inputs: Iterable[str | Path | None] = (), **known: Any) -> dict[str, Any]:
+    """The content of run.json of a run that can be resumed, as it begins; arguments as in `start_run`."""
+    call = describe_call(command, inputs)
+    return {
+        "format": FORMAT,
+        **known,
+        "versions": versions(),
+        "call": call,
+        "started": now(),
+        "finished": None,
+    }
+
+
 def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[str, Any] | None:
     """Call that repeats the run, as plain JSON values; None unless the running command is ``kind``."""
     arguments = _arguments.get()

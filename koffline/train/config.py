@@ -110,15 +110,13 @@ class SoftOPCSettings(Section):
 class EnvironmentSettings(Section):
     """Mean return of episodes played in a Gymnasium environment, from the same starts every time.
 
-    type: environment. env: its Gymnasium name. episodes: how many. seed: of the starts. epsilon: share of
-    uniform actions.
+    type: environment. env: its Gymnasium name. episodes: how many. seed: of the starts.
     """
 
     type: Literal["environment"]
     env: str
     episodes: int = Field(10, ge=1)
     seed: int = Field(0, ge=0, lt=2**31)
-    epsilon: float = Field(0.0, ge=0.0, le=1.0)
 
 
 EvaluatorSettings = LogEvaluatorSettings | SoftOPCSettings | EnvironmentSettings

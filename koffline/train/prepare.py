@@ -19,7 +19,7 @@ from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import is_shard_folder
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Discrete, SpaceRequest
+from koffline.data.spaces import Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part, sample_units, split_log, stop_shares
@@ -28,7 +28,7 @@ from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.policies.base import describe_actions, refuse
-from koffline.store.run_record import describe_call, digest_of, now, versions
+from koffline.store.run_record import begin_run, digest_of
 from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
@@ -115,17 +115,13 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
-    with quiet(), threads(config.train.threads), own_randomness(config.train.seed), _d3rlpy_warnings():
-        parts = _prepare(config, device, open_data(config.data) if data is None else data)
-        try:
-            yield parts
-        finally:
-            for evaluator in parts.evaluators.values():
-                if isinstance(evaluator, EnvironmentEvaluator):
-                    evaluator.close()
+    with contextlib.ExitStack() as stack, quiet(), _d3rlpy_warnings():
+        stack.enter_context(threads(config.train.threads))
+        stack.enter_context(own_randomness(config.train.seed))
+        yield _prepare(config, device, open_data(config.data) if data is None else data, stack)
 
 
-def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
+def _prepare(config: TrainConfig, device: str, data: TrainData, stack: contextlib.ExitStack) -> Parts:
     kind = config.algo.type
     algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
     training.check_actions(algo, data.rows, kind)
@@ -139,6 +135,8 @@ def _prepare(config: TrainConfig, device: str, data: TrainData) -> Parts:
     for evaluator in evaluators.values():
         if isinstance(evaluator, LogEvaluator):
             evaluator.try_out(algo)
+        else:
+            stack.callback(evaluator.close)
     return Parts(algo, buffer, evaluators, _record(config, data, device))
 
 
@@ -157,8 +155,7 @@ def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
     made: dict[str, Any] = {}
     for name, settings in config.evaluators.items():
         if isinstance(settings, EnvironmentSettings):
-            options = (settings.episodes, settings.seed, settings.epsilon)
-            made[name] = EnvironmentEvaluator(settings.env, data.rows, *options)
+            made[name] = EnvironmentEvaluator(settings.env, data.rows, settings.episodes, settings.seed)
         else:
             part = data.rows if settings.part == "train" or data.held_out is None else data.held_out
             more = settings.model_dump(exclude={"type", "part"})
@@ -170,24 +167,11 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
         digests["policy"] = digest_of(Path(config.algo.policy))
-    return {
-        "format": 1,
-        "config": config.resolved(),
-        "data": {
-            "source": config.data.source,
-            "rows": len(data.log),
-            "train_rows": data.train_rows,
-            "held_out_rows": len(data.log) - data.train_rows if data.statistics else len(data.held_out or ()),
-            "lazy": isinstance(data.log, LazyTransitions),
-        },
-        "digests": digests,
-        "seed": config.train.seed,
-        "device": device,
-        "versions": versions(),
-        "call": describe_call("train", config.files()),
-        "started": now(),
-        "finished": None,
-    }
+    held_out = len(data.log) - data.train_rows if data.statistics else len(data.held_out or ())
+    counts = {"rows": len(data.log), "train_rows": data.train_rows, "held_out_rows": held_out}
+    source = {"source": config.data.source, **counts, "lazy": isinstance(data.log, LazyTransitions)}
+    known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}
+    return begin_run("train", config.files(), config=config.resolved(), **known)
 
 
 def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,10 +194,9 @@ class EnvironmentEvaluator:
     Raises ConfigError for an environment whose spaces are not the log's.
     """
 
-    def __init__(
-        self, identifier: str, log: Transitions, episodes: int = 10, seed: int = 0, epsilon: float = 0.0
-    ) -> None:
-        self._copies, self._seeds, self._epsilon = Copies(identifier), range(seed, seed + episodes), epsilon
+    def __init__(self, identifier: str, log: Transitions, episodes: int = 10, seed: int = 0) -> None:
+        self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
+        self.close = self._copies.close
         shape, space = self._copies.observation_shape, self._copies.action_space
         wrong = {
             f"observations of shape {shape}, the log {log.observation_shape}": shape != log.observation_shape,
@@ -227,33 +210,18 @@ class EnvironmentEvaluator:
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
         """Mean undiscounted return. Raises ConfigError where the environment fails."""
+        space, returns = self._copies.action_space, np.zeros(len(self._seeds))
         with own_randomness(self._seeds.start):
-            return float(np.mean(self._returns(algo)))
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._copies.close()
-
-    def _returns(self, algo: Any) -> np.ndarray:
-        returns, running = np.zeros(len(self._seeds)), np.arange(len(self._seeds))
-        observations, generator = self._copies.reset(self._seeds), np.random.default_rng(self._seeds.start)
-        while len(running):
-            actions = self._noisy(np.array(algo.predict(observations)), generator)
-            step = self._copies.step(running.tolist(), actions)
-            returns[running] += step.rewards
-            goes_on = ~(step.terminated | step.truncated)
-            running, observations = running[goes_on], step.observations[goes_on]
-        return returns
-
-    def _noisy(self, actions: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """Replace a share of the actions by uniform ones inside the action space."""
-        space, explores = self._copies.action_space, generator.random(len(actions)) < self._epsilon
-        if isinstance(space, Discrete):
-            return np.where(explores, generator.integers(space.n, size=len(actions)), actions)
-        low, high = np.asarray(space.low), np.asarray(space.high)
-        if explores.any():  # an unbounded box has no uniform actions
-            actions[explores] = generator.uniform(low, high, actions[explores].shape)
-        return np.clip(actions, low, high)
+            observations, running = self._copies.reset(self._seeds), np.arange(len(returns))
+            while len(running):
+                actions = np.array(algo.predict(observations))
+                if isinstance(space, Continuous):
+                    actions = np.clip(actions, np.asarray(space.low), np.asarray(space.high))
+                step = self._copies.step(running.tolist(), actions)
+                returns[running] += step.rewards
+                goes_on = ~(step.terminated | step.truncated)
+                running, observations = running[goes_on], step.observations[goes_on]
+        return float(np.mean(returns))
 
 
 @contextlib.contextmanager

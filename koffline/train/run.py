@@ -8,9 +8,8 @@ import json
 import math
 import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,8 @@ def _run(
     algo, total = parts.algo, config.train.n_steps
     if record.get("diverged"):
         raise DivergedError(record["diverged"])
-    first_epoch = 0 if record.get("finished") else min(config.train.n_steps_per_epoch, total)
-    progress = restore_state(folder, fingerprint, parts, first_epoch)
+    progress = restore_state(folder, fingerprint, parts)
+    _keep_model(config, folder, algo, progress)
     with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
         while progress.steps < total:
             try:
@@ -89,12 +88,9 @@ def _run(
             except DivergedError as error:  # the same run would diverge again
                 write_record(folder, {**record, "diverged": str(error)})
                 raise
-            if progress.epochs % config.train.save_interval == 0 or progress.steps == total:
-                _save_model(algo, folder / f"model_{progress.steps}.d3")
             save_state(folder, fingerprint, parts, progress)
+            _keep_model(config, folder, algo, progress)
     model = folder / f"model_{progress.steps}.d3"
-    if not model.exists():  # removed by hand after the run
-        _save_model(algo, model)
     if not record.get("finished"):
         known = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
         outcome = {"steps": progress.steps, "seconds": progress.seconds, "metrics": known}
@@ -155,9 +151,16 @@ def _diverged(steps: int) -> DivergedError:
     )
 
 
-def _save_model(algo: Any, path: Path) -> None:
-    with atomic_file(path, force=True) as temporary:
-        algo.save(str(temporary))
+def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress) -> None:
+    """Save the model of an epoch whose checkpoint is there, if it is due and not there yet."""
+    path, is_last = folder / f"model_{progress.steps}.d3", progress.steps == config.train.n_steps
+    if (
+        progress.epochs
+        and (is_last or progress.epochs % config.train.save_interval == 0)
+        and not path.exists()
+    ):
+        with atomic_file(path, force=True) as temporary:
+            algo.save(str(temporary))
 
 
 def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress) -> None:
@@ -171,17 +174,16 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
         "grad_step": int(algo.grad_step),
         "with_gradient": [name for name, parameter in parameters_of(algo) if parameter.grad is not None],
         "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
-        "sizes": _file_sizes(folder, folder.glob("*.csv")),
+        "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
     }
     write_checkpoint(folder / CHECKPOINT, state)
 
 
-def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int) -> Progress:
+def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
     """Restore algorithm, draws and generators from the checkpoint, and cut files back to it.
 
-    Without a checkpoint nothing but files of an unfinished first epoch, of `first_epoch` steps, is removed.
     Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
-    gone while later models are there.
+    gone while models are there.
     """
     algo, path = parts.algo, folder / CHECKPOINT
     try:
@@ -191,17 +193,11 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
             f"{str(error).partition(';')[0]}: the run in {folder} cannot go on; its models and metrics stay "
             "as they are, train again into another --out"
         ) from None
-    models = {model: _steps_of(model) for model in folder.glob("model_*.d3")}
-    later = [model.name for model, steps in models.items() if state is None and steps > first_epoch]
-    if later:
-        raise ConfigError(
-            f"{path} is gone, and with it the way to go on from {later[-1]}; nothing was "
-            "changed: train again into another --out"
-        )
+    if state is None and any(folder.glob("model_*.d3")):
+        raise ConfigError(f"{path} is gone, and the run cannot go on; train again into another --out")
     progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
-    _cut_back(folder, list(folder.glob("*.csv")), {} if state is None else state["sizes"])
-    half_written = (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern))
-    for left in (*half_written, *(model for model, steps in models.items() if steps > progress.steps)):
+    _cut_back(folder, {} if state is None else state["sizes"])
+    for left in (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern)):
         left.unlink()
     if state is None:
         return progress
@@ -209,7 +205,6 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
-    _share_names(algo)
     algo.set_grad_step(state["grad_step"])
     with_gradient = set(state["with_gradient"])
     for name, parameter in parameters_of(algo):
@@ -220,47 +215,20 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts, first_epoch: int
     return progress
 
 
-def _share_names(algo: Any) -> None:
-    """Share the key strings of optimiser states, as they are before any checkpoint.
-
-    pickle writes a repeated string object as a reference, so that equal models would differ in their bytes.
-    """
-    for part in vars(algo.impl.modules).values():
-        optimiser = getattr(part, "optim", None)
-        if isinstance(optimiser, torch.optim.Optimizer):
-            for parameter, held in optimiser.state.items():
-                optimiser.state[parameter] = {sys.intern(name): value for name, value in held.items()}
-            for group in optimiser.param_groups:
-                named = {sys.intern(name): value for name, value in group.items()}
-                group.clear()
-                group.update(named)
-
-
-def _steps_of(model: Path) -> int:
-    """Number of steps in the name of model_*.d3, or 0."""
-    number = model.stem.removeprefix("model_")
-    return int(number) if number.isdigit() else 0
-
-
 def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
     """Names and weights of all of an algorithm's parameters."""
     modules = torch.nn.ModuleDict(algo.impl.modules.get_torch_modules())
     return list(modules.named_parameters(remove_duplicate=False))
 
 
-def _file_sizes(folder: Path, files: Iterable[Path]) -> dict[str, int]:
-    """Bytes of each existing log file, by its path in the run's folder."""
-    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files if path.exists()}
-
-
-def _cut_back(folder: Path, files: Iterable[Path], sizes: Mapping[str, int]) -> None:
+def _cut_back(folder: Path, sizes: Mapping[str, int]) -> None:
     """Cut log files back to their ``sizes`` at a checkpoint. Raises ConfigError for a shorter file."""
-    for path in files:
-        size = sizes.get(path.relative_to(folder).as_posix(), 0)
-        found = path.stat().st_size if path.exists() else 0
-        if found < size:
+    found = {path: path.stat().st_size for path in folder.glob("*.csv")}
+    for path, size in found.items():
+        if size < sizes.get(path.name, 0):
             raise ConfigError(f"{path} is shorter than its checkpoint says: it was edited; train elsewhere")
-        if found > size:
-            os.truncate(path, size)
-        if found and not size:
+    for path in found:
+        if path.name in sizes:
+            os.truncate(path, sizes[path.name])
+        else:
             path.unlink()
