@@ -179,8 +179,6 @@ def _assign(content: dict[str, Any], path: str, value: Any) -> None:
         below = place.get(name)
         if isinstance(below, str) and name != "source":
             below = {"type": below}  # a factory given by its type only
-        elif isinstance(below, list):
-            below = {str(each): {} for each in below}
         if not isinstance(below, dict | None):
             raise ConfigError(f"--set {path}: {'.'.join(parents[: depth + 1])} is {below!r}, it has no parts")
         place[name] = {} if below is None else below

@@ -178,7 +178,7 @@ def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequenc
         from koffline.algos.model_files import algo_of
         from koffline.algos.policies import policy_from_algo
 
-        return policy_from_algo(algo_of(file, optimisers=False), file.name, action_space, observation_shape)
+        return policy_from_algo(algo_of(file), file.name, action_space, observation_shape)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
     function = load_onnx(path) if kind == "onnx" else ModuleFunction(read_torchscript(path))

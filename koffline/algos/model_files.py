@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.util
-import io
 import logging
 import re
 import warnings
@@ -77,8 +76,8 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     return algo
 
 
-def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
-    """Rebuild the algorithm of a file; `optimisers`: restore the states of its optimisers too.
+def algo_of(file: D3File, device: str = "cpu") -> Any:
+    """Rebuild the algorithm of a file, with the states of its optimisers.
 
     Raises PolicyError for a configuration that cannot be built, and weights that do not fit it.
     """
@@ -93,14 +92,8 @@ def algo_of(file: D3File, device: str = "cpu", optimisers: bool = True) -> Any:
             with _no_more_parameters_than(file.states):
                 algo = LearnableConfigWithShape.deserialize(file.config).create(device=device)
             doing = f"the weights do not fit the {file.algorithm} networks of the configuration"
-            if optimisers:  # as the implementation loads its model, from states that are data, written anew
-                content = io.BytesIO()
-                torch.save(file.states, content)
-                content.seek(0)
-                algo.impl.load_model(content)
-            else:
-                for key, module in algo.impl.modules.get_torch_modules().items():
-                    module.load_state_dict(file.states[key])
+            for key, part in algo.impl.modules.create_checkpointer(device).modules.items():
+                part.load_state_dict(file.states[key])
     except Exception as error:  # a configuration of another version or a damaged one fails in any way
         reason = str(error) if isinstance(error, KofflineError) else one_line(error)
         version = f"the file was written by d3rlpy {file.version}"

@@ -13,9 +13,9 @@ import d3rlpy
 import numpy as np
 import torch
 from d3rlpy.algos import DoubleDQNConfig, SACConfig
-from d3rlpy.dataset import TransitionMiniBatch
 from d3rlpy.models import VectorEncoderFactory
 
+from koffline.data.replay import mini_batch
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import ConfigError
 from koffline.policies.builtin import Mlp, finite_box
@@ -73,13 +73,9 @@ class OnlineLearner:
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
-        count, seen = len(batch["rewards"]), ("observations", "actions", "rewards", "next_observations")
-        columns = {
-            n: np.ascontiguousarray(batch[n], np.float32).reshape(count, -1) for n in (*seen, "terminated")
-        }
-        ones, terminals = np.ones((count, 1), dtype=np.float32), columns.pop("terminated")
-        unused: Any = {"next_actions": columns["actions"], "transitions": []}  # by either algorithm
-        self._algo.update(TransitionMiniBatch(**columns, **unused, terminals=terminals, intervals=ones))
+        columns = {name: column for name, column in batch.items() if name != "truncated"}
+        columns["next_actions"] = batch["actions"]  # used by neither algorithm
+        self._algo.update(mini_batch(columns, lambda _: None))
 
     def policy(self) -> Mlp:
         """Greedy policy as a network of plain arrays: argmax of the values, or SAC's mean."""

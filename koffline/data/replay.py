@@ -91,7 +91,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         columns = {name: _gather(getattr(self._log, name), rows) for name in _DRAWN}
         columns["next_actions"] = actions if below is rows else _gather(self._actions, below)
         transition = self._transition if self._log.has_episodes else _refuse_alone
-        return _mini_batch({**columns, "actions": actions}, lambda i: transition(int(rows[i])))
+        return mini_batch({**columns, "actions": actions}, lambda i: transition(int(rows[i])))
 
     def sample_transition(self) -> Any:
         """Draw one transition."""
@@ -225,7 +225,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
         drawn, names = self._sampler.draw(batch_size), (*_DRAWN, "actions", "next_actions")
-        return _mini_batch({name: drawn[name] for name in names}, _refuse_whole)
+        return mini_batch({name: drawn[name] for name in names}, _refuse_whole)
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
 
@@ -281,7 +281,7 @@ def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
 
 
-def _mini_batch(columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]) -> Any:
+def mini_batch(columns: dict[str, np.ndarray], transition_of: Callable[[int], Any]) -> Any:
     """d3rlpy's mini-batch of rows, as float32, the only dtype that it accepts."""
     held = {name: column.astype(np.float32, copy=False) for name, column in columns.items()}
     count = len(held["rewards"])

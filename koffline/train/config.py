@@ -171,9 +171,7 @@ def load_config(
 
 
 def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]:
-    """A list of types, or settings by name; without a type the name is the type."""
-    if isinstance(given, list):
-        given = {str(name): {} for name in given}
+    """Settings by name; without a type the name is the type."""
     if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | None) for each in given.values()):
         raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
     made = {}

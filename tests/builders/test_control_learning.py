@@ -39,7 +39,7 @@ def test_the_network_is_what_the_learner_predicts(space):
     actions = generator.integers(3, size=50) if isinstance(space, Discrete) else generator.random((50, 2))
     batch = {
         "observations": observations,
-        "next_observations": observations[::-1],
+        "next_observations": observations[::-1].copy(),
         "actions": actions,
         "rewards": generator.normal(size=50),
         "terminated": generator.random(50) < 0.1,

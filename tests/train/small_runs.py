@@ -52,7 +52,7 @@ def make_config(source: str, kind: str = "dqn", **train: Any) -> dict[str, Any]:
         "data": {"source": source},
         "algo": {"type": kind, "params": params},
         "train": {"n_steps": 25, "n_steps_per_epoch": 10, **train},
-        "evaluators": ["td_error", "average_value"] if has_values else {},
+        "evaluators": {"td_error": {}, "average_value": {}} if has_values else {},
     }
 
 

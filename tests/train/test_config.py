@@ -99,7 +99,7 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
         ("algo.params.gamma=1.5", "algo.params.gamma is 1.5: input should be less than or equal to 1"),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
         ("train.n_steps=true", "train.n_steps is true: a yes or no"),
-        ("evaluators=[td_eror]", "the type 'td_eror' is unknown; did you mean 'td_error'"),
+        ("evaluators.td_eror={}", "the type 'td_eror' is unknown; did you mean 'td_error'"),
         ("evaluators.td_error.part=held_out", "nothing is held out; set data.split.held_out"),
     ],
 )

@@ -41,7 +41,7 @@ def content_of(folder):
 @pytest.mark.parametrize("also_after", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     content = make_config(write_log(tmp_path), n_steps=5, n_steps_per_epoch=3)
-    config = load_config({**content, "evaluators": ["td_error"]}, ["logger.gradients=false"])
+    config = load_config({**content, "evaluators": {"td_error": {}}}, ["logger.gradients=false"])
     whole = train(config, tmp_path / "whole").out
     for number in range(1, 60):
         folder = tmp_path / f"hit_{number}"

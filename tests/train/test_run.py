@@ -105,7 +105,7 @@ def test_learns_a_bandit(tmp_path):
     log = Transitions(observations, actions, actions * 1.0, observations, over, ~over, Discrete(2))
     write_transitions(log, tmp_path / "log.hdf5")
     config = make_config(str(tmp_path / "log.hdf5"), "dqn", n_steps=300, n_steps_per_epoch=100)
-    config["evaluators"] = ["average_value", "td_error"]
+    config["evaluators"] = {"average_value": {}, "td_error": {}}
     settings = ["algo.params.learning_rate=0.01", "algo.params.batch_size=32", "data.split.held_out=0.3"]
     result = train(load_config(config, settings), tmp_path / "run")
     assert result.metrics["average_value"] == pytest.approx(1.0, abs=0.05)
@@ -120,7 +120,7 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
     content = make_config(source, kind)
     content["algo"] |= {"policy": str(policy)}
     content["algo"]["params"].pop("observation_scaler")
-    content["evaluators"] = ["initial_value"]
+    content["evaluators"] = {"initial_value": {}}
     result = train(load_config(content), tmp_path / "run")
     assert np.isfinite(result.metrics["initial_value"])
     if kind == "fqe":  # observations scaled as the policy's, which sees them through the evaluator
