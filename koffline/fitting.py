@@ -40,7 +40,7 @@ from koffline.steps import make_step
 
 Network = TypeVar("Network", bound=StackedNetwork)
 Probe = Callable[[int, Network], Tensor]
-_WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses; a check waits for the device
+_WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 
 
 @runtime_checkable
@@ -113,31 +113,39 @@ def fit(
         )  # how the network that values next rows follows, if any
         target = None if rule is None else trained.with_flat(trained.flat.clone())
         step = make_step(objective, BatchSource(table, objective.kernel, plan, schedule), trained, plan)
-        adam, history = StackedAdam(trained.flat), _History(trained, settings)
+        adam, steps = StackedAdam(trained.flat), settings.steps
+        watched = min(_WATCHED_STEPS.get(trained.flat.device.type, 1), settings.record_every)
+        recorded = watched * math.ceil(settings.record_every / watched)
+        history = trained.flat.new_zeros(steps, len(plan))
         constant = table.inputs.new_tensor(plan.learning_rates)[:, None]
         probes: list[Tensor] = []
-        for done in range(1, settings.steps + 1):
+        for done in range(1, steps + 1):
             rates = constant
             if settings.schedule == "cosine":
-                rates = rates * (0.5 * (1.0 + math.cos(math.pi * (done - 1) / settings.steps)))
-            loss, gradient = step.compute(done - 1, trained, target, rates)
+                rates = rates * (0.5 * (1.0 + math.cos(math.pi * (done - 1) / steps)))
+            history[done - 1], gradient = step.compute(done - 1, trained, target, rates)
             adam.update(trained.flat, gradient, rates)
             if target is not None:
                 rule.update(target.flat, trained.flat, done, schedule.steps_per_epoch)
-            has_recorded = history.add(done, loss)
+            if done % watched == 0 or done == steps:  # a replica that diverged has NaN ever after
+                is_finite = history[(done - 1) // watched * watched : done].isfinite().all(dim=0)
+                trained.flat.masked_fill_(~is_finite[:, None], math.nan)
             if probe is not None and probe_every and done % probe_every == 0:
                 probes.append(torch.as_tensor(probe(done, trained)).detach().cpu().clone())
-            if has_recorded and progress is not None:
-                progress.update(done, settings.steps, float(history.losses[-1].nanmedian()))
-        history.mark_the_last(settings.steps)
+            if progress is not None and (done % recorded == 0 or done == steps):
+                means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
+                progress.update(done, steps, float(means.nanmedian()))
+        bad = ~torch.cat((history.isfinite(), trained.flat.isfinite().all(dim=1)[None]))
+        first = bad.int().argmax(dim=0).tolist()
+        trained.flat.masked_fill_(bad.any(dim=0)[:, None], math.nan)
         return FitRecord(
             network=trained,
-            losses=torch.stack(history.losses),
-            loss_steps=tuple(history.steps),
+            losses=torch.stack([part.double().mean(dim=0) for part in history.split(recorded)]).cpu(),
+            loss_steps=(*range(recorded, steps, recorded), steps),
             probes=tuple(probes),
             probe_steps=tuple(probe_every * (place + 1) for place in range(len(probes))),
-            diverged_at=tuple(history.diverged_at),
-            steps=settings.steps,
+            diverged_at=tuple(at if bad[at, replica] else None for replica, at in enumerate(first)),
+            steps=steps,
             seconds=time.perf_counter() - started,
         )
 
@@ -174,46 +182,3 @@ def _onednn_is_exact() -> bool:
         return torch.allclose((x @ x).double(), x.double() @ x.double(), rtol=1e-5, atol=0.0)
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-class _History:
-    """Mean losses by step, and who diverged when: a replica that did has NaN for parameters ever after."""
-
-    def __init__(self, trained: StackedNetwork, settings: FitSettings) -> None:
-        self._flat, self._settings, replicas = trained.flat, settings, len(trained.flat)
-        self._watched = min(_WATCHED_STEPS.get(trained.flat.device.type, 1), settings.record_every)
-        self._window = trained.flat.new_zeros(self._watched, replicas)
-        self._sums, self._summed = trained.flat.new_zeros(replicas, dtype=torch.float64), 0
-        self.diverged_at: list[int | None] = [None] * replicas
-        self.losses: list[Tensor] = []
-        self.steps: list[int] = []
-
-    def add(self, step: int, loss: Tensor) -> bool:
-        """Note the losses of the step before `step`; return whether a row of the history was written."""
-        self._window[(step - 1) % self._watched] = loss
-        is_last = step == self._settings.steps
-        if step % self._watched and not is_last:
-            return False
-        window = self._window[: (seen := (step - 1) % self._watched + 1)]
-        if (bad := ~torch.isfinite(window)).any():
-            for replica in bad.any(dim=0).nonzero().flatten().tolist():
-                self._mark(replica, step - seen + int(bad[:, replica].nonzero()[0]))
-        self._sums += window.double().sum(dim=0)
-        self._summed += seen
-        if self._summed < self._settings.record_every and not is_last:
-            return False
-        self.losses.append((self._sums / self._summed).cpu())
-        self.steps.append(step)
-        self._sums.zero_()
-        self._summed = 0
-        return True
-
-    def mark_the_last(self, steps: int) -> None:
-        """Mark those that diverged in the last step, after the last loss was computed."""
-        for replica in (~torch.isfinite(self._flat).all(dim=1)).nonzero().flatten().tolist():
-            self._mark(replica, steps)
-
-    def _mark(self, replica: int, step: int) -> None:
-        if self.diverged_at[replica] is None:
-            self.diverged_at[replica] = step
-            self._flat[replica] = math.nan
