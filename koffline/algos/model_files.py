@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import importlib.util
 import logging
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -52,13 +51,6 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     ConfigError for a device that is not there.
     """
     path = Path(path)
-    models = sorted(path.glob("*.d3"), key=lambda model: (len(model.name), model.name))
-    last = f"one of its models, such as {models[-1].name}" if models else "a .d3 file; it holds none"
-    wrong = {
-        f"this is a folder; give {last}": path.is_dir(),
-        "there is no such file; check the path": not path.exists(),
-    }
-    refuse(wrong, str(path))
     kind = detect(path)
     what = f"this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy reads it"
     refuse({what: kind != "d3"}, str(path))
@@ -104,16 +96,14 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
 def device_name(device: str | int | bool) -> str:
     """The device as d3rlpy writes it: "cpu" or "cuda:<number>". Raises ConfigError."""
     if not isinstance(device, str):
-        device = "cpu" if device is False else f"cuda:{0 if device is True else device}"
-    found = re.fullmatch(r"cpu(?::0)?|cuda(?::(\d+))?", device)
-    index, there = int(found[1] or 0) if found else 0, torch.cuda.device_count()
-    is_cuda = device.startswith("cuda")
-    wrong = {
-        "unknown to d3rlpy; give cpu, cuda or cuda:<number>": not found,
-        f"but {there or 'no'} CUDA devices were found; give cpu": is_cuda and index >= there,
-    }
-    refuse({f"device is {device!r}, {what}": is_so for what, is_so in wrong.items()}, kind=ConfigError)
-    return f"cuda:{index}" if is_cuda else "cpu"
+        device = "cpu" if device is False else f"cuda:{int(device is not True and device)}"
+    there = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    known = {"cpu": "cpu", "cpu:0": "cpu", **{name: name for name in there}}
+    known |= {"cuda": "cuda:0"} if there else {}
+    if device not in known:
+        found = " or ".join(there) or "no CUDA device was found"
+        raise ConfigError(f"device is {device!r}, which is not there; give cpu ({found})")
+    return known[device]
 
 
 @contextlib.contextmanager

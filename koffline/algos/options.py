@@ -11,7 +11,7 @@ import functools
 import math
 import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -34,21 +34,23 @@ _NONE = {"type": "none", "params": {}}  # an omitted factory, as d3rlpy writes i
 _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")
 
 
-def _bandwidth(value: Any) -> Any:
-    with contextlib.suppress(ValueError, TypeError):
-        value = float(value)  # YAML reads 1e-3 as text
-    if not median_factor(value) and not (isinstance(value, float) and 0.0 < value < math.inf):
-        said = "give a positive number or a multiple of the median distance, such as '0.5 median'"
-        raise PydanticCustomError("bandwidth", said)
-    return value
+def _number_or(is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], said: str) -> Any:
+    """Type of a number, or of a word in its place."""
+
+    def check(value: Any) -> Any:
+        with contextlib.suppress(ValueError, TypeError):
+            value = float(value)  # YAML reads 1e-3 as text
+        if not is_word(value) and not (isinstance(value, float) and is_fit(value)):
+            raise PydanticCustomError("number_or_word", said)
+        return value
+
+    return Annotated[Any, AfterValidator(check)]
 
 
-def _start(value: Any) -> Any:
-    with contextlib.suppress(ValueError, TypeError):
-        value = float(value)
-    if value != "mean" and not (isinstance(value, float) and math.isfinite(value)):
-        raise PydanticCustomError("start", "give a number or 'mean'")
-    return value
+def median_factor(bandwidth: Any) -> float | None:
+    """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
+    rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
+    return float(rule["factor"] or 1.0) if rule else None
 
 
 def _numbers(value: Any) -> Any:
@@ -75,20 +77,18 @@ _RULES: dict[str, Any] = {
     "initial_temperature": Annotated[float, Field(gt=0.0)],
     "expectile": Annotated[float, Field(gt=0.0, lt=1.0)],
     "kernel": Literal["gaussian", "laplacian", "inverse_multiquadric", "linear"],
-    "bandwidth": Annotated[Any, AfterValidator(_bandwidth)],
-    "initial_value": Annotated[Any, AfterValidator(_start)],
+    "bandwidth": _number_or(
+        median_factor,
+        lambda number: 0.0 < number < math.inf,
+        "give a positive number or a multiple of the median distance, such as '0.5 median'",
+    ),
+    "initial_value": _number_or(lambda word: word == "mean", math.isfinite, "give a number or 'mean'"),
     "diag_weight": _SHARE | None,
     "memory": Annotated[float, Field(ge=0.0, lt=1.0)],
     "action_kernel": Literal["joint", "indicator", "none"],
     "backup": Literal["own", "min", "mean"],
     "critic": Literal["kloss", "fvi", "td0", "rg", "kloss_slow"],
 }
-
-
-def median_factor(bandwidth: Any) -> float | None:
-    """Multiple of the median in a rule such as "0.5 median"; None for anything else."""
-    rule = _MEDIAN_RULE.fullmatch(bandwidth.strip()) if isinstance(bandwidth, str) else None
-    return float(rule["factor"] or 1.0) if rule else None
 
 
 def algorithm_types() -> tuple[str, ...]:

@@ -69,18 +69,15 @@ def test_what_is_no_model_file_is_refused(model: Path, tmp_path: Path) -> None:
     scripted = tmp_path / "policy.pt"
     export_policy(koffline.load(model), scripted)
     for path, words in (
-        (tmp_path / "nothing.d3", "there is no such file"),
-        (model.parent, r"is a folder; give one of its models, such as dqn.d3"),
-        (tmp_path, r"is a folder; .* holds none"),
+        (tmp_path / "nothing.d3", "cannot be read .*No such file.*check the path"),
+        (tmp_path, r"no regular file"),
         (scripted, r"of kind torchscript.*load_policy reads it"),
     ):
         with pytest.raises(PolicyError, match=words):
             koffline.load(path)
 
 
-@pytest.mark.parametrize(
-    ("device", "message"), [("gpu", "give cpu"), ("meta", "unknown to d3rlpy"), ("cuda:99", "give cpu")]
-)
-def test_devices_that_are_not_there_are_refused(model: Path, device: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("device", ["gpu", "meta", "cuda:99"])
+def test_devices_that_are_not_there_are_refused(model: Path, device: str) -> None:
+    with pytest.raises(ConfigError, match="which is not there; give cpu"):
         koffline.load(model, device=device)
