@@ -178,11 +178,6 @@ class KernelBellmanLoss(nn.Module):
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
 
-    @property
-    def remembers(self) -> bool:
-        """Whether a memory of earlier mini-batches exists, which must follow changes of the parameters."""
-        return self._memory is not None
-
     def _remembered(
         self, residual: Float[Tensor, "critic row"], psi: Float[Tensor, "row feature"]
     ) -> Float[Tensor, " critic"]:

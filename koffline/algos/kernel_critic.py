@@ -103,7 +103,7 @@ class KernelImpl(QLearningAlgoImplBase):
         held = (getattr(self._modules, name, None) for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs"))
         parameters = [parameter for part in held if part is not None for parameter in part.parameters()]
         present = [parameter.detach().clone() for parameter in parameters]
-        if kernel.remembers:
+        if self._before:
             devices = [self._device] if "cuda" in self._device else []
             with torch.random.fork_rng(devices):  # the same actions are drawn again
                 _put(parameters, self._before)

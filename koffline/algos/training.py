@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from d3rlpy import metrics
-from d3rlpy.algos.utility import build_scalers_with_transition_picker
 from d3rlpy.base import LearnableConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.logging.file_adapter import FileAdapter, default_json_encoder
@@ -57,11 +56,10 @@ def make_algorithm(
     device: cpu, cuda or cuda:N. policy: file of the algorithm that fqe and kloss_fqe evaluate.
     Raises ConfigError.
     """
-    device = device_name(device)
-    if kind in EVALUATORS and policy is None:
-        raise ConfigError(f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy")
-    if kind not in EVALUATORS and policy is not None:
-        raise ConfigError(f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out")
+    device, evaluates = device_name(device), kind in EVALUATORS
+    missing = f"{kind} evaluates a policy and none is given; name its .d3 file as algo.policy"
+    needless = f"algo.policy is for {' and '.join(EVALUATORS)}, not for {kind}; leave it out"
+    refuse({missing: evaluates and not policy, needless: policy and not evaluates}, kind=ConfigError)
     target = None if policy is None else load(policy, device=device)
     with _making(kind):
         config = CONFIG_STORAGE[LearnableConfig].config_list[kind].deserialize_from_dict(dict(params))
@@ -111,26 +109,26 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
     columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
     lazy = buffer.statistics if isinstance(buffer, LazyReplayBuffer) else None
     for name, column in columns.items():
-        scaler = getattr(algo, f"{name}_scaler")
-        if scaler is not None and not scaler.built:
-            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
-            for own, theirs in _EXTENTS.get(scaler.get_type(), {}).items():
-                value = getattr(statistics, theirs)
-                setattr(scaler, own, value if np.ndim(value) else float(value))
-            if scaler.get_type() == "return":
-                what = "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
-                refuse({what: not log.has_episodes}, kind=ConfigError)
-                extremes = (lazy and lazy.returns) or (float(log.returns().min()), float(log.returns().max()))
-                scaler.return_min, scaler.return_max = extremes
-    build_scalers_with_transition_picker(algo, buffer)  # scalers of other kinds
-    for name, column in columns.items():
         if (scaler := getattr(algo, f"{name}_scaler")) is None:
             continue
+        kind = scaler.get_type()
+        if not scaler.built and kind in _EXTENTS:
+            statistics = ColumnStatistics.of(column) if lazy is None else getattr(lazy, f"{name}s")
+            for own, theirs in _EXTENTS[kind].items():
+                value = getattr(statistics, theirs)
+                setattr(scaler, own, value if np.ndim(value) else float(value))
+        elif not scaler.built and kind == "return":
+            what = "algo.params.reward_scaler 'return' needs episodes, the log has none; choose another"
+            refuse({what: not log.has_episodes}, kind=ConfigError)
+            extremes = (lazy and lazy.returns) or (float(log.returns().min()), float(log.returns().max()))
+            scaler.return_min, scaler.return_max = extremes
+        elif not scaler.built:
+            scaler.fit_with_transition_picker(buffer.episodes, buffer.transition_picker)
         some = np.asarray(column[:_ROWS_CHECKED], dtype=np.float32)
         with np.errstate(all="ignore"), contextlib.suppress(ZeroDivisionError):
             if np.isfinite(scaler.transform_numpy(some)).all():
                 continue
-        what = f"algo.params.{name}_scaler '{scaler.get_type()}' gives {name}s that are not finite"
+        what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
         raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
 
 

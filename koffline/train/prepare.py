@@ -19,7 +19,7 @@ from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.disk.writer import is_shard_folder
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Continuous, Discrete, SpaceRequest
+from koffline.data.spaces import Bounds, Continuous, Discrete
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part, sample_units, split_log, stop_shares
@@ -67,24 +67,16 @@ def open_data(settings: DataSettings) -> TrainData:
     """Open and split the log of a config. Raises DataError and ConfigError."""
     asked = Bounds(*settings.continuous) if settings.continuous is not None else None
     space = Discrete(settings.discrete) if settings.discrete else asked
-    if _stays_on_disk(settings, space):
-        return _lazy_data(open_transitions(settings.source, space, lazy=True), settings)
+    if settings.lazy or (settings.lazy is None and is_shard_folder(settings.source)):
+        on_disk = open_transitions(settings.source, space, lazy=True)
+        is_large = len(on_disk) * on_disk.row_bytes > parse_memory(settings.memory or DEFAULT_MEMORY)
+        if settings.lazy is None and is_large:
+            _LOG.warning("the log would take more memory than data.memory: its rows stay on disk")
+        if settings.lazy or is_large:
+            return _lazy_data(on_disk, settings)
     whole = open_transitions(settings.source, space)
     rows, held_out = split_log(whole, settings.split.held_out, settings.split.seed)
     return TrainData(whole, rows, held_out, len(rows))
-
-
-def _stays_on_disk(settings: DataSettings, space: SpaceRequest | None) -> bool:
-    """Whether rows stay on disk: as requested, or by default for shards that do not fit the memory."""
-    if settings.lazy is not None:
-        return settings.lazy
-    if settings.source.startswith("minari:") or not is_shard_folder(settings.source):
-        return False
-    log = open_transitions(settings.source, space, lazy=True)
-    is_large = len(log) * log.row_bytes > parse_memory(settings.memory or DEFAULT_MEMORY)
-    if is_large:
-        _LOG.warning("the log would take more memory than data.memory: its rows stay on disk")
-    return is_large
 
 
 def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
