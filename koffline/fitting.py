@@ -22,7 +22,6 @@ parameters become NaN: nothing computed from it can pass for a value. The others
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,7 +82,6 @@ class FitRecord(Generic[Network]):
     probe_steps: tuple[int, ...]
     diverged_at: tuple[int | None, ...]
     steps: int
-    seconds: float
 
 
 def fit(
@@ -106,7 +104,7 @@ def fit(
     if len(network.flat) != len(plan):
         raise ConfigError(f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them equal")
     with threads(settings.threads), torch.no_grad():
-        started, trained = time.perf_counter(), network.with_flat(network.flat.detach().clone())
+        trained = network.with_flat(network.flat.detach().clone())
         schedule = BatchSchedule(plan, len(table), settings.batch_size, table.inputs.device)
         rule: Any = getattr(
             objective, "target", None
@@ -146,7 +144,6 @@ def fit(
             probe_steps=tuple(probe_every * (place + 1) for place in range(len(probes))),
             diverged_at=tuple(at if bad[at, replica] else None for replica, at in enumerate(first)),
             steps=steps,
-            seconds=time.perf_counter() - started,
         )
 
 

@@ -23,6 +23,7 @@ from koffline.algos.kernel_bellman_loss import NO_SLOW_COPY, ActorCriticConfig, 
 from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
+from koffline.algos.paths import first_steps
 from koffline.errors import ConfigError
 from koffline.kernel_loss import state_value_residual
 from koffline.policies.base import refuse
@@ -98,16 +99,12 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Fix the kernel once, from rows of the log or else from this mini-batch."""
         if self._impl is None or self._impl.modules.kernel.is_fixed():
             return
-        rows, self._kernel_rows = self.kernel_rows(self._kernel_rows or batch), None
+        rows, self._kernel_rows = first_steps(self._kernel_rows or batch), None
         with torch.no_grad():
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
             self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
             shift_values(self._impl.modules, self._initial_value(rows))
-
-    def kernel_rows(self, batch: TransitionMiniBatch) -> TransitionMiniBatch:
-        """The steps of a mini-batch that the kernel compares."""
-        return batch
 
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""

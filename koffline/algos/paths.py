@@ -63,7 +63,9 @@ def as_paths(batch: TransitionMiniBatch) -> TransitionMiniBatch:
 
 
 def first_steps(batch: TransitionMiniBatch) -> TransitionMiniBatch:
-    """A mini-batch of paths with their first steps alone, which a kernel compares."""
-    path = as_paths(batch)
-    own = {"observations": path.observations[:, 0], "actions": path.actions[:, 0]}
-    return dataclasses.replace(batch, **own, rewards=batch.rewards[:, :1])
+    """A mini-batch with the first step of each path alone, which a kernel compares."""
+    states = np.asarray(batch.observations)
+    if states.ndim < 3:
+        return batch
+    first = {"observations": states[:, 0], "actions": batch.actions[:, 0], "rewards": batch.rewards[:, :1]}
+    return dataclasses.replace(batch, **first)

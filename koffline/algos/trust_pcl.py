@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from koffline.algos.kernel_algo import KernelCriticAlgo
 from koffline.algos.kernel_bellman_loss import KernelCriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses
-from koffline.algos.paths import PathReplayBuffer, as_paths, first_steps
+from koffline.algos.paths import PathReplayBuffer, as_paths
 from koffline.data.replay import from_d3rlpy
 
 _LIMITS = {"low": -1.0, "high": 1.0}  # of a policy that has none of its own
@@ -224,10 +224,6 @@ class TrustPCL(KernelCriticAlgo):
     def update(self, batch: Any) -> dict[str, float]:
         """One gradient step on paths or, from an ordinary mini-batch, on single steps."""
         return super().update(as_paths(batch))
-
-    def kernel_rows(self, batch: Any) -> Any:
-        """The first steps of paths."""
-        return first_steps(batch)
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """Values (`q_funcs`), policy, the slow copies of both, optimisers and kernel."""

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice, starmap, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 from koffline.errors import ConfigError, KofflineError
@@ -177,34 +176,23 @@ class Job:
         return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
 
 
-@dataclass(frozen=True)
-class JobsRun:
-    """Result of `run_jobs`: jobs finished now, jobs found finished, seconds, and failures by name."""
-
-    ran: int
-    found: int
-    seconds: float
-    failures: Mapping[str, KofflineError] = field(default_factory=dict)
-
-
 def run_jobs(
     jobs: Sequence[Job],
     workers: int = 1,
     ray: str | None = None,
     progress: bool | Report = True,
     keep_going: bool = False,
-) -> JobsRun:
-    """Run the jobs that have no result yet; when it returns, every job's file is there.
+) -> dict[str, KofflineError]:
+    """Run the jobs that have no result yet; return the failures by name, without which every file is there.
 
     workers: 1 runs in this process, more in as many processes with one thread each.
     ray: "local", "auto" or the address of a Ray cluster, whose machines see the jobs' folders under the same
         names.
     progress: True draws a bar on a terminal; or a callable that hears every change.
-    keep_going: run all other jobs after a failure and return the failures, whose files are missing.
+    keep_going: run all other jobs after a failure and return the failures.
 
     Otherwise no job starts after a failure, and JobError names it. An interrupt stops the workers at once.
     """
-    started = perf_counter()
     missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
     found, total = len(jobs) - len(missing), len(jobs)
     failures: dict[str, KofflineError] = {}
@@ -234,7 +222,7 @@ def run_jobs(
             "command again",
             getattr(error, "trace", ""),
         )
-    return JobsRun(len(missing) - len(failures), found, perf_counter() - started, failures)
+    return failures
 
 
 def _perform(shared: None, job: Job) -> KofflineError | None:

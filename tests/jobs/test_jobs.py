@@ -25,16 +25,16 @@ def jobs_in(folder: Path, count: int = 3) -> list[Job]:
 def test_only_what_is_missing_or_invalid_is_computed(tmp_path: Path, where: dict[str, int]) -> None:
     (tmp_path / "file").write_text("")
     job = Job("job", functions.write, ("whole",), tmp_path / "file", is_whole)
-    assert run_jobs([job], **where).ran == 1
-    assert run_jobs([job], **where).found == 1
+    assert run_jobs([job], **where) == {}
+    assert job.done
     wrong = Job("job", functions.write, ("half",), tmp_path / "other", is_whole)
     with pytest.raises(JobError, match="ended without a valid result"):
         run_jobs([wrong], **where)
     good = jobs_in(tmp_path, 2)
     good[1].path.write_text("from before")
     heard: list[Any] = []
-    found = run_jobs(good, **where, progress=lambda *told: heard.append(told))
-    assert (found.ran, found.found, heard[-1]) == (1, 1, (2, 2, []))
+    assert run_jobs(good, **where, progress=lambda *told: heard.append(told)) == {}
+    assert (heard[0], heard[-1]) == ((1, 2, ["job0"]), (2, 2, []))
     assert good[1].path.read_text() == "from before"
 
 
@@ -70,10 +70,9 @@ def test_keep_going_runs_the_others_and_tells_what_failed(tmp_path: Path, where:
     good = jobs_in(tmp_path, 4)
     bad = [Job("bad", functions.refuse, (), tmp_path / "bad")]
     bad += [Job(f"dead{i}", functions.perish, (), tmp_path / f"dead{i}") for i in range(2) if where]
-    run = run_jobs([good[0], *bad, *good[1:]], **where, keep_going=True)
-    assert (run.ran, run.found) == (4, 0)
-    assert run.failures.keys() == {job.name for job in bad}
-    assert str(run.failures["bad"]) == "the log is empty; record one"
+    failures = run_jobs([good[0], *bad, *good[1:]], **where, keep_going=True)
+    assert failures.keys() == {job.name for job in bad}
+    assert str(failures["bad"]) == "the log is empty; record one"
     assert all(job.path.exists() for job in good)
 
 
@@ -109,7 +108,7 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
         text, process, threads = job.path.read_text().split()
         assert (text, threads) == (str(number), "1")
         assert int(process) != os.getpid()
-    assert run_jobs(jobs, ray="local").found == 3  # nothing to do, nothing started
+    assert run_jobs(jobs, ray="local") == {}  # nothing to do, nothing started
     assert capfd.readouterr() == ("", "")
 
 
