@@ -151,3 +151,18 @@ def fit_two(table=None, objective=None, seeds=range(2)):
 def test_misfits_are_refused(call, words):
     with refused(ConfigError, words):
         call()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_fits_agree_on_a_gpu(name, form):
+    records = []
+    for device in ("cpu", "cuda"):
+        network = StackedMLP.initialise(SIZES[form], range(4), dtype=torch.float64, device=device)
+        settings = FitSettings(steps=30, batch_size=9, record_every=10)
+        table = make_table(form).to(device)
+        records.append(fit(table, network, OBJECTIVES[name], PLANS["shared"], settings))
+    here, there = records
+    torch.testing.assert_close(there.network.flat.cpu(), here.network.flat, rtol=0.0, atol=1e-9)
+    torch.testing.assert_close(there.losses, here.losses, rtol=1e-9, atol=1e-12)

@@ -15,7 +15,7 @@ from koffline.online.config import CRITICS, OnlineConfig
 from koffline.online.networks import Agent, AgentStack, Shape, trust_pcl_model, write_model
 from koffline.policy_specs import as_policy
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make_log
-from tests.algos.test_export import run_file
+from tests.algos.test_model_files import run_file
 from tests.online import lockstep_runs
 
 CONFIG = OnlineConfig("Toy-v0", hidden=(8, 6), window_length=4, critic="td0", adam_epsilon=1e-6)

@@ -61,7 +61,7 @@ def test_export_writes_a_policy(model: Path, tmp_path: Path) -> None:
     assert path.read_bytes() == before
     succeed("export", model, path, "--force")
     assert "give .pt" in refusal("export", str(model), str(tmp_path / "policy.d3"))
-    assert "no such file" in refusal("export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt"))
+    assert "No such file" in refusal("export", str(tmp_path / "nothing.d3"), str(tmp_path / "policy.pt"))
     assert [found.name for found in tmp_path.iterdir()] == ["policy.onnx"]
 
 
@@ -112,7 +112,7 @@ def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
         (("stats", "nothing.csv"), "nothing.csv not found"),
         (("plot", "--nonsense"), "there is no option '--nonsense'"),
         (("prance",), "there is no command 'prance'"),
-        (("play", "nothing.d3", "--env-id", WORLD), "no such file"),
+        (("play", "nothing.d3", "--env-id", WORLD), "No such file"),
     ],
 )
 def test_one_line_for_every_mistake(words: tuple[str, ...], message: str) -> None:

@@ -1,13 +1,17 @@
 """Config files: what they may say, what they may not, and which defaults stand behind them."""
 
 import json
+import math
+from pathlib import Path
 
 import pytest
 
 from koffline.algos.options import algorithm_types, resolve_params
+from koffline.algos.training import EVALUATORS
 from koffline.data import import_d3rlpy
 from koffline.errors import ConfigError
 from koffline.train.config import load_config
+from koffline.train.run import train
 
 d3rlpy = import_d3rlpy()
 
@@ -109,3 +113,40 @@ def test_what_is_wrong_is_said_in_one_line(assignment, message):
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(content, [assignment])
     assert "\n" not in str(caught.value)
+
+
+FOLDER = Path(__file__).parents[2] / "configs"
+ALGORITHMS = sorted(FOLDER.glob("*.yaml"))
+EXPERIMENTS = sorted((FOLDER / "experiments").glob("*.yaml"))
+FEW_STEPS = ["train.n_steps=3", "train.n_steps_per_epoch=2"]
+QUICK = ("kloss_sac", "trust_pcl")
+
+
+def test_there_is_one_per_algorithm():
+    assert [path.stem for path in ALGORITHMS] == sorted(algorithm_types())
+
+
+@pytest.mark.parametrize("path", [*ALGORITHMS, *EXPERIMENTS], ids=lambda path: path.stem)
+def test_it_loads(path):
+    config = load_config(path)
+    assert Path(config.data.source).is_file()
+    assert path in EXPERIMENTS or config.algo.type == path.stem
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        path if path.stem in QUICK else pytest.param(path, marks=pytest.mark.slow)
+        for path in (*ALGORITHMS, *EXPERIMENTS)
+    ],
+    ids=lambda path: path.stem,
+)
+def test_it_trains(path, tmp_path):
+    config = load_config(path, FEW_STEPS)
+    more = ["evaluators.environment.episodes=1"] if "environment" in config.evaluators else []
+    if config.algo.type in EVALUATORS:
+        policy = load_config(FOLDER / "dqn.yaml", [*FEW_STEPS, "evaluators={}"])
+        more.append(f"algo.policy={train(policy, tmp_path / 'policy').model}")
+    result = train(load_config(path, [*FEW_STEPS, *more]), tmp_path / "run")
+    assert result.steps == 3
+    assert all(math.isfinite(value) for value in result.metrics.values())

@@ -1,11 +1,17 @@
-"""The grid of a sweep: what is separated by commas, what counts, what is refused before anything."""
+"""The plan of a sweep, what is refused before anything, and how its settings are ranked."""
 
 import itertools
+import json
+import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
+from koffline.spread import interquartile_mean, spread_of
 from koffline.train.config import load_config, make_plan
+from koffline.train.sweep import as_markdown, summarise, write_summary
 from tests.train.small_runs import make_config
 
 RATE, GAMMA = "algo.params.learning_rate", "algo.params.gamma"
@@ -67,3 +73,69 @@ def test_which_metric_counts(evaluators, name, expected):
     plan = make_plan(content, metric=name)
     assert (plan.metric, plan.maximize) == expected
     assert make_plan(content, metric=expected[0], maximize=not expected[1]).maximize != expected[1]
+
+
+def record_of(value):
+    """As training leaves it: None where the metric is not finite, no metrics where it diverged."""
+    metrics = {"environment": None if math.isnan(value) else value, "loss": 1.0}
+    return {"seconds": 2.0} if math.isinf(value) else {"metrics": metrics, "seconds": 2.0}
+
+
+def summary_of(scores, seeds, metric="environment", maximize=None, failures=None):
+    """One axis, a list of scores per value: shorter ones lack their last seeds."""
+    plan = make_plan(
+        make_config("/nowhere"), [f"{RATE}={','.join(scores)}"], seeds, (), None, metric, maximize
+    )
+    records = [[record_of(v) for v in found] + [None] * (seeds - len(found)) for found in scores.values()]
+    return summarise(plan, records, failures or {})
+
+
+def order_of(summary):
+    return [row.setting.values["learning_rate"] for row in summary.rows]
+
+
+@pytest.mark.parametrize("count", range(1, 14))
+def test_interquartile_mean_is_scipys_trimmed_mean(count):
+    scores = np.random.default_rng(count).normal(size=(3, count))
+    np.testing.assert_allclose(interquartile_mean(scores), stats.trim_mean(scores, 0.25, axis=1))
+
+
+def test_bootstrap_against_all_possible_draws():
+    scores = np.array([1.0, 2.0, 4.0, 8.0])
+    # All 4^4 draws of the interquartile mean (of the middle two); the tail is cut at Φ(−t √(4/3)).
+    means = [np.mean(sorted(draw)[1:3]) for draw in itertools.product(scores, repeat=4)]
+    tail = stats.norm.cdf(-stats.t.ppf(0.975, 3) * math.sqrt(4 / 3))
+    spread = spread_of(scores, draws=200_000)
+    assert spread.iqm == 3.0
+    assert spread.low == np.quantile(means, tail, method="inverted_cdf")
+    assert spread.high == np.quantile(means, 1 - tail, method="inverted_cdf")
+
+
+@pytest.mark.parametrize(("seeds", "least"), [(5, 0.92), (10, 0.94)])
+def test_intervals_cover(seeds, least):
+    """95 %; 600 trials have a standard error of 0.009. Five seeds gave 0.947 in 1500 trials, ten 0.975."""
+    generator = np.random.default_rng(0)
+    spreads = [spread_of(generator.normal(size=seeds), draws=1000) for _ in range(600)]
+    assert np.mean([spread.low <= 0.0 <= spread.high for spread in spreads]) > least
+
+
+@pytest.mark.parametrize(("maximize", "best"), [(True, "0.3"), (False, "0.2")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_divergence_is_the_worst_score_in_either_direction(maximize, best, bad, tmp_path):
+    scores = {"0.1": [9.0, 9.0, 9.0, bad, bad], "0.2": [1.0] * 5, "0.3": [5.0, 5.0, 5.0, 5.0, bad]}
+    summary = summary_of(scores, 5, maximize=maximize)
+    assert (order_of(summary)[0], order_of(summary)[-1]) == (best, "0.1")
+    last = summary.rows[-1]
+    assert (last.diverged, last.scores[3]) == (2, -math.inf if maximize else math.inf)
+    write_summary(summary, tmp_path, "")
+    assert json.loads((tmp_path / "summary.json").read_text())["settings"][-1]["iqm"] is None
+
+
+def test_what_lacks_seeds_is_never_the_best():
+    summary = summary_of(
+        {"0.1": [9.0], "0.2": [1.0, 1.0], "0.3": []}, 2, failures={"run": DataError("it broke")}
+    )
+    assert order_of(summary) == ["0.2", "0.1", "0.3"]
+    assert [row.missing for row in summary.rows] == [0, 1, 2]
+    assert "- failed: run: it broke\n" in as_markdown(summary)
+    assert summary_of({"0.1": [9.0], "0.2": [1.0]}, 2).best is None
