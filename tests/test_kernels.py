@@ -49,9 +49,9 @@ def test_gaussian_in_single_precision_survives_data_far_from_zero():
     torch.testing.assert_close(Gaussian(1.0).gram(x).double(), exact, rtol=0.0, atol=3e-6)
 
 
-def test_random_features_converge_to_the_kernel():
-    x, kernel = rows(10), Gaussian(1.5)
-    generator = torch.Generator().manual_seed(0)
+@pytest.mark.parametrize("kernel", [Gaussian(1.5), Laplacian(2.0)])
+def test_random_features_converge_to_the_kernel(kernel):
+    x, generator = rows(10), torch.Generator().manual_seed(0)
     errors = []
     for count in (200, 20_000):
         features = random_fourier_features(kernel, 3, count, generator)(x)
