@@ -168,12 +168,12 @@ class Job:
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
     path: Path
-    is_valid: Callable[[Path], bool] | None = None
+    is_valid: Callable[[Path], object] = Path.is_file
 
     @property
     def done(self) -> bool:
         """Whether a valid result exists."""
-        return self.path.is_file() and (self.is_valid is None or self.is_valid(self.path))
+        return self.path.is_file() and bool(self.is_valid(self.path))
 
 
 def run_jobs(

@@ -43,13 +43,12 @@ class TrainData:
     """Data of a run for training and evaluation.
 
     rows, held_out: the two parts of a log in memory; of a log on disk, whole episodes of either part.
-    train_rows: how many of the log's rows are trained on. statistics: of a log on disk, what is trained on.
+    statistics: of a log on disk, of what is trained on.
     """
 
     log: Transitions | LazyTransitions
     rows: Transitions
     held_out: Transitions | None
-    train_rows: int
     statistics: LogTally | None = None
 
 
@@ -76,7 +75,7 @@ def open_data(settings: DataSettings) -> TrainData:
             return _lazy_data(on_disk, settings)
     whole = open_transitions(settings.source, space)
     rows, held_out = split_log(whole, settings.split.held_out, settings.split.seed)
-    return TrainData(whole, rows, held_out, len(rows))
+    return TrainData(whole, rows, held_out)
 
 
 def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
@@ -97,8 +96,7 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     held_out = None if out is None else sample_units(log, count, settings.split.seed, out).transitions
     if stop_shares(rows) is not None:
         _LOG.warning("recording stopped here and there, so that ends are too frequent; see data.lazy: false")
-    statistics = statistics_of(log, kept)
-    return TrainData(log, rows, held_out, statistics.rows, statistics)
+    return TrainData(log, rows, held_out, statistics_of(log, kept))
 
 
 @contextlib.contextmanager
@@ -159,8 +157,10 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     digests = {"data": data.log.sha256}  # digest of the rows, independent of the format
     if config.algo.policy is not None:
         digests["policy"] = digest_of(Path(config.algo.policy))
-    held_out = len(data.log) - data.train_rows if data.statistics else len(data.held_out or ())
-    counts = {"rows": len(data.log), "train_rows": data.train_rows, "held_out_rows": held_out}
+    rows, trained, held_out = len(data.log), len(data.rows), len(data.held_out or ())
+    if data.statistics is not None:
+        trained, held_out = data.statistics.rows, rows - data.statistics.rows
+    counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
     source = {"source": config.data.source, **counts, "lazy": isinstance(data.log, LazyTransitions)}
     known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}
     return begin_run("train", config.files(), config=config.resolved(), **known)

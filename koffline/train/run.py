@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,48 +106,37 @@ def _train_epoch(
 ) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
-    started = time.perf_counter()
-    with _divergence(parts.algo, progress.steps):
-        ((_, metrics),) = parts.algo.fit(
+    started, algo = time.perf_counter(), parts.algo
+    before = progress.epochs, progress.steps
+    try:
+        ((_, metrics),) = algo.fit(
             parts.buffer,
             n_steps=steps,
             n_steps_per_epoch=steps,
             experiment_name=folder.resolve().name,
             with_timestamp=False,
-            logger_adapter=RunLogger(
-                parts.algo, folder, config.logger.gradients, (progress.epochs, progress.steps)
-            ),
+            logger_adapter=RunLogger(algo, folder, config.logger.gradients, before),
             show_progress=False,
             save_interval=2,  # never: epoch 1 is the only one that `fit` sees, models are saved by the run
             evaluators=parts.evaluators,
             callback=lambda _, __, step: show(progress.steps + step),
         )
-    numbers = {name: float(value) for name, value in metrics.items()}
-    if not all(bool(p.isfinite().all()) for _, p in parameters_of(parts.algo)):
-        raise _diverged(progress.steps + steps)
-    seconds = progress.seconds + time.perf_counter() - started
-    return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
-
-
-@contextlib.contextmanager
-def _divergence(algo: Any, steps: int) -> Iterator[None]:
-    """Turn torch's errors about NaN into DivergedError; other errors pass."""
-    try:
-        yield
+        diverged = not all(bool(p.isfinite().all()) for _, p in parameters_of(algo))
     except KofflineError:
         raise
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, RuntimeError) as error:  # torch's errors about NaN
         bounded = all((p.abs() < _HUGE).all() for _, p in parameters_of(algo))
         if bounded and not re.search(r"\b(nan|inf)\b", str(error)):
             raise
-        raise _diverged(steps) from error
-
-
-def _diverged(steps: int) -> DivergedError:
-    return DivergedError(
-        f"training diverged after step {steps}: the networks' values are not finite; lower the "
-        "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
-    )
+        diverged = True
+    if diverged:
+        raise DivergedError(
+            f"training diverged after step {progress.steps}: the networks' values are not finite; lower the "
+            "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
+        )
+    numbers = {name: float(value) for name, value in metrics.items()}
+    seconds = progress.seconds + time.perf_counter() - started
+    return Progress(progress.epochs + 1, progress.steps + steps, seconds, numbers)
 
 
 def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress) -> None:

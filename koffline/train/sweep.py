@@ -95,13 +95,13 @@ def run_sweep(
         write_record(out, {**started.finish(), "finished": None})
         runs = [_find_folders(out / "runs", named) for named in names]
         jobs = [
-            Job(folder.name, train_run, (config, device), folder / RECORD, _is_finished)
+            Job(folder.name, train_run, (config, device), folder / RECORD, _read_finished)
             for folders in runs
             for folder, config in folders.items()
         ]
         found, began = sum(job.done for job in jobs), perf_counter()
         failures = run_jobs(jobs, workers, ray, keep_going=True)
-        records = [[_read_finished(folder) for folder in folders] for folders in runs]
+        records = [[_read_finished(folder / RECORD) for folder in folders] for folders in runs]
         summary = summarise(plan, records, failures)
         write_summary(summary, out, command)
         known = {"ran": len(jobs) - found - len(failures), "found": found}
@@ -161,18 +161,14 @@ def _find_folders(folder: Path, named: Mapping[str, TrainConfig]) -> dict[Path, 
     return {there.get(name.rpartition("-")[2], folder / name): config for name, config in named.items()}
 
 
-def _read_finished(folder: Path) -> dict[str, Any] | None:
-    """The record of a run that has ended with a model or has diverged, else None."""
+def _read_finished(path: Path) -> dict[str, Any] | None:
+    """The record, by its file, of a run that has ended with a model or has diverged, else None."""
     try:
-        record = read_record(folder) or {}
+        record = read_record(path.parent) or {}
     except ConfigError:  # damaged, which training reports
         return None
-    ended = record.get("diverged") or (record.get("finished") and (folder / record["model"]).exists())
+    ended = record.get("diverged") or (record.get("finished") and path.with_name(record["model"]).exists())
     return record if ended else None
-
-
-def _is_finished(record: Path) -> bool:
-    return _read_finished(record.parent) is not None
 
 
 @contextlib.contextmanager
@@ -268,19 +264,12 @@ def _number(value: float) -> str:
 def _notes(summary: SweepSummary) -> list[str]:
     """Notes on the meaning and limits of the numbers."""
     seeds, best, rows = len(summary.plan.seeds), summary.best, summary.rows
-    chosen = overlap = ""
-    if best is not None and seeds > 1:
-        mine = best.spread  # a missing interval (NaN) excludes nothing
-        rivals = sum(not (mine.low > o.spread.high or o.spread.low > mine.high) for o in rows[1:])
-        overlap = f"; the intervals of {rivals} of {len(rows) - 1} others overlap its own" if rivals else ""
-    if best is not None:
-        chosen = f"best: {best.setting.label} (best.yaml){overlap}"
     notes = {
         "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": True,
         f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEW_SEEDS}": (
             seeds < _FEW_SEEDS
         ),
-        chosen: len(rows) > 1 and best is not None,
+        f"best: {rows[0].setting.label} (best.yaml)": len(rows) > 1 and best is not None,
         "a run that diverged counts as infinitely bad": any(row.diverged for row in rows),
         "settings without all of their seeds come last; the same command runs what is missing": any(
             row.missing for row in rows
