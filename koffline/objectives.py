@@ -1,10 +1,9 @@
 """Training objectives of value functions: the kernel loss and the baselines, behind one interface.
 
-An objective (`Objective` is any of them) is a frozen record. It says where the value of the next row comes
-from (`next_from`: which network, and whether gradients reach it) and which kernel it needs (`kernel`, or
-None). ``compute_gradients`` gives the loss of each replica and its gradients in
-the residual's two values in closed form, which is what the replica engine carries to the parameters (no
-autograd through the kernel).
+An objective is a frozen record. It says where the value of the next row comes from (`next_from`: which
+network, and whether gradients reach it) and which kernel it needs (`kernel`, or None). ``compute_gradients``
+gives the loss of each replica and its gradients in the residual's two values in closed form, which is what
+the replica engine carries to the parameters (no autograd through the kernel).
 
 GTD2 and SBEED train a second function beside the value, for which they give directions of descent too.
 """
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -67,6 +66,22 @@ class FollowTarget:
         target.lerp_(trained, self.rate)
 
 
+@runtime_checkable
+class Objective(Protocol):
+    """An objective, as described in the module's docstring."""
+
+    @property
+    def kernel(self) -> Any:
+        """The kernel over rows, or what else maps them; or None."""
+
+    @property
+    def next_from(self) -> NextFrom:
+        """Which network values the next row, and whether gradients reach it."""
+
+    def compute_gradients(self, *parts: Any, **named: Any) -> ValueGradients:
+        """Loss and gradients in closed form, from residuals, discounts and the Gram matrix."""
+
+
 @dataclass(frozen=True)
 class KernelLoss:
     """The kernel Bellman loss of a mini-batch; gradients flow through both values, no target network.
@@ -110,7 +125,7 @@ class _NoKernel:
 
 
 @dataclass(frozen=True)
-class SquaredError(_NoKernel):
+class _SquaredError(_NoKernel):
     """mean δ²; a subclass says through which values its gradient 2δ/n flows."""
 
     def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
@@ -122,7 +137,7 @@ class SquaredError(_NoKernel):
 
 
 @dataclass(frozen=True)
-class ResidualGradient(SquaredError):
+class ResidualGradient(_SquaredError):
     """Mean squared residual, gradients through both values; biased by the noise of transitions.
 
     (Feng et al. 2019, equ:rg)
@@ -130,7 +145,7 @@ class ResidualGradient(SquaredError):
 
 
 @dataclass(frozen=True)
-class TemporalDifference(SquaredError):
+class TemporalDifference(_SquaredError):
     """TD(0): the target is the current network, held still; no objective is minimised.
 
     (Feng et al. 2019, sec:background)
@@ -140,7 +155,7 @@ class TemporalDifference(SquaredError):
 
 
 @dataclass(frozen=True)
-class FittedIteration(SquaredError):
+class FittedIteration(_SquaredError):
     """Fitted value iteration (V) and fitted Q evaluation (Q): regression on targets from a second network.
 
     target: CopyTarget() copies at each epoch's end, the paper's FVI; FollowTarget(rate) follows step by step.
@@ -253,10 +268,6 @@ def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]
     (Feng et al. 2019, equ:sbeed)
     """
     return (estimate * (2.0 * residual - estimate)).mean(dim=-1)
-
-
-DualObjective = GradientTD2 | SaddlePoint | MemoryLoss
-Objective = KernelLoss | SquaredError | DualObjective
 
 
 @cache

@@ -17,12 +17,10 @@ from koffline.batches import Batch, BatchSource, ReplicaPlan
 from koffline.errors import ConfigError
 from koffline.objectives import (
     GradientTD2,
-    KernelLoss,
     MemoryLoss,
     Objective,
     Rows,
     SaddlePoint,
-    SquaredError,
     ValueGradients,
     gram_product,
 )
@@ -32,7 +30,7 @@ from koffline.replicas import StackedAdam, StackedMLP, StackedNetwork, affine, o
 class Step:
     """Loss and parameter gradient of an objective at each step; this one has no state."""
 
-    def __init__(self, objective: KernelLoss | SquaredError, source: BatchSource) -> None:
+    def __init__(self, objective: Objective, source: BatchSource) -> None:
         self._objective, self._source = objective, source
         self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
 

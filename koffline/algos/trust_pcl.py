@@ -22,8 +22,6 @@ from koffline.algos.kernel_critic import KernelImpl, Losses
 from koffline.algos.paths import PathReplayBuffer, as_paths
 from koffline.data.replay import from_d3rlpy
 
-_LIMITS = {"low": -1.0, "high": 1.0}  # of a policy that has none of its own
-
 
 class LinearGaussianPolicy(nn.Module):
     """N(mean(s), exp(log_std)²) per action number; log_std (1, k) does not depend on the state.
@@ -123,8 +121,8 @@ class TrustPCLImpl(KernelImpl):
 
     def _within_reach(self, actions: Tensor) -> Tensor:
         """Clip actions to the policy's own limits if it has some, else to [−1, 1]."""
-        low, high = (getattr(self._modules.policy, name, limit) for name, limit in _LIMITS.items())
-        return actions.clamp(low, high)
+        policy = self._modules.policy
+        return actions.clamp(policy.low, policy.high) if hasattr(policy, "low") else actions.clamp(-1.0, 1.0)
 
     def _path_residual(self, paths: TorchMiniBatch, log_probability: Tensor) -> Float[Tensor, "critic row"]:
         c = self._config
