@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,11 +34,10 @@ from torch import Tensor
 from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
 from koffline.errors import ConfigError
 from koffline.objectives import Objective
-from koffline.replicas import StackedAdam, StackedNetwork
+from koffline.replicas import StackedAdam, StackedMLP
 from koffline.steps import make_step
 
-Network = TypeVar("Network", bound=StackedNetwork)
-Probe = Callable[[int, Network], Tensor]
+Probe = Callable[[int, StackedMLP], Tensor]
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 
 
@@ -67,7 +66,7 @@ class FitSettings:
 
 
 @dataclass(frozen=True, eq=False)
-class FitRecord(Generic[Network]):
+class FitRecord:
     """Result of a run: K rows of history, R replicas.
 
     network: the last parameters; diverged replicas are NaN.
@@ -75,7 +74,7 @@ class FitRecord(Generic[Network]):
     probes (Q, …): what the probe returned after `probe_steps`. diverged_at: per replica the step, or None.
     """
 
-    network: Network
+    network: StackedMLP
     losses: Tensor
     loss_steps: tuple[int, ...]
     probes: tuple[Tensor, ...]
@@ -86,15 +85,15 @@ class FitRecord(Generic[Network]):
 
 def fit(
     table: Table,
-    network: Network,
+    network: StackedMLP,
     objective: Objective,
     plan: ReplicaPlan,
     settings: FitSettings,
     *,
-    probe: Probe[Network] | None = None,
+    probe: Probe | None = None,
     probe_every: int = 0,
     progress: Progress | None = None,
-) -> FitRecord[Network]:
+) -> FitRecord:
     """Train copies of `network`'s replicas on `table`; `network` itself is left as it is.
 
     Everything runs on the table's device. probe(step, network) is called every `probe_every` steps, without

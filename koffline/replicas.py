@@ -7,8 +7,7 @@ average is one operation for all. A replica's numbers do not depend on how many 
     network.forward(observations)                 # (N, 4) -> (10, N, 2)
     network.features(observations)                # last hidden layer, (10, N, 64)
 
-``StackedNetwork`` is what the training loop asks for; ``StackedMLP`` implements it with a hand-written
-backward pass.
+The backward pass is written by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import torch
@@ -27,28 +25,8 @@ from koffline.errors import ConfigError, DataError
 
 Pullback = Callable[[Tensor], Tensor]
 Layers = list[tuple[Tensor, Tensor]]
-Self = TypeVar("Self", bound="StackedNetwork")
 _LARGEST_BUFFER = 1 << 24  # largest buffer, in numbers
 _NARROW = 16  # with fewer outputs a batched product is computed as its transpose
-
-
-@runtime_checkable
-class StackedNetwork(Protocol):
-    """R networks of one shape."""
-
-    flat: Tensor  # (R, P)
-
-    def with_flat(self: Self, flat: Tensor) -> Self:
-        """Networks of the same shape with other parameters; `flat` is not copied."""
-        ...
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-        ...
-
-    def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P)."""
-        ...
 
 
 class StackedMLP:

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSource, ReplicaPlan
-from koffline.errors import ConfigError
 from koffline.objectives import (
     GradientTD2,
     MemoryLoss,
@@ -24,7 +23,7 @@ from koffline.objectives import (
     ValueGradients,
     gram_product,
 )
-from koffline.replicas import StackedAdam, StackedMLP, StackedNetwork, affine, outer_sum
+from koffline.replicas import StackedAdam, StackedMLP, affine, outer_sum
 
 
 class Step:
@@ -35,7 +34,7 @@ class Step:
         self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
 
     def compute(
-        self, step: int, network: StackedNetwork, target: StackedNetwork | None, rates: Tensor
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Loss (R,) and its gradient in ``network.flat`` (R, P) on the mini-batches of `step`.
 
@@ -82,7 +81,7 @@ class Memory:
 class MemoryStep(Step):
     """Step that holds the memory and the previous step's parameters."""
 
-    def __init__(self, objective: MemoryLoss, source: BatchSource, network: StackedNetwork) -> None:
+    def __init__(self, objective: MemoryLoss, source: BatchSource, network: StackedMLP) -> None:
         self._loss, self._source = objective, source
         self._before = network.flat.clone()
         self._memory = Memory(objective.memory, network.flat.new_zeros(len(network.flat), objective.features))
@@ -152,17 +151,12 @@ class SaddlePointStep(Step):
         return full_gradient(network, batch, gradients)
 
 
-def make_step(objective: Objective, source: BatchSource, network: StackedNetwork, plan: ReplicaPlan) -> Step:
-    """The step of any objective.
-
-    Raises ConfigError for a dual objective whose network is no StackedMLP.
-    """
+def make_step(objective: Objective, source: BatchSource, network: StackedMLP, plan: ReplicaPlan) -> Step:
+    """The step of any objective."""
     if isinstance(objective, MemoryLoss):
         return MemoryStep(objective, source, network)
     if not isinstance(objective, GradientTD2 | SaddlePoint):
         return Step(objective, source)
-    if not isinstance(network, StackedMLP):
-        raise ConfigError(f"{type(objective).__name__} needs a StackedMLP as value network; give one")
     flat = network.flat
     if isinstance(objective, GradientTD2):
         return GradientTD2Step(objective, source, torch.zeros_like(flat))
@@ -173,7 +167,7 @@ def make_step(objective: Objective, source: BatchSource, network: StackedNetwork
 
 
 def full_gradient(
-    network: StackedNetwork, batch: Batch, compute_gradients: Callable[[Tensor], ValueGradients]
+    network: StackedMLP, batch: Batch, compute_gradients: Callable[[Tensor], ValueGradients]
 ) -> tuple[Tensor, Tensor]:
     """Loss and gradient through the values of both rows and next rows, in one pass of the network."""
     outputs, pullback = network.forward_with_pullback(_both(batch))

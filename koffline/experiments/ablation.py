@@ -1,7 +1,7 @@
 """Ablation of the K-loss: one change at a time from a base, on all three worlds.
 
 Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
-output offset, the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
+the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
 and the pole's reward. Three seeds (ten for the statistic), two learning rates, half the epochs of the
 figures. The figure has a panel per group and world, with errors as shares of the variance of V.
 
@@ -46,7 +46,6 @@ _RATES, _SEEDS = (0.003, 0.001), 3
 Variant = tuple[str, str, Cell]  # group, name, cell
 _TITLES = {
     "statistic": "weight of the diagonal",
-    "offset": "output offset",
     "gtd2_rate": "second learning rate of GTD2",
     "noise": "transition noise",
     "reward": "reward of the pole",
@@ -95,8 +94,6 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     factors = {"unscaled": 1.0 / world.reward_scale, "scaled": 1.0, "scaled_by_10_more": 10.0}
     for name, factor in factors.items():
         yield "reward_scale", name, _trained(base, reward_factor=factor)
-    yield "offset", "none", base
-    yield "offset", "learned", _trained(base, offset=True)
     # The best parts together, and the default that comes out of it.
     square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))  # uniform states
     yield "combined", "default", _learning(base, objectives.default_kernel_loss(square))

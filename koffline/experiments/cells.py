@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
 
 from koffline.batches import ReplicaPlan
 from koffline.experiments import ENVIRONMENTS, PARTS
@@ -23,7 +22,7 @@ from koffline.experiments.results import digest_of, is_result, reading_result, w
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
-from koffline.replicas import Pullback, StackedMLP
+from koffline.replicas import StackedMLP
 
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
 EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "gymnasium_pole": 2000, "mountain_car": 3000}
@@ -44,7 +43,6 @@ class TrainingSettings:
     hidden: tuple[int, ...] = (80,)
     probe_every: int = 20  # epochs
     reward_factor: float = 1.0
-    offset: bool = False  # learn an offset b/(1−γ) of the network's output
 
 
 @dataclass(frozen=True)
@@ -189,10 +187,10 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
     table, metrics = problem.table(scale), Metrics(problem, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
-    network: Any = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
+    network = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
         table,
-        OffsetNetwork(network) if settings.offset else network,
+        network,
         cell.objective,
         plan,
         FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
@@ -217,37 +215,3 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
         value_variance=problem.monte_carlo.variance,
         largest_return=float(np.abs(problem.log.rewards).max()) / (1.0 - GAMMA),
     )
-
-
-class OffsetNetwork:
-    """Networks with V(s) = net(s) + b / (1 − γ); b starts at zero and is the last column of ``flat``.
-
-    A gradient step then moves the mean of V as fast as its shape: along that direction a residual changes by
-    only (1 − γ).
-    """
-
-    def __init__(self, network: StackedMLP, flat: Tensor | None = None) -> None:
-        if flat is None:
-            flat = torch.cat((network.flat, network.flat.new_zeros(network.replicas, 1)), dim=1)
-        self._network, self.flat = network.with_flat(flat[:, :-1]), flat
-
-    def with_flat(self, flat: Tensor) -> OffsetNetwork:
-        """Copy of the networks with other parameters."""
-        return OffsetNetwork(self._network, flat)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Values (R, N, 1)."""
-        return self._network.forward(x) + self._offset
-
-    def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Values and pullback, as in StackedNetwork."""
-        outputs, pull = self._network.forward_with_pullback(x)
-
-        def pull_all(gradient: Tensor) -> Tensor:
-            return torch.cat((pull(gradient), gradient.sum(dim=1) / (1.0 - GAMMA)), dim=1)
-
-        return outputs + self._offset, pull_all
-
-    @property
-    def _offset(self) -> Tensor:
-        return self.flat[:, None, -1:] / (1.0 - GAMMA)

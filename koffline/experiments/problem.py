@@ -21,7 +21,7 @@ from koffline.envs.finite import discretise
 from koffline.experiments.results import digest_of, reading_result, write_result
 from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
-from koffline.replicas import StackedNetwork
+from koffline.replicas import StackedMLP
 
 FORMAT = 2  # version of the files; part of the digest
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
@@ -237,7 +237,7 @@ class Metrics:
         self._rewards, self._discounts = _tensor(backups.rewards), _tensor(GAMMA * ~backups.terminated)
         self._weights = _tensor(backups.weights)
 
-    def __call__(self, step: int, network: StackedNetwork) -> Tensor:
+    def __call__(self, step: int, network: StackedMLP) -> Tensor:
         """(R, len(MEASURES)); NaN for replicas that diverged."""
         table, rows = self._table, slice(0, _LOSS_ROWS)
         value, following = (
@@ -251,10 +251,10 @@ class Metrics:
         losses = (kernel, residual.square().mean(dim=1))
         return torch.stack([*errors, self._bellman_error(network), *losses, value.abs().amax(dim=1)], dim=1)
 
-    def _values(self, network: StackedNetwork, states: Tensor) -> Float[Tensor, "replica row"]:
+    def _values(self, network: StackedMLP, states: Tensor) -> Float[Tensor, "replica row"]:
         return network.forward(states).squeeze(-1) * self._scale
 
-    def _bellman_error(self, network: StackedNetwork) -> Float[Tensor, " replica"]:
+    def _bellman_error(self, network: StackedMLP) -> Float[Tensor, " replica"]:
         """Mean over states of (B₁V − V)(B₂V − V), the two backups from independent draws."""
         value = self._values(network, self._states)
         following = self._values(network, self._following).unflatten(1, self._rewards.shape)  # (R, M, A, K)
@@ -265,7 +265,7 @@ class Metrics:
         return (first * second).mean(dim=1)
 
     @torch.no_grad()
-    def held_out_loss(self, network: StackedNetwork) -> Float[np.ndarray, " replica"]:
+    def held_out_loss(self, network: StackedMLP) -> Float[np.ndarray, " replica"]:
         """Kernel loss (U-statistic, bandwidth 0.5) of tuples that no method saw; it needs no truth."""
         table = self._held_out
         value, following = (

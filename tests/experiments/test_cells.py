@@ -1,10 +1,8 @@
 import numpy as np
 import pytest
-import torch
 
 from koffline.experiments.cells import (
     Cell,
-    OffsetNetwork,
     Run,
     Scale,
     TrainingSettings,
@@ -13,7 +11,6 @@ from koffline.experiments.cells import (
 )
 from koffline.experiments.evaluation import OBJECTIVES
 from koffline.experiments.problem import ProblemSettings
-from koffline.replicas import StackedMLP
 
 PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats=2)
 TINY = TrainingSettings(
@@ -84,15 +81,3 @@ def test_divergence_is_a_result(beside):
     assert (result.diverged_at[1] == -1).all()
     assert np.isnan(result.curve["mse_paper"][-1, 0]).all()
     assert np.isfinite(result.curve["mse_paper"][-1, 1]).all()
-
-
-def test_a_learned_offset_has_the_gradient_of_autograd():
-    network = OffsetNetwork(StackedMLP.initialise((2, 8, 1), (0, 1), dtype=torch.float64))
-    x, weights = torch.rand(2, 5, 2, dtype=torch.float64), torch.rand(2, 5, 1, dtype=torch.float64)
-    network.flat[:, -1] = 0.1
-    outputs, pullback = network.forward_with_pullback(x)
-    flat = network.flat.clone().requires_grad_()
-    again = network.with_flat(flat).forward(x)
-    torch.testing.assert_close(outputs, again.detach())
-    (expected,) = torch.autograd.grad((again * weights).sum(), flat)
-    torch.testing.assert_close(pullback(weights), expected)
