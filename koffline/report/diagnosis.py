@@ -57,7 +57,7 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     held_out = {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[test.held_out]
     return [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
-        ("power", f"{number(test.power)} against {test.alternative_name}"),
+        ("power", f"{number(test.power)} against an error of {test.alternative:.3g} everywhere"),
         ("found with 80 %", f"an error of {number(test.detectable)} everywhere"),
         ("kernel loss", f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)"),
         ("residuals", f"mean {number(test.mean_residual)}, root mean square {number(test.rms_residual)}"),
