@@ -9,6 +9,7 @@ from koffline.ope.bellman_test import witness_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
+from tests.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -78,14 +79,9 @@ def test_maps_are_the_witness_on_a_grid(broken) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "kind", "message"),
-    [
-        (lambda w: w(np.zeros((3, 5)), np.zeros(3)), DataError, "observations have shape"),
-        (lambda w: w(np.full((1, 2), np.nan), np.array([0])), DataError, "finite"),
-        (lambda w: w(np.zeros((1, 2)), np.array([9])), IndexError, "out of bounds"),
-    ],
+    ("states", "message"),
+    [(np.zeros((3, 5)), "observations have shape"), (np.full((1, 2), np.nan), "finite")],
 )
-def test_places_that_do_not_exist_are_refused(plain, ask, kind, message: str) -> None:
-    with pytest.raises(kind, match=message) as caught:
-        ask(plain)
-    assert "\n" not in str(caught.value)
+def test_places_that_do_not_exist_are_refused(plain, states, message: str) -> None:
+    with refused(DataError, message):
+        plain(states, np.zeros(len(states), dtype=int))
