@@ -37,8 +37,8 @@ def walk():
 
 def test_the_better_policy_comes_first_and_differs(walk) -> None:
     found = walk
-    assert [policy.name for policy in found.policies] == ["right 0.9", "right 0.5", "right 0.1"]
-    assert [policy.rank for policy in found.policies] == [1, 2, 3]
+    ranked = [(policy.rank, policy.name) for policy in found.policies]
+    assert ranked == [(1, "right 0.9"), (2, "right 0.5"), (3, "right 0.1")]
     assert found.best.maybe_best
     assert not found.policies[-1].maybe_best
     assert found.candidates[0] is found.best
