@@ -100,8 +100,8 @@ def diagnose(
     if isinstance(function, CrossFitted):  # the first model on its own held-out rows
         own, model = next(function.over(log))
         seen_log, shown = log.select(own), _SHOWN.format(len(own))
-        freshness = {"allow_training_rows": True}
-        seen = bellman_test(model, seen_log, policy, test.gamma, seed=seed, **freshness, **options)
+        about = policy, test.gamma
+        seen = bellman_test(model, seen_log, *about, seed=seed, allow_training_rows=True, **options)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)

@@ -97,9 +97,13 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
 def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
     warnings = [f"{', '.join(names)}: {text}" for text, names in _collected_warnings(found).items()]
-    rows = [_cells(row, found, truth) for row in found.rows if row.estimate]
-    context = {"truth": truth, "warnings": warnings, "reasons": _reasons(found).items()}
-    context |= {"columns": _columns(found, truth), "rows": rows}
+    context = {
+        "truth": truth,
+        "warnings": warnings,
+        "reasons": _reasons(found).items(),
+        "columns": _columns(found, truth),
+        "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
+    }
     figures = {"forest": partial(_plot_estimates, found, truth)}
     return Report(ESTIMATES, found, figures, partial(_show_estimates, truth, found), context)
 
