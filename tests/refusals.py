@@ -30,11 +30,12 @@ def succeed(*words: object) -> str:
 
 @contextmanager
 def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
-    """Like pytest.raises(kind, match), but content with a violated annotation too."""
+    """Like pytest.raises(kind, match), but content with a violated annotation too; in one line."""
     with pytest.raises((kind, TypeCheckError)) as caught:
         yield
     if isinstance(caught.value, kind):
         assert re.search(match, str(caught.value)), str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def assert_refused(result: Result, *words: str) -> None:

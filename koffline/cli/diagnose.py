@@ -24,7 +24,7 @@ from koffline.errors import ConfigError
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
-_LEVEL, _HIGHEST_LEVEL = 0.05, 0.5
+_HIGHEST_LEVEL = 0.5
 _ALTERNATIVE = "Report power against values off by X times the rms return; default 0.1."
 
 
@@ -75,7 +75,7 @@ def diagnose(
     check_spec(policy)
     settings = parse_assignments(assignments)
     given = {name: value for name, value in options.items() if value is not None}
-    if not 0.0 < (level := given.get("level", _LEVEL)) <= _HIGHEST_LEVEL:
+    if not 0.0 < (level := given.get("level", _HIGHEST_LEVEL)) <= _HIGHEST_LEVEL:
         raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
     if model in _OWN:
         settings |= {name: given[name] for name in ("gamma", "seed", "threads") if name in given}

@@ -132,7 +132,6 @@ class SelectionMetrics(Record):
     regret_at_k: tuple[float, ...]
     relative_regret_at_1: float | None
     spearman: float | None
-    mean_absolute_error: float
     mean_relative_error: float | None
     coverage: float | None
 
@@ -141,14 +140,13 @@ def score_selection(
     values: Values, truths: Values, intervals: Sequence[Interval | None] = (None,)
 ) -> SelectionMetrics:
     """All metrics of one ranking; larger values are better. There is no coverage if an interval is None."""
-    errors, made = np.abs(values - truths), [interval for interval in intervals if interval is not None]
+    made = [interval for interval in intervals if interval is not None]
     held = [interval.holds(truth) for interval, truth in zip(made, truths.tolist(), strict=False)]
     return SelectionMetrics(
         regret_at_k=tuple(regret_at_k(values, truths, k + 1) for k in range(min(_MOST_REGRETS, len(values)))),
         relative_regret_at_1=relative_regret_at_k(values, truths, 1),
         spearman=spearman(values, truths),
-        mean_absolute_error=float(np.mean(errors)),
-        mean_relative_error=float(np.mean(errors / np.abs(truths))) if truths.all() else None,
+        mean_relative_error=float(np.mean(np.abs((values - truths) / truths))) if truths.all() else None,
         coverage=float(np.mean(held)) if len(made) == len(intervals) else None,
     )
 

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
-from koffline.data.transitions import ActionSpace, Transitions
+from koffline.data.transitions import Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope.value_functions import ValueFunction, as_value_function, counted_rows, row_fingerprints
-from koffline.policies import Policy
 
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
@@ -88,48 +87,6 @@ def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndar
     fold_of_unit = np.empty(units, dtype=np.int64)
     fold_of_unit[order] = np.arange(units) % folds
     return np.repeat(fold_of_unit, transitions.episode_lengths if transitions.has_episodes else 1)
-
-
-def row_parts(
-    q: ValueFunction | CrossFitted, transitions: Transitions
-) -> Iterator[tuple[np.ndarray, ValueFunction]]:
-    """Row numbers and the value function for them: all rows at once, or fold by fold."""
-    if isinstance(q, CrossFitted):
-        yield from q.over(transitions)
-    else:
-        yield np.arange(len(transitions)), q
-
-
-def row_values(q: ValueFunction | CrossFitted, transitions: Transitions) -> Float[np.ndarray, " row"]:
-    """Q(s, a) of every logged row, (N,)."""
-    values = np.empty(len(transitions))
-    for rows, part in row_parts(q, transitions):
-        values[rows] = part.values(transitions.observations[rows], transitions.actions[rows])
-    return values
-
-
-def next_row_values(
-    q: ValueFunction | CrossFitted,
-    transitions: Transitions,
-    policy: Policy,
-    draws: int = 8,
-    generator: np.random.Generator | None = None,
-) -> Float[np.ndarray, " row"]:
-    """E_{a'~π} Q(s', a') of every row, (N,), not discounted, whatever ``terminated`` says."""
-    generator = generator or np.random.default_rng(0)
-    values = np.empty(len(transitions))
-    for rows, part in row_parts(q, transitions):
-        values[rows] = part.expected(transitions.next_observations[rows], policy, draws, generator)
-    return values
-
-
-def read_value_function(
-    q: Any, action_space: ActionSpace, observation_shape: tuple[int, ...], **options: Any
-) -> ValueFunction | CrossFitted:
-    """`as_value_function` for any q that is not already `CrossFitted`."""
-    if isinstance(q, CrossFitted):
-        return q
-    return as_value_function(q, action_space, observation_shape, **options)
 
 
 def measure_freshness(

@@ -13,9 +13,10 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.data.units import without_copies, without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
-from koffline.ope.cross_fit import CrossFitted, read_value_function, row_parts
+from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import LogResult, describe_coverage, describe_log, plain
+from koffline.ope.value_functions import as_value_function
 from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.policy_specs import as_policy
 
@@ -43,9 +44,9 @@ class Diagnosis(LogResult):
     value: float
     logged_return: float | None
     coverage: Coverage = field(repr=False)
-    by_value: Profile = field(repr=False)
-    by_step: Profile | None = field(repr=False)
-    regions: tuple[Region, ...] = field(repr=False)
+    by_value: Profile = field(metadata={"key": "residual_by_value"})
+    by_step: Profile | None = field(metadata={"key": "residual_by_step"})
+    regions: tuple[Region, ...]
     maps: tuple[WitnessMap, ...] = field(repr=False)
     shown: str | None
     findings: tuple[str, ...]
@@ -61,9 +62,6 @@ class Diagnosis(LogResult):
             "kernel_loss": test.kernel_loss,
             "kernel_ratio": test.kernel_ratio,
             "coverage": self.coverage.fraction,
-            "regions": [{k: v for k, v in vars(region).items() if k != "rows"} for region in self.regions],
-            "residual_by_value": vars(self.by_value),
-            "residual_by_step": None if self.by_step is None else vars(self.by_step),
         }
         return {name: plain(value) for name, value in found.items()}
 
@@ -93,7 +91,7 @@ def diagnose(
     started = time.perf_counter()
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
-    function = read_value_function(q, space, shape)
+    function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
     merged = without_copies(without_late_ends(transitions))
     log = merged.transitions
     freshness: dict[str, Any] = {"trained_on": trained_on, "allow_training_rows": allow_training_rows}
@@ -102,19 +100,19 @@ def diagnose(
     if isinstance(function, CrossFitted):  # the first model on its own held-out rows
         own, model = next(function.over(log))
         seen_log, shown = log.select(own), _SHOWN.format(len(own))
-        freshness = {"allow_training_rows": True}
-        seen = bellman_test(model, seen_log, policy, test.gamma, seed=seed, **freshness, **options)
+        about = policy, test.gamma
+        seen = bellman_test(model, seen_log, *about, seed=seed, allow_training_rows=True, **options)
     draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
     starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))
-    for of_part, part in row_parts(function, log):
+    for of_part, part in function.over(log):
         own = np.isin(starts, of_part)
         values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
     rows, steps, places = seen.rows, seen_log.steps, tuple(seen.witness.top_regions(regions))
-    by_value, by_step = make_profile("value", rows.values, rows.residuals, rows.weights), None
+    by_value, by_step = make_profile(rows.values, rows.residuals, rows.weights), None
     if steps is not None:
-        by_step = make_profile("time step", 1.0 * np.asarray(steps), rows.residuals, rows.weights)
+        by_step = make_profile(1.0 * np.asarray(steps), rows.residuals, rows.weights)
     return Diagnosis(
         test=test,
         shown_test=seen,

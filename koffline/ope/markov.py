@@ -16,16 +16,16 @@ centring and Q may both be a little wrong costs only the product of their errors
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval
@@ -82,9 +82,8 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
 
     rows = _looked_at(problem)
     before = np.where(problem.steps[rows, None] > 0, memory_of(rows - 1), 0.0)
-    return _shift(
-        problem, values, seed, rows, before, memory_of(rows), np.zeros_like(before[:1]), of_both=True
-    )
+    memory = _Memory(before, memory_of(rows), np.zeros_like(before[:1]), of_both=True)
+    return _shift(problem, values, seed, rows, memory)
 
 
 def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
@@ -95,7 +94,7 @@ def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shi
     place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[:, None]  # of variance one
     rows = _looked_at(problem)
     known = np.repeat(place, problem.lengths, axis=0)[rows]
-    return _shift(problem, values, seed, rows, known, known, place[-1:], of_both=False)
+    return _shift(problem, values, seed, rows, _Memory(known, known, place[-1:], of_both=False))
 
 
 def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
@@ -105,66 +104,28 @@ def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
     return np.flatnonzero(((problem.steps + unit) % stride == 0) & (problem.row_weights > 0.0))
 
 
-@dataclass(frozen=True, eq=False)
-class _Features:
-    """φ(x) and η(x, h) side by side: random features of x, x itself and a one; random features of (x, h).
+class _Memory(NamedTuple):
+    """h (…, h) ``before`` rows, ``after`` them (of those that follow), and at the start of an episode.
 
-    Without ``map_of_both`` η is h φ(x), for a single number h.
+    ``of_both``: η are random features of (x, h), otherwise h φ(x), for a single number h.
     """
 
-    row_map: FourierFeatures
-    map_of_both: FourierFeatures | None
-
-    @property
-    def of_rows(self) -> int:
-        """Number of features φ."""
-        columns, frequencies = self.row_map.frequencies.shape
-        return 2 * frequencies + columns + 1
-
-    def __call__(self, rows: Any, memory: Any) -> Float[Tensor, "*m feature"]:
-        """Features of rows (…, x) and memories (…, h)."""
-        x, h = torch.as_tensor(rows), torch.as_tensor(memory)
-        alone = torch.cat((_scaled(self.row_map, x), x, torch.ones_like(x[..., :1])), dim=-1)
-        if self.map_of_both is None:
-            return torch.cat((alone, h * alone), dim=-1)
-        return torch.cat((alone, _scaled(self.map_of_both, torch.cat((x, h), dim=-1))), dim=-1)
-
-    def expected(
-        self, rows: Float[Tensor, "m draw x"], shares: Float[Tensor, "m draw"], memory: np.ndarray
-    ) -> Float[Tensor, "m feature"]:
-        """Mean over the policy's actions; memory (M, h), or one of all."""
-        every = torch.as_tensor(memory).unsqueeze(1).expand(*rows.shape[:2], -1)
-        return (self(rows, every) * shares.unsqueeze(-1)).sum(dim=1)
-
-
-def _scaled(features: FourierFeatures, rows: Tensor) -> Tensor:
-    """Random features whose mean squares are one half, as those of x are one."""
-    return math.sqrt(features.frequencies.shape[1]) * features(rows)
+    before: Float[np.ndarray, "some h"]
+    after: Float[np.ndarray, "some h"]
+    first: Float[np.ndarray, "1 h"]
+    of_both: bool
 
 
 def _shift(
-    problem: EvaluationProblem,
-    values: RowValues,
-    seed: int,
-    rows: Int[np.ndarray, " some"],
-    before: Float[np.ndarray, "some h"],
-    after: Float[np.ndarray, "some h"],
-    first: Float[np.ndarray, "1 h"],
-    of_both: bool,
+    problem: EvaluationProblem, values: RowValues, seed: int, rows: Int[np.ndarray, " some"], memory: _Memory
 ) -> Shift | None:
-    """Shift by h: ``before`` of rows, ``after`` of those that follow them, ``first`` of start states."""
+    """Shift by h; None of few episodes."""
     unit = np.searchsorted(problem.episode_starts, rows, side="right")
     kept, place = np.unique(unit, return_inverse=True)
     units = len(kept)
     if units < _LEAST_UNITS:
         return None
-    generator = torch.Generator().manual_seed(seed)
-    alone = problem.kernel_inputs[rows]
-    both = np.concatenate([alone, before], axis=1)
-    features = _Features(
-        _draw_features(alone, generator), _draw_features(both, generator) if of_both else None
-    )
-    omega = _weights(problem, features, rows, before, after, first, generator)
+    omega = _weights(problem, rows, memory, torch.Generator().manual_seed(seed))
     rewards, discounts = problem.rewards[rows] * problem.reward_scale, problem.discounts[rows]
     weights, residual = problem.row_weights[rows], rewards + discounts * values.later[rows] - values.now[rows]
     by_unit = np.bincount(place, weights=weights * omega * residual)
@@ -174,28 +135,44 @@ def _shift(
 
 def _weights(
     problem: EvaluationProblem,
-    features: _Features,
     rows: Int[np.ndarray, " some"],
-    before: Float[np.ndarray, "some h"],
-    after: Float[np.ndarray, "some h"],
-    first: Float[np.ndarray, "1 h"],
+    memory: _Memory,
     generator: torch.Generator,
 ) -> Float[np.ndarray, " some"]:
-    """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h)."""
+    """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h).
+
+    f: φ(x) and η(x, h) side by side. φ are random features of x, x itself and a one.
+    """
+    inputs = problem.kernel_inputs[rows]
+    of_row = _draw_features(inputs, generator)
+    of_both = (
+        _draw_features(np.concatenate([inputs, memory.before], axis=1), generator) if memory.of_both else None
+    )
+
+    def features(states: Any, known: Any) -> Float[Tensor, "*m feature"]:
+        x, h = torch.as_tensor(states), torch.as_tensor(known)
+        alone = torch.cat((of_row(x), x, torch.ones_like(x[..., :1])), dim=-1)
+        more = h * alone if of_both is None else of_both(torch.cat((x, h), dim=-1))
+        return torch.cat((alone, more), dim=-1)
+
+    def expected(which: str, block: np.ndarray | slice, known: np.ndarray) -> Float[Tensor, "m feature"]:
+        """Mean over the policy's actions; known (M, h), or one of all."""
+        acted, shares = _acted(problem, which, block, generator)
+        every = torch.as_tensor(known).unsqueeze(1).expand(*acted.shape[:2], -1)
+        return (features(acted, every) * shares.unsqueeze(-1)).sum(dim=1)
+
     second = system = start = torch.zeros(())
     for b in _blocks(len(rows)):
-        now = features(problem.kernel_inputs[rows[b]], before[b])
-        later = features.expected(*_acted(problem, "next", rows[b], generator), after[b])
+        now, later = features(inputs[b], memory.before[b]), expected("next", rows[b], memory.after[b])
         weighted = now.mT * torch.as_tensor(problem.row_weights[rows[b]])
         second = second + weighted @ now
         system = system + weighted @ (now - torch.as_tensor(problem.discounts[rows[b]])[:, None] * later)
     for b in _blocks(len(problem.start_weights)):
-        mean = features.expected(*_acted(problem, "start", b, generator), first)
-        start = start + torch.as_tensor(problem.start_weights[b]) @ mean
-    total, count = problem.row_weights[rows].sum(), features.of_rows
+        start = start + torch.as_tensor(problem.start_weights[b]) @ expected("start", b, memory.first)
+    total, count = problem.row_weights[rows].sum(), _FEATURES + inputs.shape[1] + 1  # features φ
     second, system, start = second / total, system / total, start / problem.start_weights.sum()
 
-    centred = torch.eye(len(start), dtype=torch.float64)  # features @ centred: φ, η − E[η | x]
+    centred = torch.eye(len(start), dtype=torch.float64)  # f @ centred: φ, η − E[η | x]
     alone = second[:count, :count]
     alone = alone + _CENTRING_RIDGE * alone.diagonal().mean() * torch.eye(count)
     centred[:count, count:] = -torch.linalg.solve(alone, second[:count, count:])
@@ -203,14 +180,16 @@ def _weights(
     dual = torch.linalg.solve(system.mT, centred.mT @ start)
     dual[:count] = 0.0
     alpha = centred @ dual
-    parts = [features(problem.kernel_inputs[rows[b]], before[b]) @ alpha for b in _blocks(len(rows))]
-    return np.asarray(torch.cat(parts).numpy())
+    return torch.cat([features(inputs[b], memory.before[b]) @ alpha for b in _blocks(len(rows))]).numpy()
 
 
-def _draw_features(rows: Float[np.ndarray, "some column"], generator: torch.Generator) -> FourierFeatures:
-    """Random features, their width √2 times the median distance."""
+def _draw_features(
+    rows: Float[np.ndarray, "some column"], generator: torch.Generator
+) -> Callable[[Tensor], Tensor]:
+    """Random features, their width √2 times the median distance, with mean squares of a half as x has one."""
     kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), generator=generator))
-    return random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
+    features = random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
+    return lambda places: math.sqrt(_FEATURES / 2) * features(places)
 
 
 def _blocks(count: int) -> Iterator[slice]:

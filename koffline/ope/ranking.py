@@ -30,18 +30,14 @@ from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
 _PAIRED = (
-    "Differences: Student t over networks retrained on the same resampled {units} with the same seeds for "
-    "every policy; p-values corrected for all pairs (Holm)."
+    "Student t over networks retrained on the same resampled {units} with the same seeds for every policy"
 )
-_UNPAIRED = (
-    "Differences: judged by the intervals, as if any two estimates erred in opposite directions (safe, "
-    "weak); p-values corrected for all pairs (Holm)."
-)
-_NONE = "Differences: not judged, an estimate has no interval."
-_CHOSEN = (
-    " None of this knows about a bias that the estimator has for one policy and not for another. The first "
-    "policy was chosen for its estimate, which therefore leans high: confirm it on rows that took no part in "
-    "the choice."
+_UNPAIRED = "judged by the intervals, as if any two estimates erred in opposite directions (safe, weak)"
+_NONE = "not judged, an estimate has no interval"
+_ASSUMPTIONS = (
+    "Differences: {}. P-values are corrected for all pairs (Holm). None of this knows about a bias that the "
+    "estimator has for one policy and not for another. The first policy was chosen for its estimate, which "
+    "therefore leans high: confirm it on rows that took no part in the choice."
 )
 _LOOKED_BACK = (
     "What happened in the row before matters beyond the logged state (first seen for {name}), so that row is "
@@ -106,7 +102,7 @@ def select_policies(
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
-    truths: Sequence[float] | Mapping[str, float] | None = None,
+    truths: Sequence[float] | None = None,
     seed: int = 0,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
@@ -114,7 +110,7 @@ def select_policies(
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
     policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
-    values in the same order (or by name), for regret@k, rank correlation and errors. progress: a policy's
+    values in the same order, for regret@k, rank correlation and errors. progress: a policy's
     name to the object that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
@@ -127,9 +123,7 @@ def select_policies(
     if chosen["estimator"] == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
-    true: Mapping[str, float] | None = None
-    if truths is not None:
-        true = truths if isinstance(truths, Mapping) else dict(zip(named, truths, strict=True))
+    true = None if truths is None else dict(zip(named, truths, strict=True))
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
     matters = [name for name, one in estimates.items() if _reasons(one, STATE)]
@@ -172,7 +166,7 @@ def _reasons(estimate: Estimate, *beginnings: str) -> tuple[str, ...]:
 def _ranked(
     estimates: dict[str, Estimate],
     failed: dict[str, str],
-    true: Mapping[str, float] | None,
+    true: dict[str, float] | None,
     notes: list[str],
     started: float,
 ) -> PolicyRanking:
@@ -182,10 +176,12 @@ def _ranked(
         dataclasses.replace(one, warnings=(*_reasons(one, STATE, DRIFT), *one.warnings))
         for one in (estimates[name] for name in names)
     ]
-    first, level = found[0], found[0].settings["level"]
-    comparisons, assumptions = _compare(names, found, level)
+    first, level, metrics = found[0], found[0].settings["level"], None
+    comparisons, how = _compare(names, found, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
-    values, intervals = np.array([each.value for each in found]), [each.interval for each in found]
+    if true is not None:
+        values, truths = np.array([one.value for one in found]), np.array([true[name] for name in names])
+        metrics = score_selection(values, truths, [one.interval for one in found])
     about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
     return PolicyRanking(
         policies=tuple(
@@ -199,13 +195,11 @@ def _ranked(
             for rank, (name, one) in enumerate(zip(names, found, strict=True), start=1)
         ),
         comparisons=comparisons,
-        metrics=None
-        if true is None
-        else score_selection(values, np.array([true[name] for name in names]), intervals),
+        metrics=metrics,
         unranked=tuple({"name": name, "reason": why} for name, why in failed.items()),
         estimator=first.estimator,
         level=level,
-        assumptions=assumptions + _CHOSEN,
+        assumptions=_ASSUMPTIONS.format(how),
         warnings=(*notes, *_warnings(names, found, failed)),
         **about | {"seconds": round(time.perf_counter() - started, 3)},
     )

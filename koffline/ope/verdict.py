@@ -14,15 +14,7 @@ from koffline.data.columns import counted
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
 from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.results import (
-    BoundRow,
-    Interval,
-    PointEstimate,
-    Uplift,
-    Verdict,
-    describe_coverage,
-    percent,
-)
+from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage, percent
 
 LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
 _REFERENCE_ROWS = 20_000
@@ -64,27 +56,17 @@ def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator)
     """
     own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
-    inputs, probabilities, shares = _policy_rows(problem, generator)
-    inputs, logged = inputs[..., :own], problem.inputs[:, :own]
-    if problem.n_actions is None or probabilities is None:
-        queries, cares = inputs[:, generator.integers(inputs.shape[1])], shares[:, None]
-        return _summarise([logged[rows]], queries, cares, generator)
-    taken, cares = problem.actions[rows], probabilities * shares[:, None]
-    same = [logged[rows[taken == action]] for action in range(problem.n_actions)]
-    return _summarise(same, inputs[:, 0], cares, generator)
-
-
-def _policy_rows(
-    problem: EvaluationProblem, generator: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Inputs (M, m, d), probabilities (M, n) or None, and weights (M,) where the policy acts."""
     inputs, probabilities = problem.next_inputs, problem.next_probabilities
     weights = problem.row_weights * (problem.discounts > 0.0)
     if not weights.any():
         inputs, probabilities = problem.start_inputs, problem.start_probabilities
         weights = problem.start_weights
     some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
-    return inputs[some], None if probabilities is None else probabilities[some], weights[some]
+    inputs, shares, logged = inputs[some, :, :own], weights[some, None], problem.inputs[rows, :own]
+    if problem.n_actions is None or probabilities is None:
+        return _summarise([logged], inputs[:, generator.integers(inputs.shape[1])], shares, generator)
+    same = [logged[problem.actions[rows] == action] for action in range(problem.n_actions)]
+    return _summarise(same, inputs[:, 0], probabilities[some] * shares, generator)
 
 
 def _summarise(
@@ -132,10 +114,9 @@ def judge(
     scale: the rms return. robust: the doubly robust estimate by the same networks, whose weights say whether
     the log visits what the policy does. gaps: what its reader found missing or unknown inside episodes.
     """
-    hopeless = list(_why_not(found, coverage, scale))
-    if hopeless:
-        why = f"This log does not say what the policy is worth: {_detail(hopeless[0])}."
-        return Verdict(NOT_ANSWERABLE, tuple(hopeless), why)
+    if hopeless := _why_not(found, coverage, scale):
+        why = f"This log does not say what the policy is worth: {_detail(hopeless)}."
+        return Verdict(NOT_ANSWERABLE, (hopeless,), why)
     doubts = [*gaps, *_doubts(found, limits, coverage.fraction, scale, robust)]
     near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
@@ -153,19 +134,16 @@ def _finding(found: PointEstimate) -> str:
     assert found.interval is not None
     worth = f"The policy is worth {plus_minus(found.value, found.interval)}"
     level, uplift = percent(found.interval.level), found.uplift
-    if uplift is None or uplift.interval is None:
+    if uplift is None or (gap := uplift.interval) is None:
         return f"{worth} ({level} interval)"
-    return f"{worth}, {_compared(uplift)} the policy that wrote the log ({level} intervals)"
-
-
-def _compared(uplift: Uplift) -> str:
-    assert uplift.interval is not None
-    if uplift.interval.holds(0.0):
-        return f"not clearly more or less ({plus_minus(uplift.value, uplift.interval)}) than"
-    turned = uplift.interval
-    if uplift.value < 0.0:
-        turned = Interval(-turned.high, -turned.low, turned.level, turned.kind)
-    return f"{plus_minus(abs(uplift.value), turned)} {'less' if uplift.value < 0.0 else 'more'} than"
+    size, side = uplift.value, "more"
+    if gap.holds(0.0):
+        more = f"not clearly more or less ({plus_minus(size, gap)})"
+    else:
+        if size < 0.0:
+            size, gap, side = -size, Interval(-gap.high, -gap.low, gap.level, gap.kind), "less"
+        more = f"{plus_minus(size, gap)} {side}"
+    return f"{worth}, {more} than the policy that wrote the log ({level} intervals)"
 
 
 def plus_minus(value: float, interval: Interval) -> str:
@@ -177,15 +155,16 @@ def plus_minus(value: float, interval: Interval) -> str:
     return f"{shown} ± {half:,.{min(digits, 12)}f}" if is_middle else f"{shown} ({low} to {high})"
 
 
-def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Iterator[str]:
-    """Yield reasons why the log does not answer."""
+def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> str | None:
+    """Reason why the log does not answer; None if it does."""
     if coverage.reasons:
-        yield f"support: {coverage.reasons[0]}"
-    elif found.interval is None:
+        return f"support: {coverage.reasons[0]}"
+    if found.interval is None:
         told = [text.removeprefix(NO_INTERVAL) for text in found.warnings if text.startswith(NO_INTERVAL)]
-        yield f"interval: there is no interval{': ' if told else ''}{'; '.join(told).strip(' .')}"
-    elif 0.5 * found.interval.width > _TOO_WIDE * scale:
-        yield "size: the interval is wider than returns themselves; log more episodes"
+        return f"interval: there is no interval{': ' if told else ''}{'; '.join(told).strip(' .')}"
+    if 0.5 * found.interval.width > _TOO_WIDE * scale:
+        return "size: the interval is wider than returns themselves; log more episodes"
+    return None
 
 
 def _doubts(

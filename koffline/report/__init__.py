@@ -78,9 +78,8 @@ class Report:
         console, notes = make_console(), len(getattr(self.found, "notes", ()))
         self.show(console)
         if notes:
-            them, verb = ("it", "is") if notes == 1 else ("them", "are")
-            where = "in the report" if page else f"in --json, and 'koffline data info' shows {them}"
-            said = f"{words.count_of(notes, 'note')} on how the log was read {verb} {where}"
+            where = "the report" if page else "--json or 'koffline data info'"
+            said = f"{words.count_of(notes, 'note')} on how the log was read: see {where}"
             console.print(said, style="dim", soft_wrap=True)
         if hasattr(self.found, "verdict"):
             console.print(self.found.verdict.sentence, style="bold", soft_wrap=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap
+from koffline.ope.bellman_test.witness import Profile, Region
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
 from koffline.report import Report, plots, print_labelled, print_table
 from koffline.report.plots import ACCENT, INK, SOFT
@@ -31,7 +32,6 @@ _SPACING = "distance to the nearest logged row / the log's own spacing"
 
 def report_diagnosis(diagnosis: Diagnosis) -> Report:
     """The report of a diagnosis."""
-    places = [(region, _describe(region)) for region in diagnosis.regions]
     rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
     relevant = coverage.weights > 0.0
     near = (coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
@@ -41,33 +41,41 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
         figures["by_step"] = partial(_plot_profile, diagnosis.by_step, "time step in the episode")
     figures["residuals"] = partial(plots.plot_residuals, rows.residuals[rows.weights > 0.0])
     figures["coverage"] = partial(plots.plot_coverage, *near)
-    context = {"z_note": _Z_NOTE, "places": places}
-    return Report(MARKER, diagnosis, figures, partial(_show, diagnosis), context)
+    context = {
+        "z_note": _Z_NOTE,
+        "facts": _facts(diagnosis),
+        "columns": ("state", "action", "rows", "mean residual", "z", "beyond chance"),
+        "places": [_cells(region) for region in diagnosis.regions],
+    }
+    return Report(MARKER, diagnosis, figures, partial(_show, diagnosis, context), context)
 
 
-def _show(diagnosis: Diagnosis, console: Any) -> None:
-    """Print test, kernel loss, coverage, places of the largest error, findings and warnings."""
+def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Names and texts of test, kernel loss, coverage and value."""
     test = diagnosis.test
     verdict = "rejected" if test.rejects else "not rejected"
-    rows = [
+    held_out = {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[test.held_out]
+    return [
         ("test", f"{verdict}   (p = {number(test.p_value)}, level {test.level:g})"),
-        ("power", f"{number(test.power)} against {test.alternative_name}"),
+        ("power", f"{number(test.power)} against an error of {test.alternative:.3g} everywhere"),
         ("found with 80 %", f"an error of {number(test.detectable)} everywhere"),
         ("kernel loss", f"{number(test.kernel_loss)}   ({number(test.kernel_ratio)} × noise alone)"),
+        ("residuals", f"mean {number(test.mean_residual)}, root mean square {number(test.rms_residual)}"),
         ("coverage", f"{diagnosis.coverage.fraction:.0%} of the policy's actions lie near logged ones"),
         ("value", f"{number(diagnosis.value)} by this model   (γ = {test.gamma:.10g})"),
         ("logged return", f"{number(diagnosis.logged_return)} (discounted, up to each episode's last row)"),
-        (
-            "rows held out",
-            {True: "yes", False: "no", None: "unknown (--trained-on LOG tells)"}[test.held_out],
-        ),
+        ("rows held out", held_out),
         ("log", describe_log(diagnosis)),
-        ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s"),
     ]
+
+
+def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> None:
+    """Print facts, places of the largest error, findings and warnings."""
+    test = diagnosis.test
+    rows = [*context["facts"], ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s")]
     print_table(console, f"Is {test.value_function} the value function of {test.policy}?", (), rows)
     if diagnosis.regions:
-        columns = ("state", "action", "rows", "mean residual", "z", "beyond chance")
-        print_table(console, "Where residuals of one sign gather", columns, map(_cells, diagnosis.regions))
+        print_table(console, "Where residuals of one sign gather", context["columns"], context["places"])
         console.print(_Z_NOTE, soft_wrap=True, style="dim")
     for sentence in diagnosis.findings:
         console.print(sentence, soft_wrap=True)
@@ -80,12 +88,8 @@ def _show(diagnosis: Diagnosis, console: Any) -> None:
 def _cells(region: Region) -> list[str]:
     mean = f"{region.mean_residual:+.3g} ± {region.standard_error:.2g}"
     clear = "yes" if region.is_significant else "no"
-    return [*_describe(region), f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear]
-
-
-def _describe(region: Region) -> tuple[str, str]:
-    """State and action of a place."""
-    return describe_place(region.center), describe_action(region.action)
+    place = describe_place(region.center), describe_action(region.action)
+    return [*place, f"{region.size:,}", mean, f"{region.z_score:+.1f}", clear]
 
 
 def _plot_maps(diagnosis: Diagnosis) -> Figure:
@@ -104,34 +108,24 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
     sizes = [np.abs(one.values.mean[some]) for one, some in zip(maps, seen, strict=True) if some.any()]
     limit = max([float(np.quantile(size, 0.98)) for size in sizes] + [1e-12])
     threshold = diagnosis.regions[0].threshold if diagnosis.regions else np.inf
+    colors: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
     with mpl.rc_context({**plots.STYLE, "hatch.color": "#52606d", "hatch.linewidth": 0.3}):
         figure = Figure(figsize=(2.2 + 3.1 * columns, 0.7 + 2.9 * rows), layout="constrained")
-        panels = figure.subplots(rows, columns, squeeze=False).ravel()
-        for panel in panels[len(maps) :]:
-            panel.set_visible(False)
-        for panel, one, some in zip(panels, maps, seen, strict=False):
-            mesh = _draw_map(panel, one, some, limit, threshold)
-        bar = figure.colorbar(mesh, ax=list(panels[: len(maps)]), shrink=0.9)
+        for number, (one, some) in enumerate(zip(maps, seen, strict=True), start=1):
+            panel = figure.add_subplot(rows, columns, number, facecolor=_NO_ROWS)
+            shown = np.ma.masked_where(~some, one.values.mean)
+            mesh = panel.pcolormesh(*one.axes, shown, shading="nearest", rasterized=True, **colors)
+            scores = np.where(some, np.abs(one.values.z_scores), 0.0)
+            if (scores > threshold).any():
+                ends = [threshold, scores.max() + 1.0]
+                panel.contourf(*one.axes, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
+                panel.contour(*one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2)
+            panel.set_title(f"action {describe_action(one.action)}", fontsize=10)
+            panel.set(xlabel="state 0", ylabel="state 1")
+            panel.grid(visible=False)
+        bar = figure.colorbar(mesh, ax=figure.axes, shrink=0.9)
         bar.set_label("mean Bellman residual (reward units)")
     return figure
-
-
-def _draw_map(axes: Any, one: WitnessMap, seen: np.ndarray, limit: float, threshold: float) -> Any:
-    colors = np.ma.masked_where(~seen, one.values.mean)
-    mesh = axes.pcolormesh(
-        *one.axes, colors, cmap="RdBu_r", vmin=-limit, vmax=limit, shading="nearest", rasterized=True
-    )
-    scores = np.where(seen, np.abs(one.values.z_scores), 0.0)
-    if (scores > threshold).any():
-        ends = [threshold, scores.max() + 1.0]
-        axes.contourf(*one.axes, scores, levels=ends, colors="none", hatches=["..."], zorder=3)
-        axes.contour(*one.axes, scores, levels=[threshold], colors=INK, linewidths=1.2)
-    axes.set_facecolor(_NO_ROWS)
-    axes.set_title(f"action {describe_action(one.action)}", fontsize=10)
-    axes.set_xlabel("state 0")
-    axes.set_ylabel("state 1")
-    axes.grid(visible=False)
-    return mesh
 
 
 def _plot_profile(profile: Profile, label: str) -> Figure:

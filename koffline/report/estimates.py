@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from koffline.ope.comparisons import SelectionMetrics
-from koffline.ope.names import OVER_EPISODES
+from koffline.ope.names import BANDIT, OVER_EPISODES
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, describe_coverage, percent
 from koffline.report import Report, plots, print_labelled, print_table, words
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ESTIMATE, ESTIMATES, RANKING = "estimate.json", "estimates.json", "ranking.json"
 _NEAR = "distance to the nearest logged row / the log's own spacing"
+_FAMILY = attrgetter("family")
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
@@ -74,9 +75,8 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
     if truth is not None:
         yield "truth", f"{truth:.4g}"
     if uplift is not None:
-        how = "" if over_episodes else ", by the same networks"
         logger = f"{uplift.behavior_value:.4g}{within(uplift.behavior_interval)}"
-        yield "logging policy", f"{logger}   (the policy that wrote the log{how})"
+        yield "logging policy", f"{logger}   (the policy that wrote the log)"
         yield "uplift", f"{uplift.value:+.4g}{within(uplift.interval)}   (over the logging policy, paired)"
     elif own is not None and found["beyond_cuts"] and over_episodes:
         yield "uplift", "– (it values nothing after a cut: compare with the logged return, or ask kloss)"
@@ -85,9 +85,6 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
         spread = f" ± {error:.2g}" if error and error > 1e-12 * abs(own) else ""  # not for rounding alone
         cut = f"   (what was recorded; {beyond:.0%} of the discounted future comes later)" if beyond else ""
         yield "logged return", f"{own:.4g}{spread}{cut}"
-    if "training_steps" in found:
-        seen = f", on {found['sample_rows']:,} of the rows" if "sample_rows" in found else ""
-        yield "training", f"{found['training_steps']:,} steps{seen}"
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
     yield "estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")
     yield "log", words.describe_log(estimate)
@@ -99,8 +96,14 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
 
 def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
-    warnings = [f"{', '.join(names)}: {text}" for text, names in collected_warnings(found).items()]
-    context = {"truth": truth, "warnings": warnings, "reasons": _reasons(found).items()}
+    warnings = [f"{', '.join(names)}: {text}" for text, names in _collected_warnings(found).items()]
+    context = {
+        "truth": truth,
+        "warnings": warnings,
+        "reasons": _reasons(found).items(),
+        "columns": _columns(found, truth),
+        "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
+    }
     figures = {"forest": partial(_plot_estimates, found, truth)}
     return Report(ESTIMATES, found, figures, partial(_show_estimates, truth, found), context)
 
@@ -117,20 +120,9 @@ def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
 
 def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> None:
     """Print a line per estimator, then what goes for all: verdict, truth, bounds, reasons and warnings."""
-    columns = [
-        "estimator",
-        "estimate",
-        f"{percent(found.level)} interval",
-        "uplift",
-        "kind",
-        "promise",
-        "ESS",
-    ]
-    columns += [] if truth is None else ["error"]
-    families = groupby(found.rows, attrgetter("family"))
-    parts = [[_cells(row, found, truth) for row in rows] for _, rows in families]
+    parts = [[_cells(row, found, truth) for row in rows] for _, rows in groupby(found.rows, _FAMILY)]
     title = f"What {found.policy} is worth ({words.return_words(found)})"
-    print_table(console, title, columns, *parts, right=("estimate", "ESS", "error"))
+    print_table(console, title, _columns(found, truth), *parts, right=("estimate", "ESS", "error"))
     print_labelled(console, "verdict", str(found.verdict), "bold")
     if "actions" in found.diagnostics:
         print_labelled(console, "actions", words.action_shares(found.diagnostics["actions"]), "bold")
@@ -145,25 +137,34 @@ def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> 
     for reason, names in _reasons(found).items():
         verb = "does" if len(names) == 1 else "do"
         print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
-    for warning, names in collected_warnings(found).items():
+    for warning, names in _collected_warnings(found).items():
         print_labelled(console, f"warning ({', '.join(names)})", warning)
 
 
+def _columns(found: EstimateTable, truth: float | None) -> tuple[str, ...]:
+    """Heads of the columns of `_cells`."""
+    error = () if truth is None else ("error",)
+    interval = f"{percent(found.level)} interval"
+    return ("estimator", "estimate", interval, "uplift", "kind", "promise", "ESS", *error)
+
+
 def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[str]:
-    """Cells of an estimator's line; those after a dash are empty."""
-    name, estimate = words.estimator_words(row, found), row.estimate
+    """Cells of an estimator's line, with a bandit's name for it on a bandit's log; empty after a dash."""
+    alias, estimate = BANDIT.get(row.name) if words.is_one_step(found) else None, row.estimate
+    name = f"{row.name} ({alias})" if alias else row.name
     if estimate is None:
         return [name, "–"]
     interval, size = estimate.interval, estimate.effective_sample_size
     ends, kind, promise = "–", "", ""
     if interval is not None:
         ends, kind, promise = words.ends(interval), interval.kind, words.promise(interval)
+    name += " !" if estimate.warnings else ""
     cells = [name, f"{estimate.value:.4g}", ends, words.uplift(estimate.uplift), kind, promise]
     error = [] if truth is None else [f"{estimate.value - truth:+.3g}"]
     return [*cells, "" if size is None else f"{size:.0f}", *error]
 
 
-def collected_warnings(found: EstimateTable) -> dict[str, list[str]]:
+def _collected_warnings(found: EstimateTable) -> dict[str, list[str]]:
     """Each sentence once, with the estimators that it concerns; what concerns all of them first."""
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
     of_all = [("all", text) for text in found.warnings]

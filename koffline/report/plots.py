@@ -31,7 +31,6 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "koffline",
 }
-DEFAULT_ESTIMATOR = "kloss"
 # Colour, dashes and opacity of an interval by what it promises.
 _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = {
     CALIBRATED: (ACCENT, "-", 0.4),
@@ -111,7 +110,7 @@ def plot_intervals(
 ) -> Figure:
     """One line per entry, the first on top; marks: names and numbers to compare with, as lines across.
 
-    The axis holds all values and marks, the default estimator's interval and what fits of the others: an
+    The axis holds all values and marks, the first estimator's interval and what fits of the others: an
     arrow says that one goes on. Certified intervals are dashed and of another colour than calibrated ones.
     """
     window = _window(lines, [mark for _, mark in marks if mark is not None])
@@ -158,12 +157,12 @@ def _draw_interval(
 
 
 def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float]:
-    """Limits that show every value and mark, the default's interval and the narrower two thirds."""
-    by_name = {line.name: line.interval for line in lines if line.value is not None and line.interval}
-    narrow = sorted(by_name.values(), key=lambda interval: interval.width)[: (2 * len(by_name) + 2) // 3]
+    """Limits that show every value and mark, the first estimator's interval and the narrower two thirds."""
+    made = [line.interval for line in lines if line.value is not None and line.interval]
+    narrow = sorted(made, key=lambda interval: interval.width)[: (2 * len(made) + 2) // 3]
     shown = [*marks, *(number for line in lines for number in (line.value, line.truth) if number is not None)]
-    for interval in [*narrow, by_name.get(DEFAULT_ESTIMATOR)]:
-        shown += [] if interval is None else [interval.low, interval.high]
+    for interval in [*narrow, *made[:1]]:
+        shown += [interval.low, interval.high]
     low, high = min(shown), max(shown)
     margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
     return low - margin, high + margin

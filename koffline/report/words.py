@@ -6,58 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from koffline.ope.names import BANDIT, CERTIFIED_KINDS, READ_OFF
-from koffline.ope.results import CALIBRATED, CERTIFIED, EstimateRow, EstimateTable, Interval, Uplift, percent
+from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
+from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, Uplift, percent
 from koffline.spread import Spread
 
 UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
-_SHARES = (
-    "unseen",
-    "negative_share",
-    "coverage",
-    "beyond_cuts",
-    "cut_share",
-    "largest_share",
-    "mean_probability_of_logged_actions",
-)
 _WORDS = {  # words for diagnostics; others are shown by their key
-    "coverage": "policy's actions that lie near logged ones",
+    "coverage": "share of the policy's actions that lie near logged ones",
     "n_terminated": "rows where the world ended",
     "n_truncated": "rows where recording stopped",
     "n_initial_states": "start states",
     "reward_scale": "size of a return (root mean square)",
     "logged_return": "mean return of logged episodes, up to their last row",
-    "logged_return_se": "its standard error",
     "beyond_cuts": "share of the discounted future that comes after the end of recording",
-    "mean_probability_of_logged_actions": "probability that the policy gives to logged actions, mean",
     "actions": "how often the policy takes each action on the log's rows, and the log itself",
-    "held_out_kernel_loss": "kernel loss of episodes that a network has not seen",
     "held_out_kernel_ratio": "the same, divided by that of a perfect value function (1 is perfect)",
-    "effective_bandwidth": "bandwidth of the kernel (standardised states and actions)",
-    "estimates_by_head": "estimates by the same networks",
-    "head_disagreement": "largest gap between those that should agree",
-    "replica_standard_deviation": "spread between networks of resampled episodes",
-    "residual_rms": "Bellman residual of a row, root mean square",
-    "residual_mean": "Bellman residual of a row, mean",
-    "training_steps": "gradient steps",
     "memory_shift": "change of the value if the row before were part of the state",
-    "memory_p_value": "p-value of no such change",
     "drift_shift": "change of the value if the world were as it is where the log ends",
-    "drift_p_value": "p-value of no such change",
-    "sample_rows": "rows that networks were trained on",
-    "largest_share": "share of the episode of the largest weight",
-    "cut_share": "share of the value that lies after cuts",
-    "longest_episode": "rows of the longest episode",
-    "behavior": "where probabilities of the policy that wrote the log come from",
-    "probabilities": "what is odd about them",
-    "blend_steps": "steps that values follow the log before networks say the rest",
-    "blend_shares": "share of each in the value",
-    "direct_value": "value by the networks alone",
     "correction": "what the log's rewards add to it, weighted as the policy acts",
-    "effective_units": "episodes that the weighted log counts as",
     "mass": "mean of all weights (1 where they fit)",
-    "negative_share": "share of negative weights",
     "unseen": "share of rows valued by networks that have not seen them",
 }
 
@@ -83,13 +51,6 @@ def is_one_step(found: Any) -> bool:
     ended = seen.get("n_terminated")  # equal episodes count once
     alone = found.n_episodes == found.n_transitions and not seen.get("n_truncated")
     return bool(ended and (alone or ended == found.n_transitions))
-
-
-def estimator_words(row: EstimateRow, found: EstimateTable) -> str:
-    """The estimator's name, with a bandit's name for it where the log is a bandit's."""
-    alias = BANDIT.get(row.name) if is_one_step(found) else None
-    warned = " !" if row.estimate is not None and row.estimate.warnings else ""
-    return f"{row.name}{f' ({alias})' if alias else ''}{warned}"
 
 
 def action_shares(actions: Mapping[str, Mapping[str, float]]) -> str:
@@ -150,9 +111,7 @@ def promise(interval: Interval) -> str:
 
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     """Diagnostics in words, each with its lines."""
-    shown = {name: f"{value:.0%}" if name in _SHARES and value else value for name, value in record.items()}
-    if "actions" in record:
-        shown["actions"] = action_shares(record["actions"])
+    shown = {**record, "actions": action_shares(record.get("actions", {})) or None}
     return [
         (_WORDS.get(name, name.replace("_", " ")), describe_lines(value))
         for name, value in shown.items()
@@ -169,23 +128,16 @@ def setting(name: str) -> str:
 
 
 def describe_lines(value: Any) -> list[str]:
-    """A diagnostic as lines of text: a count for lists that are long or nested, ends for intervals.
+    """A diagnostic as lines of text: a count for long lists, ends and level for an interval.
 
-    Mappings have a line 'key value' for each part that is not None; nested ones carry the outer key too.
+    Other mappings have a line 'key value' for each part that is not None.
     """
     if isinstance(value, (list, tuple)):
-        is_nested = any(isinstance(part, (Mapping, list, tuple)) for part in value)
-        if is_nested or len(value) > _LONGEST_LIST:
-            return [count_of(len(value), "value")]
-        return [", ".join(map(number, value)) or "–"]
+        is_short = len(value) <= _LONGEST_LIST
+        return [", ".join(map(number, value)) if is_short else count_of(len(value), "value")]
     if not isinstance(value, Mapping):
         return [number(value)]
-    if {"low", "high", "kind"} <= set(value):
-        level = f"{percent(value['level'])} " if value.get("level") is not None else ""
-        return [f"{number(value['low'])} … {number(value['high'])} ({level}{value['kind']})"]
-    lines = []
-    for key, part in value.items():
-        names_itself = isinstance(part, Mapping) and part.get("kind") == key
-        name = "" if names_itself else f"{str(key).replace('_', ' ')} "
-        lines += [] if part is None else [f"{name}{line}" for line in describe_lines(part)]
-    return lines or ["–"]
+    if "low" in value:
+        return [f"{number(value['low'])} … {number(value['high'])} ({percent(value['level'])})"]
+    parts = ((str(key).replace("_", " "), part) for key, part in value.items() if part is not None)
+    return [f"{name} {line}" for name, part in parts for line in describe_lines(part)] or ["–"]

@@ -28,10 +28,7 @@ def ring(bonus: float, seed: int, episodes: int = 300, drift: float = 0.0) -> Tr
 
     All rewards rise by ``drift`` along the log.
     """
-    generator = np.random.default_rng(seed)
-    columns: dict[str, list[float]] = {
-        name: [] for name in ("state", "action", "reward", "next", "end", "step")
-    }
+    generator, rows = np.random.default_rng(seed), []
     for rise in np.linspace(-0.5, 0.5, episodes) * drift:
         state, before = int(generator.integers(STATES)), None
         for step in range(15):
@@ -39,22 +36,20 @@ def ring(bonus: float, seed: int, episodes: int = 300, drift: float = 0.0) -> Tr
             following = (state + (1 if action else -1)) % STATES
             reward = 0.1 * state * action + bonus * (before == 0) + rise + 0.1 * generator.standard_normal()
             ended = bool(generator.random() < END)
-            for name, value in zip(columns, (state, action, reward, following, ended, step), strict=True):
-                columns[name].append(value)
+            rows.append((state, action, reward, following, ended, step))
             state, before = following, action
             if ended:
                 break
-    found = {name: np.array(column) for name, column in columns.items()}
-    end = np.append(found["step"][1:] == 0, True)
+    states, actions, rewards, after, ends, steps = map(np.array, zip(*rows, strict=True))
     return Transitions(
-        observations=np.eye(STATES)[found["state"].astype(int)],
-        actions=found["action"].astype(np.int64),
-        rewards=found["reward"],
-        next_observations=np.eye(STATES)[found["next"].astype(int)],
-        terminated=found["end"].astype(bool),
-        truncated=end & ~found["end"].astype(bool),
+        observations=np.eye(STATES)[states],
+        actions=actions,
+        rewards=rewards,
+        next_observations=np.eye(STATES)[after],
+        terminated=ends,
+        truncated=np.append(steps[1:] == 0, True) & ~ends,
         action_space=Discrete(2),
-        steps=found["step"].astype(np.int64),
+        steps=steps,
     )
 
 

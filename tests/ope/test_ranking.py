@@ -16,6 +16,7 @@ from koffline.ope.results import Interval
 from koffline.policies import DiscretePolicy
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
+from tests.refusals import refused
 
 TRUTHS = (-0.4, 0.2, 0.7)
 RANKED = np.array([10.0, 7.0, 4.0, 2.0])
@@ -36,8 +37,8 @@ def walk():
 
 def test_the_better_policy_comes_first_and_differs(walk) -> None:
     found = walk
-    assert [policy.name for policy in found.policies] == ["right 0.9", "right 0.5", "right 0.1"]
-    assert [policy.rank for policy in found.policies] == [1, 2, 3]
+    ranked = [(policy.rank, policy.name) for policy in found.policies]
+    assert ranked == [(1, "right 0.9"), (2, "right 0.5"), (3, "right 0.1")]
     assert found.best.maybe_best
     assert not found.policies[-1].maybe_best
     assert found.candidates[0] is found.best
@@ -59,7 +60,7 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
         name: DiscretePolicy(3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name)
         for action, name in enumerate(("a", "wild", "b"))
     }
-    found = select_policies(discrete_log(), named, 0.9, truths={"a": 1.0, "b": 0.0, "wild": 9.0})
+    found = select_policies(discrete_log(), named, 0.9, truths=(1.0, 9.0, 0.0))
     assert {policy.name for policy in found.policies} == {"a", "b"}
     assert found.unranked == ({"name": "wild", "reason": "3 of 3 networks diverged"},)
     assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
@@ -91,9 +92,8 @@ def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given
 )
 def test_bad_input_is_refused_in_one_line(changes, kind, message) -> None:
     base = {"transitions": discrete_log(), "policies": ["uniform", "epsilon:0.5:uniform"], "gamma": 0.9}
-    with pytest.raises(kind, match=message) as caught:
+    with refused(kind, message):
         select_policies(**{**base, **QUICK, **changes})
-    assert "\n" not in str(caught.value)
 
 
 def test_one_pair_by_hand() -> None:
@@ -148,7 +148,6 @@ def test_metrics_by_hand() -> None:
     assert found.regret_at_k == (3.0, 3.0, 0.0, 0.0)
     assert found.relative_regret_at_1 == 3.0 / 8.0
     assert found.spearman == pytest.approx(1.0 - 6.0 * 6.0 / (4 * 15))
-    assert found.mean_absolute_error == (5 + 1 + 2 + 1) / 4
     assert found.mean_relative_error == pytest.approx((0.5 + 1 / 7 + 0.5 + 0.5) / 4)
     assert found.coverage == 0.75
     tied = [score_selection(np.ones(2), np.array(truths)) for truths in ([0.0, 5.0], [5.0, 0.0])]

@@ -7,7 +7,8 @@ import torch
 import koffline
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test import bellman_test
-from koffline.ope.cross_fit import assign_folds, cross_fit, measure_freshness, next_row_values, row_values
+from koffline.ope.bellman_test.case import make_case, make_settings
+from koffline.ope.cross_fit import assign_folds, cross_fit, measure_freshness
 from koffline.ope.value_functions import as_value_function, counted_rows, row_fingerprints
 from tests.ope.bellman_test.problems import known_problem
 from tests.ope.problems import NOISY, QUICK, SOFT, discrete_log
@@ -167,15 +168,16 @@ def test_every_row_is_spoken_for_by_a_model_that_has_not_seen_it() -> None:
         return lambda s, a: np.full(len(s), mean)
 
     made = cross_fit(LOG, fit, folds=3, seed=1)
-    values = row_values(made, LOG)
-    for number, part in enumerate(seen):
-        own = made.folds == number
+    for (own, model), part in zip(made.over(LOG), seen, strict=True):
         assert not np.intersect1d(row_fingerprints(part), row_fingerprints(LOG)[own]).size
-        np.testing.assert_allclose(values[own], part.rewards.mean())
-        assert measure_freshness(made.parts[number], LOG.select(np.flatnonzero(own))) == (True, ())
-    np.testing.assert_allclose(next_row_values(made, LOG, SOFT), values)
+        assert measure_freshness(model, LOG.select(own)) == (True, ())
+    case = make_case(made, LOG, SOFT, make_settings(gamma=0.9))
+    for own, part in zip(case.folds, seen, strict=True):
+        np.testing.assert_allclose(case.values[own], part.rewards.mean())
+        following = 0.9 * ~LOG.terminated[own] * part.rewards.mean()
+        np.testing.assert_allclose(case.residuals[own], LOG.rewards[own] + following - case.values[own])
     with pytest.raises(DataError, match="give the same log"):
-        row_values(made, LOG.select(np.arange(59)))
+        next(made.over(LOG.select(np.arange(59))))
 
 
 def test_models_of_different_folds_are_never_multiplied() -> None:

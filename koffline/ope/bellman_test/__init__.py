@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +12,9 @@ from koffline.data.transitions import Transitions
 from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
-from koffline.ope.cross_fit import CrossFitted, measure_freshness, read_value_function
+from koffline.ope.cross_fit import CrossFitted, measure_freshness
 from koffline.ope.results import Record
-from koffline.ope.value_functions import ValueFunction
+from koffline.ope.value_functions import ValueFunction, as_value_function
 from koffline.policies import Policy
 from koffline.policy_specs import as_policy
 
@@ -31,7 +30,7 @@ class BellmanTest(Record):
     return; ``detectable`` the smallest such error found with 80 % power. ``n`` rows count, ``units`` got a
     random sign that changes T. ``kernel_loss`` is the U-statistic: free of bias for
     independent rows, may be negative. ``held_out``: no row was trained on; None: unknown. ``features``: 0 for
-    the exact kernel. ``seconds``: wall clock. ``rows``: residuals, values and weights row by row.
+    the exact kernel. ``rows``: residuals, values and weights row by row.
     """
 
     statistic: float
@@ -49,19 +48,12 @@ class BellmanTest(Record):
     kernel_loss: float
     rms_residual: float
     mean_residual: float
-    return_scale: float
     bandwidth: float
     features: int
     draws: int
     seed: int
-    seconds: float
     warnings: tuple[str, ...]
     witness: Witness = field(repr=False)
-
-    @property
-    def alternative_name(self) -> str:
-        """Description of the alternative of the power."""
-        return f"an error of {self.alternative:.3g} everywhere"
 
     @property
     def rows(self) -> BellmanCase:
@@ -88,12 +80,12 @@ class BellmanTest(Record):
                 f"rejected ({numbers}): {self.value_function} does not solve the Bellman equation of "
                 f"{self.policy} where this log has rows"
             )
-        smallest = "no error of this kind can be found"
+        found, smallest = f"found with probability {self.power:.2f}", "no error of this kind can be found"
         if self.detectable is not None:
             smallest = f"the smallest such error found with probability 0.8 is {self.detectable:.3g}"
         return (
-            f"not rejected ({numbers}): that is no proof; {self.alternative_name} would be found with "
-            f"probability {self.power:.2f}, {smallest}, and nothing is said of states without rows"
+            f"not rejected ({numbers}): that is no proof; an error of {self.alternative:.3g} everywhere is "
+            f"{found}, {smallest}, and nothing is said of states without rows"
         )
 
     def __str__(self) -> str:
@@ -131,7 +123,6 @@ def bellman_test(
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
-    started = time.perf_counter()
     function, policy, settings = _read(q, transitions, policy, gamma, {"seed": seed, **options})
     held_out: bool | None = True
     said: tuple[str, ...] = ()
@@ -157,10 +148,8 @@ def bellman_test(
         kernel_loss=(statistic * case.n - case.own_products) / case.pairs if case.pairs > 0.0 else 0.0,
         rms_residual=float(np.sqrt(share @ case.residuals**2)),
         mean_residual=float(share @ case.residuals),
-        return_scale=scale,
         bandwidth=case.kernel.bandwidth,
         features=features,
-        seconds=time.perf_counter() - started,
         warnings=(*function.notes, *said, *case.warnings),
         witness=Witness(case),
     )
@@ -187,4 +176,4 @@ def _read(
     settings = make_settings(gamma=gamma, **options)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
-    return read_value_function(q, space, shape), policy, settings
+    return q if isinstance(q, CrossFitted) else as_value_function(q, space, shape), policy, settings

@@ -17,7 +17,7 @@ from koffline.data.transitions import Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import Gaussian, median_bandwidth
-from koffline.ope.cross_fit import CrossFitted, next_row_values, row_parts, row_values
+from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
@@ -82,11 +82,6 @@ class BellmanCase:
     folds: tuple[np.ndarray, ...]
 
     @property
-    def shifts(self) -> Float[np.ndarray, " row"]:
-        """What one unit of the alternative, an error of one everywhere, adds to δ."""
-        return self.problem.discounts - 1.0
-
-    @property
     def inputs(self) -> Float[Tensor, "row k"]:
         """Rows as the kernel compares them."""
         return torch.as_tensor(self.problem.kernel_inputs)
@@ -132,10 +127,8 @@ class BellmanCase:
         if signs == 0:
             return ("Every residual is zero up to rounding: there is nothing to test.",)
         if self.is_hopeless:
-            few = (
-                f"{signs} rows with a residual are too few for level {level:g}: random signs give no p-value"
-            )
-            return (f"{few} below {2.0 ** (1 - signs):.2g}, so that nothing can be rejected; use more rows.",)
+            few = f"{signs} rows with a residual are too few to reject anything at level {level:g}"
+            return (f"{few}: random signs give no p-value below {2.0 ** (1 - signs):.2g}; use more rows.",)
         if signs < _FEW_SIGNS:
             return (f"Only {signs} rows have a residual: the level is only roughly kept.",)
         return ()
@@ -157,8 +150,12 @@ def make_case(
     if len(counted) < 2:
         raise DataError("fewer than 2 rows count; a test needs at least 2, a useful one hundreds")
     weights = problem.row_weights / problem.row_weights[counted].mean()  # their sum is n, as in T = n·V̂
-    later = next_row_values(q, transitions, policy, settings.action_draws, generator)
-    values, later = row_values(q, transitions), problem.discounts * later
+    folds, (values, later) = [], np.empty((2, len(transitions)))
+    for rows, part in q.over(transitions):
+        folds.append(rows)
+        values[rows] = part.values(transitions.observations[rows], transitions.actions[rows])
+        asked = transitions.next_observations[rows], policy, settings.action_draws, generator
+        later[rows] = problem.discounts[rows] * part.expected(*asked)
     inputs = torch.as_tensor(problem.kernel_inputs)
     spaced = np.linspace(0, len(counted) - 1, min(len(counted), _MEDIAN_ROWS)).astype(np.int64)
     kernel = Gaussian(settings.bandwidth * median_bandwidth(inputs[torch.as_tensor(counted[spaced])]))
@@ -170,7 +167,7 @@ def make_case(
         weights=weights,
         residuals=_residuals(transitions, problem, values, later, weights),
         values=values,
-        folds=tuple(rows for rows, _ in row_parts(q, transitions)),
+        folds=tuple(folds),
     )
 
 

@@ -94,7 +94,9 @@ def draw_signs(case: BellmanCase, features: int, generator: np.random.Generator)
         mapping = random_fourier_features(kernel, inputs.shape[1], features, seeded)
     for rows in case.folds:
         rows = rows[case.weights[rows] > 0.0]
-        scores, shifts = (case.weights[rows] * each[rows] for each in (case.residuals, case.shifts))
+        # One unit of the alternative, an error of one everywhere, adds discount − 1 to a residual.
+        parts = case.residuals, case.problem.discounts - 1.0
+        scores, shifts = (case.weights[rows] * each[rows] for each in parts)
         here = inputs[torch.as_tensor(rows)]
         if features and not 0 < len(rows) <= min(features, _EXACT_ROWS):
             drawn.append(draw_by_features(scores, shifts, here, mapping, case.n, draws, generator))

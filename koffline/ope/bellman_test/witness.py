@@ -17,6 +17,7 @@ from jaxtyping import Float
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.case import BellmanCase
 from koffline.ope.bellman_test.forms import random_signs
+from koffline.ope.results import Record
 
 _BLOCK_NUMBERS = 1 << 22  # kernel values per block
 _FEWEST_EFFECTIVE = 5.0  # least effective rows of a local mean that is examined
@@ -57,7 +58,7 @@ class WitnessMap:
 
 
 @dataclass(frozen=True, eq=False)
-class Region:
+class Region(Record):
     """Rows around a place where the Bellman equation fails most.
 
     ``center``: mean observation of its rows, flat. ``action``: theirs (an int) or their mean action (k,).
@@ -175,14 +176,13 @@ class Witness:
 
 
 @dataclass(frozen=True, eq=False)
-class Profile:
-    """Rows in bins of nearly equal weight, in the order of ``label``.
+class Profile(Record):
+    """Rows in bins of nearly equal weight, in the order of a number.
 
     (B,) each: ``center``: weighted mean of the number; ``mean`` ± ``standard_error`` of the residual;
     ``low``, ``high``: its 10 % and 90 % quantiles; ``rows``: how many.
     """
 
-    label: str
     center: np.ndarray
     mean: np.ndarray
     standard_error: np.ndarray
@@ -192,7 +192,6 @@ class Profile:
 
 
 def make_profile(
-    label: str,
     numbers: Float[np.ndarray, " row"],
     residuals: Float[np.ndarray, " row"],
     weights: Float[np.ndarray, " row"],
@@ -210,7 +209,7 @@ def make_profile(
     parts = [slice(int(start), int(stop)) for start, stop in pairwise(edges)]
     columns = zip(*(_summary(numbers[part], residuals[part], weights[part]) for part in parts), strict=True)
     center, mean, error, low, high = map(np.array, columns)
-    return Profile(label, center, mean, error, low, high, np.diff(edges))
+    return Profile(center, mean, error, low, high, np.diff(edges))
 
 
 def _summary(numbers: np.ndarray, residuals: np.ndarray, weights: np.ndarray) -> tuple[float, ...]:

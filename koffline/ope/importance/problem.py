@@ -30,21 +30,13 @@ class RowValues:
     ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
     ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
     trained on their episode. ``weights (N,)``: ω of rows, where the models have any.
-    DataError for what is not finite.
     """
 
-    now: np.ndarray
-    later: np.ndarray
-    starts: np.ndarray
+    now: Float[np.ndarray, " row"]
+    later: Float[np.ndarray, " row"]
+    starts: Float[np.ndarray, " start"]
     unseen: float = 1.0
     weights: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("now", "later", "starts"):
-            array = np.asarray(getattr(self, name), dtype=np.float64)
-            if array.ndim != 1 or not np.isfinite(array).all():
-                raise DataError(f"the model's values ({name}) are no finite numbers, one per row or episode")
-            object.__setattr__(self, name, array)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ _DEVIATIONS = 5.0
 _AT_BOUNDS = 0.01  # share of actions on the bounds above which densities need point masses there
 _FREQUENCIES = 40
 _PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # an infinite penalty ignores the observation
-_DEFAULT_PENALTY = 1e-1  # penalty if no fold can be held out
 _PATIENCE = 2  # successive penalties without improvement
 _FIT_ROWS = 10_000  # most rows of one fit
 _STEPS = {"maxiter": 60, "ftol": 1e-6}  # enough for a warm start of the next penalty
@@ -38,9 +37,9 @@ _MOST_INPUTS = 4096
 _FAR = 5.0  # bound of standardised observations
 _LOG_DEVIATIONS = (-6.0, 3.0)  # range for standardised actions: repeated ones have no density
 _WARNING = (
-    "Behavior probabilities were estimated from the log ({behavior_model}, {folds}; held-out log-likelihood "
-    "{behavior_log_likelihood:.3g} a row against {behavior_log_likelihood_constant:.3g} without the "
-    "observation): intervals leave that error out."
+    "Behavior probabilities were estimated from the log ({behavior_model}, cross-fitted; held-out "
+    "log-likelihood {behavior_log_likelihood:.3g} a row against {behavior_log_likelihood_constant:.3g} "
+    "without the observation): intervals leave that error out."
 )
 
 
@@ -54,14 +53,6 @@ class Ratios:
     is_estimated: bool
     warnings: tuple[str, ...] = ()
     diagnostics: dict[str, Any] = field(default_factory=dict)
-
-
-class Behavior(NamedTuple):
-    """Estimated log probabilities (N,) of the logged actions, and how they were found."""
-
-    log_probabilities: np.ndarray
-    warning: str
-    diagnostics: dict[str, Any]
 
 
 def importance_ratios(
@@ -88,9 +79,9 @@ def importance_ratios(
         off = _warnings_of_logged(logs)
         return Ratios(logs, False, (*off, *at_bounds), {"behavior": FROM_LOG, "probabilities": list(off)})
     cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
-    found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
-    diagnostics = {"behavior": ESTIMATED, **found.diagnostics}
-    return Ratios(target - found.log_probabilities, True, (found.warning, *at_bounds), diagnostics)
+    logs, found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
+    warnings = _WARNING.format(**found), *at_bounds
+    return Ratios(target - logs, True, warnings, {"behavior": ESTIMATED, **found})
 
 
 def action_log_probabilities(
@@ -138,30 +129,27 @@ def _warnings_at_bounds(
     return (f"{share:.1%} of the actions lie on the bounds: {what}.",)
 
 
-def estimate_behavior(transitions: Transitions, seed: int = 0, cut_to: Any = None) -> Behavior:
-    """Cross-fitted log probabilities of the logged actions, densities of continuous ones.
+def estimate_behavior(
+    transitions: Transitions, seed: int = 0, cut_to: Any = None
+) -> tuple[Float[np.ndarray, " row"], dict[str, Any]]:
+    """Cross-fitted log probabilities of the logged actions, densities of continuous ones; and how they came.
 
     ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.builtin`), as those of
-    the policy they are to be compared with. Raises DataError for logs without episodes and for images.
+    the policy they are to be compared with. Raises DataError for logs of fewer than two episodes and for
+    images.
     """
-    if not transitions.has_episodes:
+    if transitions.n_episodes < 2:
         raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")
-    generator, episodes = np.random.default_rng([seed, 11]), transitions.n_episodes
+    generator = np.random.default_rng([seed, 11])
     model = _model(transitions, cut_to, _features(transitions, generator), generator)
-    if episodes < 2:
-        folds, penalty = "on its only episode", _DEFAULT_PENALTY
-        logs = constant = model.evaluate(model.fit(np.arange(len(transitions)), penalty))
-    else:
-        folds = "2-fold cross-fitted by episode"
-        halves = generator.permutation(episodes) % 2
-        logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
-    found = {
+    halves = generator.permutation(transitions.n_episodes) % 2
+    logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
+    return logs, {
         "behavior_model": model.name,
         "behavior_penalty": penalty if math.isfinite(penalty) else None,
         "behavior_log_likelihood": float(logs.mean()),
         "behavior_log_likelihood_constant": float(constant.mean()),
     }
-    return Behavior(logs, _WARNING.format(folds=folds, **found), found)
 
 
 @dataclass(frozen=True, eq=False)

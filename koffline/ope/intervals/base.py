@@ -159,7 +159,12 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
     leverage = own * system.row_weights / len(system)
     scale = (1.0 - leverage.clamp(max=_MOST_LEVERAGE)).rsqrt()
     residuals, share = system.residuals(theta) * scale, weights * system.row_weights / len(system)
-    row_design, start_design = (share * scale)[:, None] * system.difference, _start_design(system)
+    row_design = (share * scale)[:, None] * system.difference
+    if not system.fixed_starts:  # deviations of the start states' features from their mean
+        of_start = system.start_weights / system.start_weights.sum()
+        start_design = of_start[:, None] * (system.starts - start)
+    else:  # where the states are given, of the actions drawn there
+        start_design = torch.zeros_like(system.starts) if system.start_noise is None else system.start_noise
     path = _quietest_path(row_design, start_design, start)
     return Profile(
         value=system.value(theta),
@@ -209,15 +214,6 @@ def ridge_sizes(
     diagonal = curvature.diagonal()
     pulled = diagonal[~free].mean() if bool((~free).any()) else diagonal.mean()
     return torch.where(free, 1e-12 * diagonal.mean(), ridge * pulled).clamp(min=1e-300)
-
-
-def _start_design(system: FeatureSystem) -> Float[Tensor, "drawn parameter"]:
-    """Weighted deviations of the start states' features from their mean; where the states are given, of the
-    actions drawn there."""
-    if system.fixed_starts:
-        return torch.zeros_like(system.starts) if system.start_noise is None else system.start_noise
-    share = system.start_weights / system.start_weights.sum()
-    return share[:, None] * (system.starts - system.start_mean)
 
 
 def _quietest_path(

@@ -37,9 +37,9 @@ _GRID = np.logspace(-16.0, 6.0, 89)  # relative to the largest curvature
 _CERTIFIED = (
     "Holds for any number of rows fixed beforehand: each next state and reward depend on the past only "
     "through (s, a), rows need not be independent; rewards within {rewards}, values within "
-    "[{low:.4g}, {high:.4g}] ({values}); Q^π in the class, ‖θ − θ0‖ at most {norm:.4g} ({source}); row "
-    "weights, standardisation and bandwidth as if fixed beforehand (the latter two come from the log's "
-    "states); {starts}."
+    "[{bounds[0]:.4g}, {bounds[1]:.4g}] ({values}); Q^π in the class, ‖θ − θ0‖ at most {norm:.4g} "
+    "({source}); row weights, standardisation and bandwidth as if fixed beforehand (the latter two come from "
+    "the log's states); {starts}."
 )
 _SIMULTANEOUS = (
     "Asymptotic: all parameters whose kernel loss a wild bootstrap of the residuals explains, so it holds "
@@ -187,7 +187,16 @@ def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalS
     if ends is not None:
         low, high, alarm = ends[0] - margin, ends[1] + margin, _BEYOND.format(*bounds)
         if low <= bounds[1] and high >= bounds[0]:
-            text = _assumptions(system, kind, settings, norm)
+            text = (_SIMULTANEOUS if kind == KERNEL_SIMULTANEOUS else _CERTIFIED).format(
+                bounds=bounds,
+                norm=norm,
+                source=f"{NORM_FACTOR:g} times the fit's: a guess"
+                if settings.norm_bound is None
+                else "given",
+                starts=describe_starts(system.fixed_starts, "start states drawn independently"),
+                rewards="those seen in the log" if settings.reward_bounds is None else "given bounds",
+                values="what these and γ imply" if settings.value_bounds is None else "given",
+            )
             interval = Interval(low, high, settings.level, kind, text, norm).within(bounds)
             alarm = _VACUOUS if (interval.low, interval.high) == bounds else ""
     return IntervalResult(
@@ -218,18 +227,3 @@ def _chances(system: FeatureSystem, kind: str, settings: KernelIntervalSettings)
         draws = system.start_draws if system.fixed_starts else 1  # else draws share the state
         margin = start_deviation(values, system.start_weights, half) / draws**0.5
     return threshold, 0.0 if is_exact else margin
-
-
-def _assumptions(system: FeatureSystem, kind: str, settings: KernelIntervalSettings, norm: float) -> str:
-    """Sentence on the assumptions of the interval."""
-    low, high = settings.values_within(system)
-    template = _SIMULTANEOUS if kind == KERNEL_SIMULTANEOUS else _CERTIFIED
-    return template.format(
-        norm=norm,
-        source=f"{NORM_FACTOR:g} times the fit's: a guess" if settings.norm_bound is None else "given",
-        starts=describe_starts(system.fixed_starts, "start states drawn independently"),
-        rewards="those seen in the log" if settings.reward_bounds is None else "given bounds",
-        values="what these and γ imply" if settings.value_bounds is None else "given",
-        low=low,
-        high=high,
-    )

@@ -62,7 +62,7 @@ def test_draws_are_loops(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In features, with the Gram matrix of the features themselves, whatever the blocks."""
     case, features = case_of(discrete_log(20, 5), SOFT), 0 if kind == "exact" else 64
     near, signs = case.kernel.gram(case.inputs), forms.random_signs((7, 20), np.random.default_rng(5))
-    scores, shifts = case.weights * case.residuals, case.weights * case.shifts
+    scores, shifts = case.weights * case.residuals, case.weights * (case.problem.discounts - 1.0)
     generator = torch.Generator().manual_seed(case.settings.seed)
     if kind == "exact":
         own = reference.products(np.eye(20), case.inputs.numpy(), case.kernel.bandwidth, 1)

@@ -7,24 +7,17 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
+from koffline.errors import ConfigError, DataError, PolicyError
 from koffline.ope.bellman_test import forms
 from tests.ope.bellman_test.problems import ONLY_ACTION, known_problem, simple_q
+from tests.ope.importance.cases import log_of_steps
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
 
 
 def test_by_hand() -> None:
     """Two rows one median apart with bandwidth 1: k = e⁻¹, δ = (2, −1): T = (4 + 1 − 4/e)/2."""
-    log = koffline.Transitions(
-        observations=np.array([[0.0], [1.0]]),
-        actions=np.zeros(2, dtype=np.int64),
-        rewards=np.array([2.0, -1.0]),
-        next_observations=np.array([[5.0], [5.0]]),
-        terminated=np.array([True, True]),
-        truncated=np.zeros(2, bool),
-        action_space=koffline.Discrete(1),
-    )
+    log = log_of_steps(np.array([2.0, -1.0]), 1, n_actions=1, observations=np.array([[0.0], [1.0]]))
     result = koffline.bellman_test(lambda s, a: 0.0 * s[:, 0], log, ONLY_ACTION, 0.9, bandwidth=1.0)
     assert result.statistic == pytest.approx((5.0 - 4.0 / np.e) / 2.0, abs=1e-12)
     assert result.kernel_loss == pytest.approx(-2.0 / np.e, abs=1e-12)  # one pair: k δ₁ δ₂
@@ -96,12 +89,9 @@ def test_bad_options_are_one_line(options: dict, message: str, monkeypatch: pyte
         (lambda s: s[:, 0], discrete_log(), SOFT, DataError, "a column per action"),
     ],
 )
-def test_bad_values_logs_and_policies_are_one_line(
-    q, log, policy, kind: type[KofflineError], message
-) -> None:
-    with pytest.raises(kind, match=message) as caught:
+def test_bad_values_logs_and_policies_are_one_line(q, log, policy, kind, message) -> None:
+    with refused(kind, message):
         koffline.bellman_test(q, log, policy, 0.9)
-    assert "\n" not in str(caught.value)
 
 
 def rejections(repetitions: int, n: int, kind: str, error: float = 0.0, **options: object) -> int:

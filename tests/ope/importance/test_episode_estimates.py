@@ -55,10 +55,6 @@ def test_episodes_of_weight_zero_are_not_there() -> None:
         assert found[name].effective_sample_size == pytest.approx(left[name].effective_sample_size)
 
 
-def all_unavailable(found: dict, text: str) -> bool:
-    return all(isinstance(part, str) and text in part for part in found.values())
-
-
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
@@ -70,9 +66,8 @@ def all_unavailable(found: dict, text: str) -> bool:
 )
 def test_what_does_not_apply_has_a_reason(name: str, options: dict, reason: str) -> None:
     problem = EXACT_PROBLEMS[name](0, 100)
-    assert all_unavailable(
-        episode_estimates(problem.transitions, problem.policy, problem.gamma, **options), reason
-    )
+    found = episode_estimates(problem.transitions, problem.policy, problem.gamma, **options)
+    assert all(reason in text for text in found.values())
 
 
 def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
@@ -80,7 +75,7 @@ def test_a_policy_that_takes_no_logged_action_has_no_estimate() -> None:
     log = problem.transitions.replace(actions=np.zeros(200, dtype=int))
     policy = DiscretePolicy(2, lambda o: np.tile([0.0, 1.0], (len(o), 1)), "never")
     found = episode_estimates(log, policy, 0.9, q=q, draws=FEW)
-    assert all_unavailable(found, "takes none of the logged actions: every episode's weight is zero after")
+    assert all("takes none of the logged actions: every episode's" in text for text in found.values())
 
 
 def test_weights_beyond_numbers_are_refused_or_normalised() -> None:

@@ -58,18 +58,11 @@ def counted(case: Case, counts: np.ndarray) -> Case:
     """The case with episodes counted that often, those of zero left out."""
     problem, model, kept = case.problem, case.model, counts > 0
     rows, lengths, shares = np.repeat(kept, problem.lengths), problem.lengths[kept], counts * problem.shares
-    picked = replace(
-        problem,
-        log_weights=problem.log_weights[rows],
-        rewards=problem.rewards[rows],
-        discounts=problem.discounts[rows],
-        starts=np.cumsum(lengths) - lengths,
-        lengths=lengths,
-        shares=shares[kept] / shares.sum(),
-    )
-    return replace(
-        case, problem=picked, model=RowValues(model.now[rows], model.later[rows], model.starts[kept])
-    )
+    columns = {name: getattr(problem, name)[rows] for name in ("log_weights", "rewards", "discounts")}
+    columns |= {"starts": np.cumsum(lengths) - lengths, "lengths": lengths}
+    picked = replace(problem, shares=shares[kept] / shares.sum(), **columns)
+    values = RowValues(model.now[rows], model.later[rows], model.starts[kept])
+    return replace(case, problem=picked, model=values)
 
 
 @EACH
@@ -98,15 +91,9 @@ def test_mix_is_that_of_a_general_solver() -> None:
     mix = least_error_mix(errors)
     assert mix.sum() == pytest.approx(1.0)
     assert mix.min() >= 0.0
-    other = minimize(
-        lambda x: x @ errors @ x,
-        np.full(6, 1 / 6),
-        jac=lambda x: 2.0 * errors @ x,
-        bounds=[(0.0, 1.0)] * 6,
-        constraints={"type": "eq", "fun": lambda x: x.sum() - 1.0},
-        method="SLSQP",
-        options={"ftol": 1e-14, "maxiter": 500},
-    )
+    limits = {"bounds": [(0.0, 1.0)] * 6, "constraints": {"type": "eq", "fun": lambda x: x.sum() - 1.0}}
+    precise = {"method": "SLSQP", "options": {"ftol": 1e-14, "maxiter": 500}}
+    other = minimize(lambda x: x @ errors @ x, np.full(6, 1 / 6), **limits, **precise)
     assert mix @ errors @ mix <= other.fun * (1.0 + 1e-6)
     np.testing.assert_allclose(least_error_mix(np.diag([1.0, 3.0])), [0.75, 0.25], rtol=1e-6)
     np.testing.assert_allclose(least_error_mix(np.zeros((4, 4))), 0.25)

@@ -36,10 +36,9 @@ def system(seed: int, starts: int = 1, n: int = 400):
 def test_the_noise_is_the_covariance_of_the_mean_over_draws() -> None:
     problem, made = system(0, starts=3)
     assert made.start_draws * 3 >= 16_384
-    expected = torch.zeros(made.parameters, made.parameters, dtype=torch.float64)
+    expected = 0.0
     for inputs in problem.start_inputs:
-        drawn = FEATURES(torch.as_tensor(inputs)).double()
-        drawn = torch.cat([drawn, torch.ones(len(drawn), 1, dtype=torch.float64)], dim=1)
+        drawn = torch.nn.functional.pad(FEATURES(torch.as_tensor(inputs)).double(), (0, 1), value=1.0)
         expected += torch.cov(drawn.T) / len(drawn) / 9.0
     noise = made.start_noise
     torch.testing.assert_close(noise.T @ noise, expected, rtol=1e-6, atol=1e-12)

@@ -90,11 +90,9 @@ def test_a_class_that_cannot_explain_the_log_is_an_alarm() -> None:
 
 
 def _loss(system, theta: np.ndarray) -> float:
-    psi = system.instruments(system.kernel_inputs).numpy()
-    total = np.zeros(psi.shape[1])
-    for i in range(len(system)):
-        delta = float(system.rewards[i]) - float(system.difference[i].numpy() @ theta)
-        total += float(system.row_weights[i]) * delta * psi[i]
+    psi = system.instruments(system.kernel_inputs)
+    rows = zip(system.row_weights, system.rewards, system.difference, psi, strict=True)
+    total = sum(w * (r - z @ torch.as_tensor(theta)) * instrument for w, r, z, instrument in rows)
     return float(total @ total) / len(system) ** 2
 
 
@@ -113,17 +111,10 @@ def test_extremes_agree_with_brute_force(seed: int, constants: int, extra: float
         {"type": "ineq", "fun": lambda theta: norm**2 - np.sum((theta - centre) ** 2)},
     ]
     ends = {}
+    precise = {"constraints": limits, "method": "SLSQP", "options": {"maxiter": 500, "ftol": 1e-13}}
+    begins = [centre + 0.3 * norm * np.random.default_rng(k).standard_normal(3) for k in range(4)]
     for sign in (1.0, -1.0):
-        tries = [
-            minimize(
-                lambda theta, sign=sign: -sign * direction @ theta,
-                centre + 0.3 * norm * np.random.default_rng(k).standard_normal(3),
-                constraints=limits,
-                method="SLSQP",
-                options={"maxiter": 500, "ftol": 1e-13},
-            )
-            for k in range(4)
-        ]
+        tries = [minimize(lambda theta, s=sign: -s * direction @ theta, at, **precise) for at in begins]
         ends[sign] = max(-t.fun for t in tries if t.success and all(g["fun"](t.x) > -1e-7 for g in limits))
     assert found[1] == pytest.approx(ends[1.0], abs=1e-5)
     assert found[0] == pytest.approx(-ends[-1.0], abs=1e-5)
