@@ -8,7 +8,6 @@ R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,37 +73,33 @@ def rows_at(steps: Tensor, index: Tensor) -> Tensor:
     return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
 
 
-@dataclass(frozen=True, eq=False)
 class Residual:
-    """Residual R of every window (K, M), with the pullback of its gradients."""
-
-    windows: Tensor
-    density: Density
-    pull_policy: Callable[[Tensor], Tensor]
-    values: ValueEnds
-
-
-def compute_residual(
-    online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch, coefficients: Tensor
-) -> Residual:
-    """Residuals of all windows.
+    """Residuals ``windows`` (K, M) of all windows, with the pullbacks of their gradients.
 
     slow: the runs that bootstrap from the slow copy of V. coefficients (2, K, 1): τ and λ.
     """
-    runs, paths, steps = batch.rewards.shape
-    inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
-    actions = batch.actions.flatten(1, 2)
-    actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
-    outputs, pull_policy = online.policy.forward_with_pullback(inputs)
-    density = Density(outputs, online.log_std, actions)
-    slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
-    kl_coef, entropy_coef = coefficients
-    divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow_density
-    reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
-    gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
-    values = ValueEnds(online, target, slow, batch)
-    windows = gained.flatten(1) + values.discount * values.end - values.start
-    return Residual(windows, density, pull_policy, values)
+
+    def __init__(
+        self,
+        online: AgentStack,
+        target: AgentStack,
+        slow: Rows | None,
+        batch: Minibatch,
+        coefficients: Tensor,
+    ) -> None:
+        runs, paths, steps = batch.rewards.shape
+        inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
+        actions = batch.actions.flatten(1, 2)
+        actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
+        outputs, self.pull_policy = online.policy.forward_with_pullback(inputs)
+        self.density = Density(outputs, online.log_std, actions)
+        slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
+        kl_coef, entropy_coef = coefficients
+        divergence = (entropy_coef + kl_coef) * self.density.log_probability - kl_coef * slow_density
+        reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
+        gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
+        self.values = values = ValueEnds(online, target, slow, batch)
+        self.windows = gained.flatten(1) + values.discount * values.end - values.start
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,8 +201,8 @@ def _upper(rows: int) -> np.ndarray:
 class RememberedLoss:
     """The loss (1 − w) ‖E ψR‖² + w E R² of M runs; one factor E ψR averages over earlier mini-batches.
 
-    share (M, 1): kept per step; diag_weight (M, 1): w, NaN for 1/m; bandwidth (M, 1): of the Gaussian kernel
-    over the rows that the features ψ approximate.
+    share (M, 1): kept per step. diag_weight (M, 1): w, NaN for 1/m. The features ψ approximate the Gaussian
+    kernel over the rows, whose bandwidth is bandwidth_scale (M, 1) times their root mean squared distance.
     (Feng et al. 2019, thm:eigen; `koffline.objectives.MemoryLoss`)
     """
 
@@ -217,14 +212,15 @@ class RememberedLoss:
         self,
         share: Tensor,
         diag_weight: Tensor,
-        bandwidth: Tensor,
-        columns: int,
+        bandwidth_scale: Tensor,
+        has_actions: Tensor,
         online: AgentStack,
         target: AgentStack,
     ) -> None:
-        self._weight, self._bandwidth = diag_weight, bandwidth
-        generator = torch.Generator().manual_seed(0)
-        self._features = FourierFeatures(Gaussian(1.0).draw_frequencies(columns, _FEATURES // 2, generator))
+        columns = online.shape.observation_dim + online.shape.outputs * has_actions
+        self._weight, self._bandwidth = diag_weight, bandwidth_scale * (2.0 * columns).sqrt()
+        generator, base = torch.Generator().manual_seed(0), Gaussian(1.0)
+        self._features = FourierFeatures(base.draw_frequencies(int(columns.max()), _FEATURES // 2, generator))
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
         self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
         self._coefficients = share.new_zeros(2, len(share), 1)
@@ -244,7 +240,7 @@ class RememberedLoss:
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
         old = None
         if self._memory.count:
-            before = compute_residual(self._online, self._target, None, batch, self._coefficients)
+            before = Residual(self._online, self._target, None, batch, self._coefficients)
             old = gram_product(before.windows, psi)
         remembered = self._memory.take(gram_product(residual, psi), old)
         self._online.flat.copy_(online.flat)

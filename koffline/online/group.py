@@ -18,14 +18,14 @@ from koffline.errors import DataError
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
-from koffline.online.networks import write_model
+from koffline.online.networks import trust_pcl_model
 from koffline.online.paths import replay_transitions
 from koffline.store.files import write_text
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
 COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
 _LOG = logging.getLogger(__name__)
-Row = dict[str, float]
+Row = dict[str, int | float]
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,16 @@ class GroupTask:
 
 
 class GroupResult(BaseModel):
-    """Result of a finished stack. seconds: of training; by seed: the step of divergence, the evaluations."""
+    """What a stack has found so far: its result in the end, and what its checkpoints go on from.
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
-    steps: int
-    seconds: float
-    diverged: dict[int, int]
-    evaluations: dict[int, list[Row]]
+    seconds: of training. diverged: seed to step. logs: rows by the file's name in the run's folder.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    steps: int = 0
+    seconds: float = 0.0
+    diverged: dict[int, int] = {}
+    logs: dict[str, list[Row]] = {}
 
 
 def read_result(path: Path) -> GroupResult:
@@ -115,15 +118,14 @@ class _Training:
                 "run is as good as, but not equal to, one that was never stopped",
                 task.config.env,
             )
-        saved = saved or {"diverged": {}, "seconds": 0.0, "logs": {}}
-        self._diverged: dict[int, int] = saved["diverged"]
-        self._logs: dict[str, list[Row]] = saved["logs"]  # by name in the run's folder
-        self._started = time.perf_counter() - saved["seconds"]  # earlier processes of the run included
+        self._found = GroupResult.model_validate(saved or {})
+        self._started = time.perf_counter() - self._found.seconds  # earlier processes of the run included
 
     @property
     def is_over(self) -> bool:
         """Whether all steps are done, or all seeds diverged."""
-        return self._stack.steps >= self._task.config.steps or len(self._diverged) == len(self._task.seeds)
+        done = self._stack.steps >= self._task.config.steps
+        return done or len(self._found.diverged) == len(self._task.seeds)
 
     def evaluate(self) -> None:
         """Evaluate, and log a row per seed; a seed whose networks are not finite gets no more rows."""
@@ -137,18 +139,17 @@ class _Training:
                 self._task.config.max_divergence,
                 self._task.config.kl_coef,
             )
+        diverged = self._found.diverged
         for place, (seed, folder) in enumerate(zip(self._task.seeds, self._task.folders, strict=True)):
-            if seed not in self._diverged and (stack.diverged[place] or not is_finite[place]):
-                self._diverged[seed] = step
+            if seed not in diverged and (stack.learner.diverged[place] or not is_finite[place]):
+                diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
             found = evaluations[place]
             numbers = found.mean_return, found.length, found.sampled_return
-            for name, row in (
-                (EVALUATION, dict(zip(COLUMNS, numbers, strict=True))),
-                (METRICS, metrics[place]),
-            ):
-                rows = self._logs.setdefault(f"{folder.name}/{name}", [])
-                if row and seed not in self._diverged:
+            evaluated = dict(zip(COLUMNS, numbers, strict=True))
+            for name, row in ((EVALUATION, evaluated), (METRICS, metrics[place])):
+                rows = self._found.logs.setdefault(f"{folder.name}/{name}", [])
+                if row and seed not in diverged:
                     rows.append({"step": step, **row})
                 _write_rows(folder / name, rows)
 
@@ -157,9 +158,8 @@ class _Training:
         stack, task = self._stack, self._task
         for place, folder in enumerate(task.folders):
             if stack.is_finite[place]:
-                write_model(stack.agent(place), task.config, folder / MODEL)
-        state = {"diverged": self._diverged, "seconds": self._seconds, "logs": self._logs}
-        state["stack"] = stack.state_dict()
+                trust_pcl_model(stack.agent(place), task.config).save(str(folder / MODEL))
+        state = {**self._so_far().model_dump(), "stack": stack.state_dict()}
         save(task.checkpoints, task.fingerprint, stack.steps, state, task.config.keep_checkpoints)
 
     def finish(self, path: Path) -> None:
@@ -167,7 +167,7 @@ class _Training:
         stack, task = self._stack, self._task
         gamma = task.config.gamma if 0.0 < task.config.gamma < 1.0 else None
         for place, folder in enumerate(task.folders):
-            if task.seeds[place] in self._diverged or task.config.streaming:
+            if task.seeds[place] in self._found.diverged or task.config.streaming:
                 continue
             try:
                 log = replay_transitions(stack.replay, place, stack.shape.action_space, gamma)
@@ -175,20 +175,11 @@ class _Training:
                 _LOG.warning("no log of the replay at %s: %s", folder / REPLAY, error)
             else:
                 write_transitions(log, folder / REPLAY, force=True)
-        names = {
-            seed: f"{folder.name}/{EVALUATION}" for seed, folder in zip(task.seeds, task.folders, strict=True)
-        }
-        result = GroupResult(
-            steps=stack.steps,
-            seconds=self._seconds,
-            diverged=self._diverged,
-            evaluations={seed: self._logs.get(name, []) for seed, name in names.items()},
-        )
-        write_text(path, result.model_dump_json(indent=2) + "\n")
+        write_text(path, self._so_far().model_dump_json(indent=2) + "\n")
 
-    @property
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._started
+    def _so_far(self) -> GroupResult:
+        self._found.steps, self._found.seconds = self._stack.steps, time.perf_counter() - self._started
+        return self._found
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:

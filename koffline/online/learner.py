@@ -60,7 +60,12 @@ class Learner:
         self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
         self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(True)
         self._through_end = self._column([c.critic in ("rg", "kloss") for c in configs])
-        self._remembered = self._remember(configs)
+        self._remembered: RememberedLoss | None = None
+        if (rows := self._rows_of.get("memory")) is not None:
+            share = self._column([c.memory for c in configs])
+            numbers = share, self._diag_weight, self._bandwidth_scale, self._actions_in_kernel
+            before = online.of(rows), target.of(rows)
+            self._remembered = RememberedLoss(*(part[rows] for part in numbers), *before)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
@@ -95,7 +100,7 @@ class Learner:
 
     def compute_step(self, batch: Minibatch, coefficients: Tensor) -> Step:
         """Compute the gradients of both networks, one row per run; no update."""
-        found = critics.compute_residual(self.online, self.target, self._slow, batch, coefficients)
+        found = critics.Residual(self.online, self.target, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
@@ -118,19 +123,6 @@ class Learner:
             "policy_std": density.mean_std,
         }
         return Step(gradient, residual, diagnostics)
-
-    def _remember(self, configs: Sequence[OnlineConfig]) -> RememberedLoss | None:
-        """Make the remembered loss; standardised rows have the root mean squared distance √(2 · columns)."""
-        rows = self._rows_of.get("memory")
-        if rows is None:
-            return None
-        columns = (
-            self.online.shape.observation_dim + self.online.shape.outputs * self._actions_in_kernel[rows]
-        )
-        bandwidth = self._bandwidth_scale[rows] * (2.0 * columns).sqrt()
-        share = self._column([c.memory for c in configs])[rows]
-        before = self.online.of(rows), self.target.of(rows)
-        return RememberedLoss(share, self._diag_weight[rows], bandwidth, int(columns.max()), *before)
 
     def _critic(
         self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Tensor

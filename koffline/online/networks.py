@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -187,11 +186,6 @@ class Density:
         weighted = self._scaled * slope.unsqueeze(2)
         deviations = (weighted * self._scaled).sum(dim=1) - slope.sum(dim=1, keepdim=True)
         return pull(weighted.mul_(self._inverse)), deviations
-
-
-def write_model(agent: Agent, config: OnlineConfig, path: str | Path) -> None:
-    """Write the model as a .d3 file, whole or not at all, over an older one. Raises DataError."""
-    trust_pcl_model(agent, config).save(str(path))
 
 
 def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
