@@ -108,7 +108,7 @@ class RolloutPlayer:
             raise ConfigError(
                 f"there are {len(policies)} policies and {len(settings.weights)} weights; give one for each"
             )
-        self._settings, self._given, self._where = settings, policies, where
+        self._settings, self._given, self._where, self._clipped = settings, policies, where, 0
         self._copies = make_copies(settings.env, settings.time_limit)
         self._batch_size = settings.num_envs or self._copies.usual_number
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
@@ -165,21 +165,18 @@ class RolloutPlayer:
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
         return {name: column[order] for name, column in columns.items()}
 
-    def join(self, parts: Sequence[Columns], metadata: Metadata | None = None) -> Transitions:
-        """Batches as one log; metadata: by default those of a whole build."""
+    def join(self, parts: Sequence[Columns]) -> Transitions:
+        """Batches as one log; its metadata count the clipped actions of all that were joined so far."""
         columns = _joined(parts)
         clipped, log_probabilities = columns.pop("clipped"), columns.pop("log_probabilities")
+        self._clipped += int(clipped.sum())
+        note = f"{self._clipped} actions were outside the action space; they are stored as clipped"
         return Transitions(
             **columns,
             action_space=self.action_space,
             behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
-            metadata=metadata or self.metadata(int(clipped.sum())),
+            metadata=world_metadata(self._copies, self._settings.gamma, (note,) * bool(self._clipped)),
         )
-
-    def metadata(self, clipped: int) -> Metadata:
-        """Metadata of the whole build. clipped: number of clipped actions."""
-        note = f"{clipped} actions were outside the action space; they are stored as clipped"
-        return world_metadata(self._copies, self._settings.gamma, (note,) * bool(clipped))
 
 
 def world_metadata(copies: Any, gamma: float | None, notes: tuple[str, ...] = (), **extra: Any) -> Metadata:
@@ -259,12 +256,11 @@ class PartsFolder:
 
     def build_shards(self, player: RolloutPlayer, writer: ShardWriter, progress: Progress) -> None:
         """Play or read all batches and write them as shards, one batch in memory at a time."""
-        clipped = 0
         with writer:
             for part in self.batches(player, progress):
-                clipped += int(part["clipped"].sum())
-                writer.append(player.join([part], Metadata()))  # that of the folder holds for all shards
-            writer.metadata = player.metadata(clipped)
+                log = player.join([part])
+                writer.append(log)
+            writer.metadata = log.metadata
 
     def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
         """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""

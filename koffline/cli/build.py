@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
-from koffline.cli.targets import claim, interrupted
+from koffline.cli.targets import claim, claim_log, interrupted
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store import locked
-from koffline.store.files import MINARI, atomic_file, check_target
+from koffline.store.files import atomic_file, check_target
 from koffline.store.run_record import full_command
 
 if TYPE_CHECKING:
     from koffline.builders.rollouts import PartsFolder
 
-_SHARDS = "shards"
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 _FORMAT = "Format; else by TARGET's name."
 _TARGET = (
@@ -39,49 +36,26 @@ class BuildTarget:
     """Output path of a dataset and its manifest entry; checked before the build starts."""
 
     def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
-        from koffline.data.sources import target_format
-
-        self._out, self._shard_rows, self.force, self._seed = out, shard_rows, force, seed
-        if shard_rows is None:
-            self._format = target_format(out, format_)
-        elif format_ is not None or out.startswith(MINARI):
-            asked = f"--format {format_}" if format_ is not None else f"--out {out}"
-            raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-        else:
-            self._format = _SHARDS
-        self.path = claim(out)
-        self._check(self.path)
+        self.path, self._format = claim_log(out, format_, shard_rows, force)
+        self._out, self._shard_rows, self._force, self._seed = out, shard_rows, force, seed
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = self.path.parent / NAME
         if self.path.name == NAME:
             raise DataError(f"--out {out} is the name of the manifest beside it; choose another name")
         read_manifest(self._manifest)
 
-    def _check(self, place: Path) -> None:
-        """Raise DataError where the dataset would replace something else, or needs --force."""
-        from koffline.data.disk.writer import is_shard_folder
-        from koffline.data.minari import data_folder
-
-        if not self._out.startswith(MINARI) or os.path.lexists(place):  # Minari's are made when written
-            check_target(place, self.force)
-        if place.is_dir() and self._format not in ("minari", _SHARDS):
-            raise DataError(f"{place} is a folder; give a file name")
-        is_ours = {"minari": lambda: data_folder(place), _SHARDS: lambda: is_shard_folder(self._out)}
-        if os.path.lexists(place) and self._format in is_ours and not is_ours[self._format]():
-            raise DataError(f"{place} holds something else and will not be replaced; choose another name")
-
     def shard_writer(self) -> Any:
         """Writer of a folder of shards; None if the dataset is not sharded."""
         from koffline.data.disk.writer import ShardWriter
 
-        return ShardWriter(self.path, self._shard_rows, self.force) if self._shard_rows is not None else None
+        return ShardWriter(self.path, self._shard_rows, self._force) if self._shard_rows is not None else None
 
     def write(self, log: Any) -> None:
         """Write the dataset, then its manifest entry."""
         from koffline.data.sources import write_transitions
 
         if (shards := self.shard_writer()) is None:
-            write_transitions(log, self._out, self._format, self.force)
+            write_transitions(log, self._out, self._format, self._force)
         else:
             with shards as writer:
                 writer.append(log)

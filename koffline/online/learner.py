@@ -62,10 +62,9 @@ class Learner:
         self._through_end = self._column([c.critic in ("rg", "kloss") for c in configs])
         self._remembered: RememberedLoss | None = None
         if (rows := self._rows_of.get("memory")) is not None:
-            share = self._column([c.memory for c in configs])
-            numbers = share, self._diag_weight, self._bandwidth_scale, self._actions_in_kernel
-            before = online.of(rows), target.of(rows)
-            self._remembered = RememberedLoss(*(part[rows] for part in numbers), *before)
+            share, kernel = self._column([c.memory for c in configs]), self._bandwidth_scale
+            own = share[rows], self._diag_weight[rows], kernel[rows], self._actions_in_kernel[rows]
+            self._remembered = RememberedLoss(*own, online.of(rows), target.of(rows))
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)

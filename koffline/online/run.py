@@ -5,10 +5,8 @@ The summary has interquartile means, the paper's best 5 of 6, the speed and the 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -25,9 +23,9 @@ from koffline.online.group import (
     COLUMNS,
     EVALUATION,
     GroupResult,
-    GroupTask,
     is_result,
     read_result,
+    result_path,
     train_group,
 )
 from koffline.progress import progress_bar
@@ -127,10 +125,9 @@ def train(
         "finished": None,
     }
     with open_run(folder, record, _identity_of, resume is not None):
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        tasks = [GroupTask(config, tuple(group), folder, digest) for group in groups]
-        _train_groups(tasks, workers, show_progress)
-        result = summarise(folder, config, {task.seeds: read_result(task.result) for task in tasks})
+        paths = {tuple(group): result_path(folder, group) for group in groups}
+        _train_groups(config, paths, workers, show_progress)
+        result = summarise(folder, config, {seeds: read_result(path) for seeds, path in paths.items()})
         write_summary(result)
         record |= stored or {}
         if not record["finished"]:
@@ -160,19 +157,20 @@ def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return record["config"] | {"seeds": record.get("groups")}
 
 
-def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:
-    """Train all unfinished stacks to their end."""
-    jobs = [Job(task.result.parent.name, train_group, (task,), task.result, is_result) for task in tasks]
-    title = f"{tasks[0].config.env}, {tasks[0].config.critic}"
+def _train_groups(
+    config: OnlineConfig, paths: Mapping[tuple[int, ...], Path], workers: int, show_progress: bool
+) -> None:
+    """Train all unfinished stacks to their end; paths: of their results."""
+    jobs = [Job(p.parent.name, train_group, (config, seeds), p, is_result) for seeds, p in paths.items()]
+    title = f"{config.env}, {config.critic}"
     if workers > 1 and len(jobs) > 1:
         with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:
             run_jobs(jobs, workers, progress=lambda status: show(status.done))
         return
-    for job, task in zip(jobs, tasks, strict=True):
+    for job, seeds in zip(jobs, paths, strict=True):
         if not job.done:
-            name = f"{title}, {len(task.seeds)} seeds"
-            with progress_bar(name, task.config.steps, show_progress) as show:
-                train_group(job.path, task, show)
+            with progress_bar(f"{title}, {len(seeds)} seeds", config.steps, show_progress) as show:
+                train_group(job.path, config, seeds, show)
 
 
 def summarise(
