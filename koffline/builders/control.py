@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders import KINDS, POLICY_LEVELS
+from koffline.builders import POLICY_LEVELS
 from koffline.builders.control_learning import (
     RECIPES,
     Learned,
@@ -27,7 +27,7 @@ from koffline.builders.control_learning import (
     medium_and_expert,
     policy_returns,
 )
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole, world_metadata
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, world_metadata
 from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs import closed_copies
 from koffline.errors import ConfigError
@@ -58,11 +58,6 @@ class ControlSettings:
     noise: float | None = None
     train_steps: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in POLICY_LEVELS:
-            raise ConfigError(f"there is no kind '{self.kind}'; give one of {', '.join(KINDS)}")
-        check_whole(self, n=1, train_steps=1, seed=0)
-
 
 def build_control(
     settings: ControlSettings, policies: Sequence[Any] = (), show_progress: bool = False
@@ -72,12 +67,8 @@ def build_control(
     policies: instead of the bundled ones, as many as the kind has; what `koffline.load_policy` takes.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    env, kind, levels, copies = (
-        settings.env,
-        settings.kind,
-        POLICY_LEVELS[settings.kind],
-        closed_copies(settings.env),
-    )
+    env, kind = settings.env, settings.kind
+    levels, copies = POLICY_LEVELS[kind], closed_copies(env)
     anew = bool(levels) and settings.train_steps is not None
     if copies.time_limit is None:
         raise ConfigError(

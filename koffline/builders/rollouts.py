@@ -54,20 +54,15 @@ class RolloutSettings:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        check_whole(self, episodes=1, num_envs=1, time_limit=1, seed=0)
+        for name, least in {"episodes": 1, "num_envs": 1, "time_limit": 1, "seed": 0}.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
             raise ConfigError(f"gamma is {self.gamma}; give a discount strictly between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
         if not good or not 0.0 < sum(self.weights) < math.inf:
             raise ConfigError(f"weights are {self.weights}; give finite shares that are not all zero")
-
-
-def check_whole(settings: Any, **least: int) -> None:
-    """Raise ConfigError where a setting that is given is less than its least value."""
-    for name, lowest in least.items():
-        number = getattr(settings, name)
-        if number is not None and number < lowest:
-            raise ConfigError(f"{name} is {number}; give a whole number from {lowest} on")
 
 
 def build_rollouts(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from koffline.builders.rollouts import PartsFolder
 
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+_POSITIVE = click.FloatRange(0.0, min_open=True)
 _FORMAT = "Format; else by TARGET's name."
 _TARGET = (
     SEED,
@@ -189,12 +190,12 @@ def rollouts(
     help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps.",
 )
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
-@click.option("--n", type=int, help="Rows; default: 10,000, of a replay all.")
+@whole("--n", help="Rows; default: 10,000, of a replay all.")
 @click.option(
     "--policy", "policies", multiple=True, help="Instead of the bundled one; medium-expert has two."
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
-@click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
+@whole("--train-steps", help="Learn the policies, or the replay, in so many steps.")
 @QUIET
 @_target_options
 def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
@@ -220,7 +221,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
-@click.option("--temperature", type=float, help="Of the softmax; default: the world's.")
+@click.option("--temperature", type=_POSITIVE, help="Of the softmax; default: the world's.")
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
 def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:

@@ -27,12 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, PositiveInt
 
 from koffline.errors import PolicyError
 from koffline.policies.base import one_line, reading
 from koffline.untrusted.arrays import PlainUnpickler, WantsImport, check_onnx, load_tensors
-from koffline.untrusted.limits import check_memory, check_regular
+from koffline.untrusted.limits import check_memory, check_regular, parse_json
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
@@ -43,7 +42,6 @@ _ONNX = b"\x08"  # the version of the format, its first field
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _PARTS = {"torch": bytes, "config": str, "version": str}
-Shape = tuple[PositiveInt, ...]
 _LOG = logging.getLogger(__name__)
 
 
@@ -59,8 +57,6 @@ def detect(path: Path) -> str:
         return "d3"
     if head.startswith(_ONNX):
         return "onnx"
-    if path.suffix == ".py" and head:
-        raise PolicyError(f"{path}: Python code is given as '{path.stem}:name', the name of a function in it")
     found = f"the content is not a policy (it begins with {head!r})" if head else "the file is empty"
     found = "this is an HDF5 file, a log and not a policy" if head == _HDF5 else found
     raise PolicyError(f"{path}: {found}; a policy is {ACCEPTED}")
@@ -98,16 +94,6 @@ class D3File:
     states: dict[str, Any] = field(repr=False)
 
 
-class _Type(BaseModel):
-    type: str
-
-
-class _Config(BaseModel):
-    observation_shape: Shape | tuple[Shape, ...]
-    action_size: PositiveInt
-    config: _Type
-
-
 def read_d3(path: Path) -> D3File:
     """Read a file of any model as data: algorithms, evaluators, sequence models.
 
@@ -122,14 +108,14 @@ def read_d3(path: Path) -> D3File:
         what = f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a {type(content).__name__}"
         raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
     with reading(path, "the configuration makes no sense", _SAVE_AGAIN):
-        config = _Config.model_validate_json(content["config"])
+        algorithm = str(parse_json(content["config"])["config"]["type"])
     if not content["torch"].startswith(_ZIP):
         raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
     with _without_imports(name, "the archive of its weights"):
         states = load_tensors(content["torch"])
     if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
         raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
-    return D3File(name, config.config.type, content["config"], content["version"], states)
+    return D3File(name, algorithm, content["config"], content["version"], states)
 
 
 @contextmanager
