@@ -3,23 +3,9 @@ import sys
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
-from koffline.cli import cli
-from tests.builders import environments  # noqa: F401 (it registers them)
 from tests.refusals import assert_refused
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        return CliRunner().invoke(cli, ["build", *arguments], prog_name="koffline")
-
-    return call
-
 
 UNIFORM = ("uniform", "--env", "koffline/PuddleWorld-v0", "--n", "30", "--policy", "uniform")
 ROLLOUTS = ("rollouts", "--env", "CartPole-v1", "--policy", "uniform", "--episodes", "5", "--time-limit", "8")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.online.collector import TrustRegion
-from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
+from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.paths import replay_transitions
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
@@ -24,16 +23,30 @@ from tests.online.lockstep_runs import (
 )
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_a_run_in_a_stack_is_the_run_alone(environment):
+def exploring_runs():
+    config = OnlineConfig("CartPole-v1", critic="td0", **SMALL)
+    return [OnlineRun(config.with_changes(exploration=scale), 3) for scale in (0.0, 0.5, 2.0)]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        *map(make_runs, ENVIRONMENTS),
+        make_runs("CartPole-v1", streaming=True),  # where one run played one path and another two
+        exploring_runs(),
+    ],
+    ids=[*ENVIRONMENTS, "streaming", "exploring"],
+)
+def test_a_run_in_a_stack_is_the_run_alone(runs):
     """In float64, where the rounding of stacked products has no time to grow."""
-    runs = make_runs(environment)
     with playing(runs, dtype=torch.float64) as stack:
         together = everything(iterate(stack, 30))
     for place, run in enumerate(runs):
         with playing([run], dtype=torch.float64) as alone:
             [single] = everything(iterate(alone, 30))
         check_same(together[place], single, rtol=1e-6, atol=1e-8)
+    moved = [np.abs(together[0]["value"] - one["value"]).max() for one in together[1:]]
+    assert min(moved) > 1e-4
 
 
 def test_evaluating_and_looking_change_nothing():
@@ -100,16 +113,6 @@ def test_the_trust_region_follows_the_last_episodes(unit, allowance):
     assert min(len(finished) for finished in episodes) > 9
 
 
-@pytest.mark.parametrize(("length", "inert"), [(20, False), (400, True)])
-def test_a_region_wider_than_episodes_can_diverge_is_known(length, inert):
-    """Twenty weighted episodes diverge by ln 20 = 3 at most; 0.05 a step allows 1 in 20 steps, 20 in 400."""
-    (run,) = make_runs("CartPole-v1", 1, divergence_per="step", max_divergence=0.05)
-    region = TrustRegion([run.config])
-    region.update([[(float(k), length) for k in range(20)]], np.array([True]))
-    assert region.is_inert.tolist() == [inert]
-    assert (region.wanted[0] < 0.1) == inert
-
-
 def episodes_of(paths):
     """Lengths, which are the returns, of the finished episodes."""
     over = paths.terminated | paths.truncated
@@ -174,17 +177,3 @@ def test_streaming_learns_from_every_step_once():
     lengths = np.concatenate([paths.lengths.sum(axis=1, keepdims=True) for paths in learned], axis=1)
     assert (lengths == 10).all()
     assert len({paths.lengths.shape for paths in learned}) > 1
-
-
-def test_paths_without_steps_change_no_gradient():
-    """A run that played one path beside one that played two learns what it would alone."""
-    settings = {**SMALL, "streaming": True, "num_envs": 1}
-    runs = [
-        OnlineRun(OnlineConfig("CartPole-v1", critic=c, **settings), seed) for seed, c in enumerate(CRITICS)
-    ]
-    with playing(runs, dtype=torch.float64) as stack:
-        together = everything(iterate(stack, 25))
-    for run, numbers in zip(runs, together, strict=True):
-        with playing([run], dtype=torch.float64) as stack:
-            (alone,) = everything(iterate(stack, 25))
-        check_same(numbers, alone, rtol=1e-9, atol=1e-9)

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.online.collector import solve_coefficients
+from koffline.online.collector import TrustRegion, solve_coefficients
+from koffline.online.config import OnlineConfig
 from tests.online import reference_trust_pcl as reference
 
 HALVED = 1000.0 / 2**14  # width of the last interval
@@ -37,3 +38,12 @@ def test_coefficient_is_the_root(seed, count, spread, shift, allowed):
 def test_few_or_equal_returns(count, expected):
     """Up to eight episodes say nothing; equal ones allow any step."""
     assert solve(np.full(count, 7.0), 0.01) == pytest.approx(expected, abs=HALVED)
+
+
+@pytest.mark.parametrize(("length", "inert"), [(20, False), (400, True)])
+def test_a_region_wider_than_episodes_can_diverge_is_known(length, inert):
+    """Twenty weighted episodes diverge by ln 20 = 3 at most; 0.05 a step allows 1 in 20 steps, 20 in 400."""
+    region = TrustRegion([OnlineConfig("none", divergence_per="step", max_divergence=0.05)])
+    region.update([[(float(k), length) for k in range(20)]], np.array([True]))
+    assert region.is_inert.tolist() == [inert]
+    assert (region.wanted[0] < 0.1) == inert
