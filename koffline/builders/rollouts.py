@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs import BLOCK, make_copies
 from koffline.errors import ConfigError, DataError
@@ -248,14 +247,6 @@ class PartsFolder:
     def kept(self) -> int:
         """Number of batches of this build on the disk."""
         return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
-
-    def build_shards(self, player: RolloutPlayer, writer: ShardWriter, progress: Progress) -> None:
-        """Play or read all batches and write them as shards, one batch in memory at a time."""
-        with writer:
-            for part in self.batches(player, progress):
-                log = player.join([part])
-                writer.append(log)
-            writer.metadata = log.metadata
 
     def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
         """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""

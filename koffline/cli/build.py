@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -38,29 +38,27 @@ class BuildTarget:
 
     def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
         self.path, self._format = claim_log(out, format_, shard_rows, force)
-        self._out, self._shard_rows, self._force, self._seed = out, shard_rows, force, seed
+        self._out, self.shard_rows, self._force, self._seed = out, shard_rows, force, seed
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = self.path.parent / NAME
         if self.path.name == NAME:
             raise DataError(f"--out {out} is the name of the manifest beside it; choose another name")
         read_manifest(self._manifest)
 
-    def shard_writer(self) -> Any:
-        """Writer of a folder of shards; None if the dataset is not sharded."""
-        from koffline.data.disk.writer import ShardWriter
-
-        return ShardWriter(self.path, self._shard_rows, self._force) if self._shard_rows is not None else None
-
-    def write(self, log: Any) -> None:
-        """Write the dataset, then its manifest entry."""
+    def write(self, logs: Iterable[Any]) -> Any:
+        """Write the dataset, which may come in pieces, and give it back as one log."""
+        from koffline.data.disk.writer import ShardWriter, open_lazy
         from koffline.data.sources import write_transitions
 
-        if (shards := self.shard_writer()) is None:
+        if self.shard_rows is None:
+            (log,) = logs
             write_transitions(log, self._out, self._format, self._force)
-        else:
-            with shards as writer:
+            return log
+        with ShardWriter(self.path, self.shard_rows, self._force) as writer:
+            for log in logs:
                 writer.append(log)
-        self.record(log)
+                writer.metadata = log.metadata  # the last piece knows those of all
+        return open_lazy(self.path)
 
     def record(self, log: Any) -> None:
         """Add the finished dataset to the manifest and print what was written."""
@@ -127,7 +125,8 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
     if env != CHAIN and policy is None:
         raise ConfigError(f"--policy is missing; {env} needs one: a file, or 'uniform'")
-    target.write(build_chain(n, generator) if policy is None else build_uniform(env, policy, n, generator))
+    log = build_chain(n, generator) if policy is None else build_uniform(env, policy, n, generator)
+    target.record(target.write([log]))
 
 
 @build.command(no_args_is_help=True)
@@ -163,24 +162,18 @@ def rollouts(
           --shard-rows 500000
     """
     from koffline.builders.rollouts import PartsFolder, RolloutPlayer, RolloutSettings
-    from koffline.data.disk.writer import open_lazy
     from koffline.progress import progress_bar
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policies)
         with _resumable(parts):
-            shards = target.shard_writer()
             title = f"playing {settings.env}"
             with progress_bar(title, settings.episodes, not quiet) as progress:
-                if shards is not None:
-                    parts.build_shards(player, shards, progress)
-                else:
-                    log = player.join(list(parts.batches(player, progress)))
-            if shards is not None:
-                target.record(open_lazy(target.path))
-            else:
-                target.write(log)
+                played = parts.batches(player, progress)
+                pieces = ([part] for part in played) if target.shard_rows else [list(played)]
+                log = target.write(map(player.join, pieces))
+            target.record(log)
 
 
 @build.command(no_args_is_help=True)
@@ -215,7 +208,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
     from koffline.builders.control import ControlSettings, build_control
 
     settings = ControlSettings(**given)
-    target.write(build_control(settings, policies, not quiet))
+    target.record(target.write([build_control(settings, policies, not quiet)]))
 
 
 @build.command(no_args_is_help=True)

@@ -34,9 +34,7 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
             return gymnasium.make(identifier, **options)
     except gymnasium.error.NameNotFound:
         near = nearest_name(identifier, [*WORLDS, *gymnasium.registry])
-        raise ConfigError(
-            f"there is no environment '{identifier}'; {near}; package:name imports it"
-        ) from None
+        raise ConfigError(f"there is no environment '{identifier}'; {near}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ConfigError(

@@ -8,7 +8,7 @@ R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -55,11 +55,15 @@ class ValueEnds:
         self.discount, self.valid = batch.discounts.flatten(1), batch.valid.flatten(1)
         self._shape = values.shape
 
-    def pull(self, gradients: CriticGradients) -> Tensor:
-        """Gradient in V's parameters, (K, ·), from the gradients in V(start) and V(end)."""
-        inside = gradients.start.new_zeros(self._shape)
-        inside.scatter_add_(1, self._starts, gradients.start)
-        inside.scatter_add_(1, self._ends, gradients.end)
+    def pull(self, slope: Tensor, through_end: Tensor) -> Tensor:
+        """Gradient in V's parameters, (K, ·), from half the loss's gradient in R (K, M).
+
+        through_end (K, 1): through both ends (1: RG, and the paper's kernel loss without a target network) or
+        through the start alone (0).
+        """
+        inside = slope.new_zeros(self._shape)
+        inside.scatter_add_(1, self._starts, -2.0 * slope)
+        inside.scatter_add_(1, self._ends, 2.0 * slope * self.discount * through_end)
         return self._pull_value(inside.unsqueeze(2))
 
 
@@ -102,43 +106,30 @@ class Residual:
         self.windows = gained.flatten(1) + values.discount * values.end - values.start
 
 
-@dataclass(frozen=True, eq=False)
-class CriticGradients:
-    """loss (R,), and its gradients (R, M) in V(start) and in V(end); zero where no gradient flows."""
+class CriticGradient(NamedTuple):
+    """loss (R,), and ``slope`` (R, M): half its gradient in R, which each end of a window passes on."""
 
     loss: Tensor
-    start: Tensor
-    end: Tensor
+    slope: Tensor
 
 
-def squared_error_gradients(
-    residual: Float[Tensor, "run window"],
-    discount: Float[Tensor, "run window"],
-    valid: Float[Tensor, "run window"],
-    through_end: Float[Tensor, "run 1"],
-) -> CriticGradients:
-    """Mean squared residual over valid windows; through both ends (1: RG) or the start alone (0: TD(0), FVI).
-
-    (Feng et al. 2019, equ:rg)
-    """
+def squared_error_gradient(
+    residual: Float[Tensor, "run window"], valid: Float[Tensor, "run window"]
+) -> CriticGradient:
+    """Mean squared residual over valid windows. (Feng et al. 2019, equ:rg)"""
     count = valid.sum(dim=1, keepdim=True)
     kept = residual * valid
-    slope = kept * (2.0 / count)
-    loss = (kept * kept).sum(dim=1) / count.squeeze(1)
-    return CriticGradients(loss, -slope, slope * discount * through_end)
+    return CriticGradient((kept * kept).sum(dim=1) / count.squeeze(1), kept * (1.0 / count))
 
 
-def kernel_gradients(
+def kernel_gradient(
     residual: Float[Tensor, "run window"],
-    discount: Float[Tensor, "run window"],
     valid: Float[Tensor, "run window"],
     gram: Float[Tensor, "run window window"],
     diag_weight: Float[Tensor, "run 1"],
-    through_end: Float[Tensor, "run 1"],
-) -> CriticGradients:
+) -> CriticGradient:
     """(1 − w) U + w mean δ² over m valid windows; w = ``diag_weight``, NaN for 1/m.
 
-    Its gradient through both ends (1: the paper's, no target network) or through the start alone (0).
     (Feng et al. 2019, sec:batch_lv)
     """
     count = valid.sum(dim=1, keepdim=True)
@@ -147,8 +138,7 @@ def kernel_gradients(
     off = (1.0 - weight) / (count * (count - 1.0))
     weighted = gram_product(kept, gram) * off + (weight / count - off) * kept  # the gram's diagonal is one
     weighted = weighted * valid
-    loss = (weighted * kept).sum(dim=1)
-    return CriticGradients(loss, -2.0 * weighted, 2.0 * weighted * discount * through_end)
+    return CriticGradient((weighted * kept).sum(dim=1), weighted)
 
 
 def gaussian_gram(
@@ -225,7 +215,7 @@ class RememberedLoss:
         self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
         self._coefficients = share.new_zeros(2, len(share), 1)
 
-    def gradients(
+    def gradient(
         self,
         residual: Tensor,
         batch: Minibatch,
@@ -233,9 +223,9 @@ class RememberedLoss:
         online: AgentStack,
         target: AgentStack,
         coefficients: Tensor,
-    ) -> CriticGradients:
-        """Loss and gradients of residuals (M, W) with rows (M, W, ·), at the present networks."""
-        valid, discount = batch.valid.flatten(1), batch.discounts.flatten(1)
+    ) -> CriticGradient:
+        """Loss and gradient of residuals (M, W) with rows (M, W, ·), at the present networks."""
+        valid = batch.valid.flatten(1)
         count = valid.sum(dim=1, keepdim=True)
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
         old = None
@@ -249,4 +239,4 @@ class RememberedLoss:
         weight = torch.where(self._weight.isnan(), 1.0 / count, self._weight)
         slope = (1.0 - weight) * torch.bmm(psi, remembered.unsqueeze(2)).squeeze(2)
         slope = slope + weight * residual * valid / count
-        return CriticGradients((slope * residual).sum(dim=1), -2.0 * slope, 2.0 * slope * discount)
+        return CriticGradient((slope * residual).sum(dim=1), slope)

@@ -17,7 +17,7 @@ from torch import Tensor
 from koffline.kernels import FourierFeatures, Gaussian
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import CriticGradients, RememberedLoss
+from koffline.online.critics import CriticGradient, RememberedLoss
 from koffline.online.networks import AgentStack
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
@@ -59,7 +59,7 @@ class Learner:
         self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
         self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
         self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(True)
-        self._through_end = self._column([c.critic in ("rg", "kloss") for c in configs])
+        self._through_end = self._column([c.critic in ("rg", "kloss", "memory") for c in configs])
         self._remembered: RememberedLoss | None = None
         if (rows := self._rows_of.get("memory")) is not None:
             share, kernel = self._column([c.memory for c in configs]), self._bandwidth_scale
@@ -105,9 +105,9 @@ class Learner:
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
         share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
-        policy_gradient, deviation_gradient = density.gradients(slope, found.pull_policy)
-        critic = self._critic(residual, values, batch, coefficients)
-        gradient, parts = self._gradient, (policy_gradient, deviation_gradient, values.pull(critic))
+        policy = density.gradients(slope, found.pull_policy)
+        critic = self._critic(residual, values.valid, batch, coefficients)
+        gradient, parts = self._gradient, (*policy, values.pull(critic.slope, self._through_end))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             gradient[:, place] = part
         count = values.valid.sum(dim=1)
@@ -124,26 +124,24 @@ class Learner:
         return Step(gradient, residual, diagnostics)
 
     def _critic(
-        self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Tensor
-    ) -> CriticGradients:
-        """Gradients of each run by its own critic."""
-        ends = residual, values.discount, values.valid
-        parts: list[tuple[Rows, CriticGradients]] = []
+        self, residual: Tensor, valid: Tensor, batch: Minibatch, coefficients: Tensor
+    ) -> CriticGradient:
+        """Gradient of each run by its own critic."""
+        parts: list[tuple[Rows, CriticGradient]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
-            kept, discount, valid = (part[rows] for part in ends)
-            inputs, weight, through = self._kernel_inputs(batch, rows), self._diag_weight, self._through_end
-            gram = critics.gaussian_gram(inputs, valid, self._bandwidth_scale[rows])
-            found = critics.kernel_gradients(kept, discount, valid, gram, weight[rows], through[rows])
+            inputs, kept = self._kernel_inputs(batch, rows), valid[rows]
+            gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
+            found = critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])
             parts.append((rows, found))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
             now = self.online.of(rows), self.target.of(rows), coefficients[:, rows]
-            parts.append((rows, self._remembered.gradients(residual[rows], batch.of(rows), inputs, *now)))
+            parts.append((rows, self._remembered.gradient(residual[rows], batch.of(rows), inputs, *now)))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]
-        whole = critics.squared_error_gradients(*ends, self._through_end)
+        whole = critics.squared_error_gradient(residual, valid)
         for rows, part in parts:
-            whole.loss[rows], whole.start[rows], whole.end[rows] = part.loss, part.start, part.end
+            whole.loss[rows], whole.slope[rows] = part
         return whole
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:

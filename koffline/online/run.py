@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
 from koffline.store.files import atomic_file, finite_json, write_text
-from koffline.store.run_record import describe_call, now, versions
+from koffline.store.run_record import now, start_run, versions
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
@@ -113,17 +112,8 @@ def train(
             "leave them out, or begin another run"
         )
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
-    settings = config.resolved()
-    record = {
-        "format": 1,
-        "kind": _KIND,
-        "config": settings,
-        "groups": groups,
-        "versions": versions(),
-        "call": describe_call("online"),
-        "started": now(),
-        "finished": None,
-    }
+    known = {"config": config.resolved(), "groups": groups, "versions": versions()}
+    record = {**start_run(_KIND).finish(**known), "finished": None}
     with open_run(folder, record, _identity_of, resume is not None):
         paths = {tuple(group): result_path(folder, group) for group in groups}
         _train_groups(config, paths, workers, show_progress)
@@ -148,9 +138,8 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
         raise ConfigError(
             f"seed is {first}, seed_count {number}, workers {workers}; give at least 0, 1 and 1"
         )
-    count = min(workers, number)
-    ends = [first + round(place * number / count) for place in range(count + 1)]
-    return [list(range(low, high)) for low, high in pairwise(ends)]
+    stacks = np.array_split(np.arange(first, first + number), min(workers, number))
+    return [stack.tolist() for stack in stacks]
 
 
 def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
