@@ -133,7 +133,7 @@ class RolloutPlayer:
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
         episodes = np.arange(number * self._batch_size, self.episodes_until(number))
-        actor = _Actor(self.policies, self._settings, episodes.tolist(), self.action_space)
+        actor = _Actor(self, self._settings, episodes.tolist())
         seeds = [environment_seed(self._settings.seed, episode) for episode in episodes.tolist()]
         observations, running = self._copies.reset(seeds), np.arange(len(episodes))
         parts: list[Columns] = []
@@ -185,11 +185,10 @@ class _Actor:
     Each episode has its own random stream: the first number chooses the policy, the rest the actions.
     """
 
-    def __init__(
-        self, policies: Sequence[Policy], settings: RolloutSettings, episodes: Sequence[int], space: Any
-    ) -> None:
+    def __init__(self, player: RolloutPlayer, settings: RolloutSettings, episodes: Sequence[int]) -> None:
         keys = [np.random.SeedSequence(settings.seed, spawn_key=(episode, 1)) for episode in episodes]
-        self._policies, self._space = policies, space
+        self._policies = player.policies
+        self._space: Any = player.action_space
         self._generators = [np.random.default_rng(key) for key in keys]
         ends = np.cumsum(settings.weights) / sum(settings.weights)
         drawn = np.array([generator.random() for generator in self._generators])

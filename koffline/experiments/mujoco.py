@@ -268,7 +268,7 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
                 {key: [float(getattr(e, name)) for e in evaluations] for key, name in _RETURNS.items()}
             )
             steps.append(stack.steps)
-            for run in np.flatnonzero(stack.learner.diverged):
+            for run in np.flatnonzero(stack.diverged):
                 diverged.setdefault(int(run), stack.steps)
         if is_over:
             break

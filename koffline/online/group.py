@@ -126,7 +126,7 @@ class _Training:
             )
         diverged = self._found.diverged
         for place, (seed, folder) in enumerate(self._folders.items()):
-            if seed not in diverged and (stack.learner.diverged[place] or not is_finite[place]):
+            if seed not in diverged and (stack.diverged[place] or not is_finite[place]):
                 diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
             found = evaluations[place]

@@ -82,6 +82,11 @@ class LockStep:
         self._summed = 0
 
     @property
+    def diverged(self) -> np.ndarray:
+        """Mask (K,) of runs that met a non-finite gradient and were stopped."""
+        return self.learner.diverged
+
+    @property
     def is_finite(self) -> np.ndarray:
         """Mask (K,) of runs whose networks hold finite weights alone."""
         return self.learner.online.flat.isfinite().all(dim=1).numpy()
