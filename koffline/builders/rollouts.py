@@ -242,11 +242,6 @@ class PartsFolder:
         decides = (versions().get("koffline"), settings, list(policies), read)
         self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 
-    @property
-    def kept(self) -> int:
-        """Number of batches of this build on the disk."""
-        return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
-
     def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
         """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""
         played = player.play(n for n in range(player.batches) if self._read(n) is None)

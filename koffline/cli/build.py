@@ -15,7 +15,7 @@ from koffline.cli.targets import claim, claim_log, interrupted
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store import locked
-from koffline.store.files import atomic_file, check_target
+from koffline.store.files import check_target
 from koffline.store.run_record import full_command
 
 if TYPE_CHECKING:
@@ -80,20 +80,13 @@ def _target_options(command: Command) -> Command:
 
 @contextlib.contextmanager
 def _resumable(parts: PartsFolder) -> Iterator[None]:
-    """Context of a build from the first part to the output; it removes the parts at the end.
-
-    A failure before the first part leaves nothing; a later interrupt prints how to continue.
-    """
+    """Context of a build from the first part to the output, at whose end the parts go."""
     with locked(parts.folder):
         try:
             yield
-        except BaseException as error:
-            if not parts.kept:
-                parts.remove()
-            elif isinstance(error, KeyboardInterrupt):
-                said = f"finished episodes are in {parts.folder}: the same command goes on"
-                raise interrupted(said) from None
-            raise
+        except KeyboardInterrupt:
+            kept = f"episodes that were finished are in {parts.folder}: the same command goes on"
+            raise interrupted(kept) from None
         parts.remove()
 
 
@@ -231,7 +224,5 @@ def policy(env: str, gamma: float, temperature: float | None, out: str, force: b
     name = world_name(env)
     path = claim(out)
     check_target(path, force)
-    learned = learn_grid_policy(name, gamma, temperature)
-    with atomic_file(path, force) as temporary:
-        save_grid_policy(temporary, learned)
+    save_grid_policy(path, learn_grid_policy(name, gamma, temperature))
     click.echo(f"{path}: a policy for {env}")

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.kernels import FourierFeatures, Gaussian
+from koffline.kernels import Gaussian, random_fourier_features
 from koffline.objectives import gram_product
 from koffline.online.networks import AgentStack, Density
 from koffline.online.paths import Minibatch, Rows
@@ -209,8 +209,8 @@ class RememberedLoss:
     ) -> None:
         columns = online.shape.observation_dim + online.shape.outputs * has_actions
         self._weight, self._bandwidth = diag_weight, bandwidth_scale * (2.0 * columns).sqrt()
-        generator, base = torch.Generator().manual_seed(0), Gaussian(1.0)
-        self._features = FourierFeatures(base.draw_frequencies(int(columns.max()), _FEATURES // 2, generator))
+        generator = torch.Generator().manual_seed(0)
+        self._features = random_fourier_features(Gaussian(1.0), int(columns.max()), _FEATURES, generator)
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
         self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
         self._coefficients = share.new_zeros(2, len(share), 1)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.kernels import FourierFeatures, Gaussian
+from koffline.kernels import Gaussian, random_fourier_features
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradient, RememberedLoss
@@ -48,23 +48,22 @@ class Learner:
         self.online, self.target = online, target
         self._dtype = online.flat.dtype
         self.windows = WindowCutter(configs, self._dtype)
-        self._rates, self._decay, self._largest_norm, self._bandwidth_scale, epsilon = (
+        self._rates, self._decay, self._largest_norm, epsilon, self._bandwidth_scale = (
             self._column([getattr(config, name) for config in configs])
-            for name in ("learning_rate", "target_decay", "max_grad_norm", "bandwidth_scale", "adam_epsilon")
+            for name in ("learning_rate", "target_decay", "max_grad_norm", "adam_epsilon", "bandwidth_scale")
         )
+        self._diag_weight = self._column([c.diag_weight for c in configs])  # NaN where it is unset
+        memory = self._column([c.memory for c in configs])
         self._clip = self._column([c.clip_adv or np.inf for c in configs])
-        self._diag_weight = self._column(
-            [np.nan if c.diag_weight is None else c.diag_weight for c in configs]
-        )
         self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
         self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
         self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(True)
         self._through_end = self._column([c.critic in ("rg", "kloss", "memory") for c in configs])
         self._remembered: RememberedLoss | None = None
         if (rows := self._rows_of.get("memory")) is not None:
-            share, kernel = self._column([c.memory for c in configs]), self._bandwidth_scale
-            own = share[rows], self._diag_weight[rows], kernel[rows], self._actions_in_kernel[rows]
-            self._remembered = RememberedLoss(*own, online.of(rows), target.of(rows))
+            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows]
+            before = online.of(rows), target.of(rows)
+            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel, *before)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
@@ -178,8 +177,7 @@ class Exploration:
     def __init__(self, scales: Sequence[float], dimension: int, dtype: torch.dtype) -> None:
         bandwidth = _BANDWIDTH * (2.0 * dimension) ** 0.5
         generator = torch.Generator().manual_seed(0)
-        frequencies = Gaussian(bandwidth).draw_frequencies(dimension, _FEATURES // 2, generator)
-        self._features = FourierFeatures(frequencies.to(dtype))
+        self._features = random_fourier_features(Gaussian(bandwidth), dimension, _FEATURES, generator)
         self._scales = torch.tensor(scales, dtype=dtype).unsqueeze(1)
         self._seen = torch.eye(_FEATURES, dtype=dtype).repeat(len(scales), 1, 1)
         self._inverse, self._iterations = self._seen.clone(), 0
