@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import os
 import re
 import sys
@@ -53,28 +54,42 @@ def load_policy(
     Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
     observations.
     """
-    check_spec(spec)
-    if spec == "uniform":
-        return uniform_policy(action_space, observation_shape)
-    if isinstance(spec, str) and spec.startswith(_EPSILON):
-        epsilon, base = _epsilon_and_base(spec)
-        inner = load_policy(base, action_space, observation_shape, features)
-        return epsilon_policy(epsilon, inner, action_space)
-    path = Path(os.path.expanduser(spec))
-    if path.is_file():
-        return _load_file(path, action_space, observation_shape)
-    return as_policy(import_object(str(spec)), action_space, observation_shape, str(spec), features)
+    layers, base = check_spec(spec)
+    path = Path(os.path.expanduser(base))
+    if base == "uniform":
+        policy = uniform_policy(action_space, observation_shape)
+    elif path.is_file():
+        policy = _load_file(path, action_space, observation_shape)
+    else:
+        policy = as_policy(import_object(str(base)), action_space, observation_shape, str(base), features)
+    for epsilon in reversed(layers):
+        policy = epsilon_policy(epsilon, policy, action_space)
+    return policy
 
 
-def check_spec(spec: str | Path) -> None:
-    """Raise PolicyError for a spec that is no policy whatever the log; nothing is read or run."""
-    path = Path(os.path.expanduser(spec))  # unlike Path.expanduser, does not raise for an unknown user
-    if isinstance(spec, str) and spec.startswith(_EPSILON):
-        check_spec(_epsilon_and_base(spec)[1])
-    elif spec and spec != "uniform" and path.is_dir():  # Path("") is the current folder
-        raise PolicyError(f"{spec}: this is a folder; a policy is {ACCEPTED}")
-    elif spec != "uniform" and not path.is_file() and not _MODULE_SPEC.fullmatch(str(spec)):
-        raise PolicyError(f"{str(spec)!r}: there is no such file; a policy is {ACCEPTED}")
+def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
+    """The probabilities of the layers of epsilon, outermost first, and the spec within them.
+
+    Raises PolicyError for a spec that is no policy whatever the log; nothing is read or run.
+    """
+    layers: list[float] = []
+    base = spec
+    while isinstance(base, str) and base.startswith(_EPSILON):
+        number, _, base = base.removeprefix(_EPSILON).partition(":")
+        try:
+            layers.append(float(number))
+        except ValueError:
+            layers.append(math.nan)
+        few = f"names more than {_MOST_LAYERS} layers of epsilon; give one of the whole probability"
+        form = "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
+        wrong = {few: len(layers) > _MOST_LAYERS, form: not (base and 0.0 <= layers[-1] <= 1.0)}
+        refuse(wrong, str(spec)[:80])
+    path = Path(os.path.expanduser(base))  # unlike Path.expanduser, does not raise for an unknown user
+    if base and base != "uniform" and path.is_dir():  # Path("") is the current folder
+        raise PolicyError(f"{base}: this is a folder; a policy is {ACCEPTED}")
+    if base != "uniform" and not path.is_file() and not _MODULE_SPEC.fullmatch(str(base)):
+        raise PolicyError(f"{str(base)!r}: there is no such file; a policy is {ACCEPTED}")
+    return layers, base
 
 
 def as_policy(
@@ -156,25 +171,11 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _epsilon_and_base(spec: str) -> tuple[float, str]:
-    """The parts of epsilon:<probability>:<policy>. Raises PolicyError."""
-    layers = spec.count(_EPSILON)
-    number, _, base = spec[len(_EPSILON) :].partition(":")
-    try:
-        epsilon = float(number)
-    except ValueError:
-        epsilon = float("nan")
-    few = f"names {layers} layers of epsilon; give at most {_MOST_LAYERS}, or one of the whole probability"
-    form = "write epsilon:<probability in [0, 1]>:<policy>, for instance epsilon:0.1:uniform"
-    refuse({few: layers > _MOST_LAYERS, form: not (base and 0.0 <= epsilon <= 1.0)}, spec[:80])
-    return epsilon, base
-
-
 def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
-        # After the checks: d3rlpy takes seconds to load.
+        # After what it is known to be: d3rlpy takes seconds to load.
         from koffline.algos.model_files import algo_of
         from koffline.algos.policies import policy_from_algo
 

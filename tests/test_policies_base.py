@@ -158,7 +158,7 @@ def test_a_function_in_the_current_directory(project):
         ("", "unifrom", "a policy is .*'uniform'"),
         ("", Path(), "this is a folder"),
         ("", "epsilon:1.5:uniform", "epsilon"),
-        ("", "epsilon:0.1:" * 10_000 + "uniform", "names 10000 layers of epsilon; give at most 3"),
+        ("", "epsilon:0.1:" * 10_000 + "uniform", "names more than 3 layers of epsilon"),
     ],
 )
 def test_what_gives_no_policy_is_refused_in_one_line(project, text, spec, words):

@@ -167,10 +167,10 @@ def test_a_truncated_model_is_refused(load, dqn_file, tmp_path, keep):
     ("changes", "words"),
     [
         ({}, ["3 discrete actions", "the log 4 discrete actions"]),
-        ({"type": "fqe"}, ["FQE evaluator", "save the algorithm it evaluates"]),
-        ({"type": "decision_transformer"}, ["history and a target return", "function of the observation"]),
+        ({"type": "fqe"}, ["FQE does not save the policy it evaluates", "use koffline.algos.KLossFQE"]),
+        ({"type": "decision_transformer"}, ["decision_transformer", "save it again"]),
         ({"type": "my_algorithm"}, ["'my_algorithm' is unknown", "known are awac", "import the package"]),
-        ({"observation_shape": [[4], [3]]}, ["one observation array", "join the parts"]),
+        ({"observation_shape": [[4], [3]]}, ["d3rlpy cannot rebuild the dqn networks"]),
         ({"params": {"n_critics": 10**9}}, ["asks for networks of more than", "save it again"]),
     ],
 )

@@ -1,7 +1,8 @@
-"""Policy files of other tools, TorchScript and ONNX, and telling files apart."""
+"""Policy files: koffline's own .npz of networks and grids, TorchScript and ONNX, and telling them apart."""
 
 import pickle
 import warnings
+from itertools import pairwise
 from pathlib import Path
 
 import cloudpickle
@@ -13,8 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
-from koffline.policies import save_mlp_policy
+from koffline.policies import GridPolicy, save_grid_policy, save_mlp_policy, write_arrays
 from koffline.policy_specs import load_policy
+from tests.refusals import refused
 
 SHAPE = (4,)
 BOX = Continuous(2, low=(-2.0, 0.0), high=(3.0, 1.0))
@@ -156,3 +158,134 @@ def test_policies_of_files_travel_to_other_processes(kind, tmp_path):
     (tmp_path / "p").unlink()
     arrived = pickle.loads(content)
     np.testing.assert_array_equal(arrived.probabilities(observations()), policy.probabilities(observations()))
+
+
+def layers(*widths: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    return [
+        (generator.normal(size=(i, o)) / np.sqrt(i), generator.normal(size=o)) for i, o in pairwise(widths)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("output", "settings", "expected"),
+    [
+        ("softmax", {"temperature": 0.7}, lambda last: torch.softmax(last / 0.7, dim=1)),
+        ("argmax", {"activation": "tanh"}, lambda last: torch.eye(2, dtype=last.dtype)[last.argmax(dim=1)]),
+        ("identity", {}, lambda last: last),
+        ("tanh", {}, torch.tanh),
+        (
+            "tanh",
+            {"action_low": BOX.low, "action_high": BOX.high},
+            lambda last: torch.tensor(BOX.low) + (last.tanh() + 1) / 2 * torch.tensor([5.0, 1.0]),
+        ),
+    ],
+)
+def test_networks_against_torch(tmp_path, output, settings, expected):
+    net, mean, std = layers(4, 8, 5, 2), np.arange(4.0), np.array([1.0, 2, 3, 4])
+    save_mlp_policy(tmp_path / "p", net, output, observation_mean=mean, observation_std=std, **settings)
+    x = torch.tensor((observations() - mean) / std)
+    for index, (weight, bias) in enumerate(net):
+        if index:
+            x = torch.tanh(x) if settings.get("activation") == "tanh" else torch.relu(x)
+        x = torch.nn.functional.linear(x, torch.tensor(weight).T, torch.tensor(bias))
+    is_discrete = output in ("softmax", "argmax")
+    policy = load_policy(str(tmp_path / "p"), Discrete(2) if is_discrete else BOX, SHAPE)
+    found = policy.probabilities(observations()) if is_discrete else policy.mean(observations())
+    np.testing.assert_allclose(found, expected(x).numpy(), atol=1e-12)
+    assert is_discrete or policy.deterministic
+
+
+def test_large_logits_do_not_overflow(tmp_path):
+    save_mlp_policy(tmp_path / "p", [(1e6 * np.ones((1, 1)) @ [[1.0, -1.0]], np.zeros(2))], "softmax")
+    result = load_policy(tmp_path / "p", Discrete(2), (1,)).probabilities(np.array([[1.0], [-1.0]]))
+    np.testing.assert_array_equal(result, [[1, 0], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("net", "output", "settings", "words"),
+    [
+        (layers(4, 3), "logits", {}, ["output is 'logits'", "softmax"]),
+        (layers(4, 3), "softmax", {"temprature": 2.0}, ["temprature", "did you mean 'temperature'?"]),
+        (layers(4, 3), "softmax", {"temperature": 0.0}, ["temperature is 0", "positive"]),
+        (layers(4, 3), "softmax", {"std": 1.0}, ["std", "only there"]),
+        (layers(4, 3), "gaussian", {"std": 1.0, "log_std": 0.0}, ["std and log_std"]),
+        (layers(4, 3), "tanh", {"action_low": 1.0, "action_high": 0.0}, ["lower bounds below"]),
+        (layers(4, 3), "softmax", {"observation_std": np.zeros(4)}, ["observation_std", "positive"]),
+        (layers(4, 5) + layers(6, 3), "softmax", {}, ["layer 1", "(6, 3)"]),
+        ([(np.full((4, 3), np.nan), np.zeros(3))], "softmax", {}, ["layer 0", "finite"]),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_not_written(tmp_path, net, output, settings, words):
+    with pytest.raises(PolicyError) as caught:
+        save_mlp_policy(tmp_path / "p", net, output, **settings)
+    assert "\n" not in str(caught.value)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"W0": np.array([{"a": 1}], dtype=object)}, r"is not read: W0 has dtype object"),
+        ({"format": np.array("other"), "rewards": np.zeros(3)}, r"not a koffline policy \(arrays: rewards\)"),
+        ({"version": np.array(9)}, "version 9; this koffline reads version 1"),
+    ],
+)
+def test_objects_another_npz_and_another_version_are_refused(tmp_path, arrays, words):
+    np.savez(tmp_path / "p.npz", **{"format": np.array("koffline-policy"), **arrays})
+    with pytest.raises(PolicyError, match=words):
+        load_policy(tmp_path / "p.npz", Discrete(3), SHAPE)
+
+
+GRID = GridPolicy((0.0, -1.0), (2.0, 1.0), np.arange(12.0).reshape(2, 2, 3) ** 1.5, 2.0)
+
+
+def softmax(values):
+    raised = np.exp(values / 2.0)
+    return raised / raised.sum()
+
+
+def test_probabilities_at_centres_between_them_and_beyond():
+    q = GRID.action_values
+    points = np.array([[0.5, -0.5], [1.5, 0.5], [1.0, 0.0], [0.75, -0.5], [-9.0, 9.0]])
+    expected = [q[0, 0], q[1, 1], q.mean(axis=(0, 1)), 0.75 * q[0, 0] + 0.25 * q[1, 0], q[0, 1]]
+    np.testing.assert_allclose(GRID(points), [softmax(row) for row in expected])
+
+
+def test_a_file_gives_the_policy_back_and_the_same_bytes(tmp_path):
+    first, second = tmp_path / "a.npz", tmp_path / "b.npz"
+    save_grid_policy(first, GRID)
+    save_grid_policy(second, GRID)
+    assert first.read_bytes() == second.read_bytes()
+    loaded = load_policy(first, Discrete(3), (2,))
+    points = np.random.default_rng(0).uniform(-1, 2, size=(50, 2)).astype(np.float32)
+    np.testing.assert_allclose(loaded.probabilities(points), GRID(points), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("space", "shape"), [(Discrete(4), (2,)), (Continuous(1), (2,)), (Discrete(3), (5,))]
+)
+def test_a_log_that_does_not_fit_is_named(tmp_path, space, shape):
+    save_grid_policy(tmp_path / "a.npz", GRID)
+    with pytest.raises(PolicyError, match=r"a\.npz.*give a policy trained for this log"):
+        load_policy(tmp_path / "a.npz", space, shape)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"low": np.zeros(3)},
+        {"low": np.array([5.0, 5.0])},
+        {"action_values": np.zeros(3)},
+        {"action_values": np.full((2, 2, 3), np.nan)},
+        {"temperature": 0.0},
+        {"temperature": "warm"},
+        {"more": 1.0},
+    ],
+)
+def test_files_that_are_wrong_are_refused_with_their_name(tmp_path, change):
+    arrays = {"low": GRID.low, "high": GRID.high, "action_values": GRID.action_values, "temperature": 2.0}
+    write_arrays(tmp_path / "bad.npz", "koffline-grid-policy", arrays | change)
+    with refused(PolicyError, r"bad\.npz"):
+        load_policy(tmp_path / "bad.npz", Discrete(3), (2,))

@@ -30,7 +30,7 @@ from torch import nn
 from koffline.data import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name
 from koffline.policies.base import one_line, refuse
-from koffline.policies.files import D3File, detect, read_d3_model
+from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
 
 _LOG = logging.getLogger(__name__)
@@ -54,10 +54,7 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     kind = detect(path)
     what = f"this is a policy of kind {kind}, without critic or optimisers; koffline.load_policy reads it"
     refuse({what: kind != "d3"}, str(path))
-    device, file = device_name(device), read_d3_model(path)
-    if file.algorithm == "fqe":
-        what = "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt"
-        raise PolicyError(f"{path}: {what}; use koffline.algos.KLossFQE, which does")
+    device, file = device_name(device), read_d3(path)
     if file.version != d3rlpy.__version__:
         _LOG.warning("%s was written by d3rlpy %s, %s is installed", path, file.version, d3rlpy.__version__)
     with quiet():
@@ -73,6 +70,9 @@ def algo_of(file: D3File, device: str = "cpu") -> Any:
 
     Raises PolicyError for a configuration that cannot be built, and weights that do not fit it.
     """
+    if file.algorithm == "fqe":
+        what = "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt"
+        raise PolicyError(f"{file.name}: {what}; use koffline.algos.KLossFQE, which does")
     known = CONFIG_STORAGE[LearnableConfig].config_list
     if file.algorithm not in known:
         what = f"the algorithm '{file.algorithm}' is unknown; {nearest_name(file.algorithm, sorted(known))}"

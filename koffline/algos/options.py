@@ -24,11 +24,11 @@ from pydantic_core import PydanticCustomError
 from koffline.config import Section, describe_error, read_section
 from koffline.errors import ConfigError, nearest_name
 from koffline.policies.base import refuse
-from koffline.policies.files import HISTORIES, RANDOM
 
+_HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
 _NOT_TRAINED = {
-    **dict.fromkeys(HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
-    **dict.fromkeys(RANDOM, "it has nothing to train"),
+    **dict.fromkeys(_HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
+    **dict.fromkeys(("random_policy", "discrete_random_policy"), "it has nothing to train"),
 }
 _NONE = {"type": "none", "params": {}}  # an omitted factory, as d3rlpy writes it
 _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*\*?\s*)?median")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.builders import KINDS, POLICY_LEVELS
+from koffline.builders import POLICY_LEVELS
 from koffline.builders.control_learning import (
     RECIPES,
     Learned,
@@ -27,7 +27,7 @@ from koffline.builders.control_learning import (
     medium_and_expert,
     policy_returns,
 )
-from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, check_whole, world_metadata
+from koffline.builders.rollouts import Columns, RolloutPlayer, RolloutSettings, world_metadata
 from koffline.data.transitions import ActionSpace, Discrete, Transitions
 from koffline.envs import closed_copies
 from koffline.errors import ConfigError
@@ -58,16 +58,6 @@ class ControlSettings:
     noise: float | None = None
     train_steps: int | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in POLICY_LEVELS:
-            raise ConfigError(f"there is no kind '{self.kind}'; give one of {', '.join(KINDS)}")
-        check_whole(self, n=1, train_steps=1, seed=0)
-
-    @property
-    def levels(self) -> tuple[str, ...]:
-        """Levels of the learned policies that play the kind."""
-        return POLICY_LEVELS[self.kind]
-
 
 def build_control(
     settings: ControlSettings, policies: Sequence[Any] = (), show_progress: bool = False
@@ -77,36 +67,42 @@ def build_control(
     policies: instead of the bundled ones, as many as the kind has; what `koffline.load_policy` takes.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    env, levels = settings.env, settings.levels
+    env, kind = settings.env, settings.kind
+    levels, copies = POLICY_LEVELS[kind], closed_copies(env)
     anew = bool(levels) and settings.train_steps is not None
-    if closed_copies(env).time_limit is None:
+    if copies.time_limit is None:
         raise ConfigError(
             f"{env} has no time limit, so that a learned policy may play on forever; register it with "
             "max_episode_steps"
         )
     if len(policies) not in (0, len(levels)) or (policies and anew):
         raise ConfigError(
-            f"{len(policies)} policies were given for kind {settings.kind}, which has {len(levels)}; "
+            f"{len(policies)} policies were given for kind {kind}, which has {len(levels)}; "
             "give as many without train_steps, or none"
         )
-    if anew or settings.kind == "replay":
+    names = ["uniform"]
+    if anew or kind == "replay":
         learning = learning_settings(env, settings.seed, settings.train_steps)
-        if settings.kind == "replay":  # its snapshots are not used
+        if kind == "replay":  # its snapshots are not used
             learning = dataclasses.replace(learning, evaluate_every=learning.steps)
         with progress_bar(f"learning in {env}", learning.steps, show_progress) as show:
             learned = learn(learning, show)
-        if settings.kind == "replay":
-            return _described(replay_log(learned, learning, settings.n), "replay", {})
+        if kind == "replay":
+            return _described(replay_log(learned, learning, settings.n), kind=kind)
         found = medium_and_expert(learned, random_return(env))
-        policies = [found[level].policy for level in levels]
+        playing = [found[level].policy for level in levels]
         names = [f"learned in {found[level].step} steps" for level in levels]
     else:
-        policies = policies or [str(bundled_policy(env, level)) for level in levels]
-        names = [_short(policy) for policy in policies]
-    playing, noises = _actors(env, policies, levels, settings.noise)
-    log = _play(settings, playing, show_progress)
-    who = {"policies": names, "noise": noises} if names else {"policies": ["uniform"]}
-    return _described(log, settings.kind, who)
+        given = policies or [str(bundled_policy(env, level)) for level in levels]
+        playing = [as_policy(each, copies.action_space, copies.observation_shape) for each in given]
+        names = [policy.name.split("/")[-1] for policy in playing] or names
+    who: dict[str, Any] = {"policies": names}
+    if levels:
+        usual = _usual_noise(env, copies.action_space)
+        who["noise"] = [usual[level] if settings.noise is None else settings.noise for level in levels]
+        pairs = zip(playing, who["noise"], strict=True)
+        playing = [noisy(policy, noise, copies.action_space) for policy, noise in pairs]
+    return _described(_play(settings, playing or ["uniform"], show_progress), kind=kind, **who)
 
 
 def stem(env: str) -> str:
@@ -130,18 +126,11 @@ def random_return(env: str) -> float:
     return float(policy_returns(env, "uniform", _RANDOM_EPISODES, _RANDOM_SEED).mean())
 
 
-def _actors(
-    env: str, policies: Sequence[Any], levels: Sequence[str], noise: float | None
-) -> tuple[list[Policy], list[float]]:
-    """Policies of the levels with noise added, and the noise of each."""
-    copies, recipe = closed_copies(env), RECIPES.get(env)
-    space, shape = copies.action_space, copies.observation_shape
-    usual = dict(EPSILON if isinstance(space, Discrete) else NOISE)
-    if recipe is not None and recipe.medium_noise is not None:
-        usual["medium"] = recipe.medium_noise
-    noises = [usual[level] if noise is None else noise for level in levels]
-    known = [as_policy(policy, space, shape) for policy in policies]
-    return [noisy(policy, each, space) for policy, each in zip(known, noises, strict=True)], noises
+def _usual_noise(env: str, space: ActionSpace) -> dict[str, float]:
+    """The noise of each level."""
+    recipe, usual = RECIPES.get(env), EPSILON if isinstance(space, Discrete) else NOISE
+    own = None if recipe is None else recipe.medium_noise
+    return usual if own is None else {**usual, "medium": own}
 
 
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
@@ -184,10 +173,9 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
 
 
-def _play(settings: ControlSettings, policies: Sequence[Policy], show_progress: bool) -> Transitions:
+def _play(settings: ControlSettings, playing: Sequence[Any], show_progress: bool) -> Transitions:
     n, recipe = settings.n or ROWS, RECIPES.get(settings.env)
     gamma = 0.99 if recipe is None else recipe.learning.gamma
-    playing: Sequence[Any] = policies or ["uniform"]
     weights = (1.0,) * len(playing)
     rollouts = RolloutSettings(settings.env, n, weights, seed=settings.seed, gamma=gamma)
     title, played, rows = f"playing {settings.env}", [], 0
@@ -220,17 +208,11 @@ def _drawn_episodes(columns: Columns, n: int, generator: np.random.Generator) ->
     return {name: column[keep] for name, column in columns.items()}
 
 
-def _described(log: Transitions, kind: str, who: dict[str, Any]) -> Transitions:
-    """Add kind and policies to the log's metadata; float64 observations become float32."""
+def _described(log: Transitions, **extra: Any) -> Transitions:
+    """Add to the log's metadata; float64 observations become float32."""
     columns: dict[str, Any] = {}
     if log.observations.dtype == np.float64:
         names = ("observations", "next_observations")
         columns = {name: getattr(log, name).astype(np.float32) for name in names}
-    metadata = dataclasses.replace(log.metadata, extra={**log.metadata.extra, "kind": kind, **who})
+    metadata = dataclasses.replace(log.metadata, extra={**log.metadata.extra, **extra})
     return dataclasses.replace(log, **columns, metadata=metadata)
-
-
-def _short(policy: Any) -> str:
-    """Name of a policy without folders."""
-    name = str(policy) if isinstance(policy, (str, Path)) else getattr(policy, "name", type(policy).__name__)
-    return name.replace("\\", "/").split("/")[-1]

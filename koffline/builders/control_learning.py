@@ -56,19 +56,9 @@ class Recipe:
     medium_noise: float | None = None
 
 
-def _walker(env: str, steps: int, medium_step: int) -> Recipe:
-    learning = LearningSettings(
-        env=env,
-        steps=steps,
-        hidden=(128, 128),
-        reward_factor=0.1,
-        random_steps=2000,
-        evaluate_every=2500,
-        episodes=5,
-    )
-    return Recipe(learning, medium_step, medium_noise=0.1)
-
-
+_WALKER: dict[str, Any] = {
+    "hidden": (128, 128), "reward_factor": 0.1, "random_steps": 2000, "evaluate_every": 2500, "episodes": 5
+}  # fmt: skip
 RECIPES = {
     "CartPole-v1": Recipe(
         LearningSettings(
@@ -88,9 +78,9 @@ RECIPES = {
         LearningSettings(env="InvertedPendulum-v5", steps=6000, reward_factor=0.1, evaluate_every=25),
         medium_step=5175, medium_noise=0.05,
     ),
-    "HalfCheetah-v5": _walker("HalfCheetah-v5", 50_000, medium_step=20_000),
-    "Hopper-v5": _walker("Hopper-v5", 75_000, medium_step=57_500),
-    "Walker2d-v5": _walker("Walker2d-v5", 120_000, medium_step=115_000),
+    "HalfCheetah-v5": Recipe(LearningSettings(env="HalfCheetah-v5", steps=50_000, **_WALKER), 20_000, 0.1),
+    "Hopper-v5": Recipe(LearningSettings(env="Hopper-v5", steps=75_000, **_WALKER), 57_500, 0.1),
+    "Walker2d-v5": Recipe(LearningSettings(env="Walker2d-v5", steps=120_000, **_WALKER), 115_000, 0.1),
 }  # fmt: skip
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.writer import ShardWriter
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs import BLOCK, make_copies
 from koffline.errors import ConfigError, DataError
@@ -54,20 +53,15 @@ class RolloutSettings:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        check_whole(self, episodes=1, num_envs=1, time_limit=1, seed=0)
+        for name, least in {"episodes": 1, "num_envs": 1, "time_limit": 1, "seed": 0}.items():
+            number = getattr(self, name)
+            if number is not None and number < least:
+                raise ConfigError(f"{name} is {number}; give a whole number from {least} on")
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:
             raise ConfigError(f"gamma is {self.gamma}; give a discount strictly between 0 and 1")
         good = all(math.isfinite(weight) and weight >= 0.0 for weight in self.weights)
         if not good or not 0.0 < sum(self.weights) < math.inf:
             raise ConfigError(f"weights are {self.weights}; give finite shares that are not all zero")
-
-
-def check_whole(settings: Any, **least: int) -> None:
-    """Raise ConfigError where a setting that is given is less than its least value."""
-    for name, lowest in least.items():
-        number = getattr(settings, name)
-        if number is not None and number < lowest:
-            raise ConfigError(f"{name} is {number}; give a whole number from {lowest} on")
 
 
 def build_rollouts(
@@ -108,7 +102,7 @@ class RolloutPlayer:
             raise ConfigError(
                 f"there are {len(policies)} policies and {len(settings.weights)} weights; give one for each"
             )
-        self._settings, self._given, self._where = settings, policies, where
+        self._settings, self._given, self._where, self._clipped = settings, policies, where, 0
         self._copies = make_copies(settings.env, settings.time_limit)
         self._batch_size = settings.num_envs or self._copies.usual_number
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
@@ -139,7 +133,7 @@ class RolloutPlayer:
     def play_batch(self, number: int) -> Columns:
         """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
         episodes = np.arange(number * self._batch_size, self.episodes_until(number))
-        actor = _Actor(self.policies, self._settings, episodes.tolist(), self.action_space)
+        actor = _Actor(self, self._settings, episodes.tolist())
         seeds = [environment_seed(self._settings.seed, episode) for episode in episodes.tolist()]
         observations, running = self._copies.reset(seeds), np.arange(len(episodes))
         parts: list[Columns] = []
@@ -165,21 +159,18 @@ class RolloutPlayer:
         order = np.lexsort((columns["steps"], columns["episode_ids"]))
         return {name: column[order] for name, column in columns.items()}
 
-    def join(self, parts: Sequence[Columns], metadata: Metadata | None = None) -> Transitions:
-        """Batches as one log; metadata: by default those of a whole build."""
+    def join(self, parts: Sequence[Columns]) -> Transitions:
+        """Batches as one log; its metadata count the clipped actions of all that were joined so far."""
         columns = _joined(parts)
         clipped, log_probabilities = columns.pop("clipped"), columns.pop("log_probabilities")
+        self._clipped += int(clipped.sum())
+        note = f"{self._clipped} actions were outside the action space; they are stored as clipped"
         return Transitions(
             **columns,
             action_space=self.action_space,
             behavior_log_probabilities=log_probabilities if isinstance(self.action_space, Discrete) else None,
-            metadata=metadata or self.metadata(int(clipped.sum())),
+            metadata=world_metadata(self._copies, self._settings.gamma, (note,) * bool(self._clipped)),
         )
-
-    def metadata(self, clipped: int) -> Metadata:
-        """Metadata of the whole build. clipped: number of clipped actions."""
-        note = f"{clipped} actions were outside the action space; they are stored as clipped"
-        return world_metadata(self._copies, self._settings.gamma, (note,) * bool(clipped))
 
 
 def world_metadata(copies: Any, gamma: float | None, notes: tuple[str, ...] = (), **extra: Any) -> Metadata:
@@ -194,11 +185,10 @@ class _Actor:
     Each episode has its own random stream: the first number chooses the policy, the rest the actions.
     """
 
-    def __init__(
-        self, policies: Sequence[Policy], settings: RolloutSettings, episodes: Sequence[int], space: Any
-    ) -> None:
+    def __init__(self, player: RolloutPlayer, settings: RolloutSettings, episodes: Sequence[int]) -> None:
         keys = [np.random.SeedSequence(settings.seed, spawn_key=(episode, 1)) for episode in episodes]
-        self._policies, self._space = policies, space
+        self._policies = player.policies
+        self._space: Any = player.action_space
         self._generators = [np.random.default_rng(key) for key in keys]
         ends = np.cumsum(settings.weights) / sum(settings.weights)
         drawn = np.array([generator.random() for generator in self._generators])
@@ -251,20 +241,6 @@ class PartsFolder:
         read = digests_of(map(within_epsilon, policies))
         decides = (versions().get("koffline"), settings, list(policies), read)
         self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
-
-    @property
-    def kept(self) -> int:
-        """Number of batches of this build on the disk."""
-        return len(list(self.folder.glob(f"part-{self._build}-*.npz")))
-
-    def build_shards(self, player: RolloutPlayer, writer: ShardWriter, progress: Progress) -> None:
-        """Play or read all batches and write them as shards, one batch in memory at a time."""
-        clipped = 0
-        with writer:
-            for part in self.batches(player, progress):
-                clipped += int(part["clipped"].sum())
-                writer.append(player.join([part], Metadata()))  # that of the folder holds for all shards
-            writer.metadata = player.metadata(clipped)
 
     def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
         """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""

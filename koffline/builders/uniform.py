@@ -14,7 +14,7 @@ from jaxtyping import Float
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs.boxes import BoxWorld, States, Tuples, draw_actions, make_world, uniform_states
 from koffline.envs.finite import TSITSIKLIS_FEATURES, discretise, tsitsiklis_van_roy, value_iteration
-from koffline.errors import ConfigError, PolicyError
+from koffline.errors import PolicyError
 from koffline.policies import DiscretePolicy, GridPolicy
 from koffline.policy_specs import as_policy
 
@@ -63,8 +63,6 @@ def build_chain(n: int, generator: np.random.Generator) -> Transitions:
 
     (Feng et al. 2019, fig:toy_diverge)
     """
-    if n < 1:
-        raise ConfigError(f"n is {n}; give a positive number of tuples")
     features = np.asarray(TSITSIKLIS_FEATURES, dtype=np.float32)
     drawn = tsitsiklis_van_roy().sample_transitions(n, np.ones((5, 1)), generator)
     seen = replace(drawn, states=features[drawn.states], next_states=features[drawn.next_states])
@@ -92,8 +90,6 @@ def learn_grid_policy(world_name: str, gamma: float = 0.98, temperature: float |
     """Learn π ∝ exp(Q / temperature) by interpolated value iteration on a 40×40 grid. No randomness."""
     world = make_world(world_name)
     chosen = TEMPERATURES[world_name] if temperature is None else temperature
-    if not 0.0 < chosen < float("inf"):
-        raise ConfigError(f"temperature is {chosen}; give a positive number")
     grid = discretise(world, SHAPE, np.random.default_rng(_SEED), SAMPLES, interpolate=True)
     action_values = value_iteration(grid.mdp, gamma)[:-1].reshape(*SHAPE, -1)
     # Sums differ in their last bits with the processor and the number of threads; rounded values do not.

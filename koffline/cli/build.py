@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
-from koffline.cli.targets import claim, interrupted
+from koffline.cli.targets import claim, claim_log, interrupted
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store import locked
-from koffline.store.files import MINARI, atomic_file, check_target
+from koffline.store.files import check_target
 from koffline.store.run_record import full_command
 
 if TYPE_CHECKING:
     from koffline.builders.rollouts import PartsFolder
 
-_SHARDS = "shards"
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
+_POSITIVE = click.FloatRange(0.0, min_open=True)
 _FORMAT = "Format; else by TARGET's name."
 _TARGET = (
     SEED,
@@ -39,53 +37,28 @@ class BuildTarget:
     """Output path of a dataset and its manifest entry; checked before the build starts."""
 
     def __init__(self, out: str, format_: str | None, shard_rows: int | None, force: bool, seed: int) -> None:
-        from koffline.data.sources import target_format
-
-        self._out, self._shard_rows, self.force, self._seed = out, shard_rows, force, seed
-        if shard_rows is None:
-            self._format = target_format(out, format_)
-        elif format_ is not None or out.startswith(MINARI):
-            asked = f"--format {format_}" if format_ is not None else f"--out {out}"
-            raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-        else:
-            self._format = _SHARDS
-        self.path = claim(out)
-        self._check(self.path)
+        self.path, self._format = claim_log(out, format_, shard_rows, force)
+        self._out, self.shard_rows, self._force, self._seed = out, shard_rows, force, seed
         self.parts = claim(self.path.with_name(f"{self.path.name}.parts"))
         self._manifest = self.path.parent / NAME
         if self.path.name == NAME:
             raise DataError(f"--out {out} is the name of the manifest beside it; choose another name")
         read_manifest(self._manifest)
 
-    def _check(self, place: Path) -> None:
-        """Raise DataError where the dataset would replace something else, or needs --force."""
-        from koffline.data.disk.writer import is_shard_folder
-        from koffline.data.minari import data_folder
-
-        if not self._out.startswith(MINARI) or os.path.lexists(place):  # Minari's are made when written
-            check_target(place, self.force)
-        if place.is_dir() and self._format not in ("minari", _SHARDS):
-            raise DataError(f"{place} is a folder; give a file name")
-        is_ours = {"minari": lambda: data_folder(place), _SHARDS: lambda: is_shard_folder(self._out)}
-        if os.path.lexists(place) and self._format in is_ours and not is_ours[self._format]():
-            raise DataError(f"{place} holds something else and will not be replaced; choose another name")
-
-    def shard_writer(self) -> Any:
-        """Writer of a folder of shards; None if the dataset is not sharded."""
-        from koffline.data.disk.writer import ShardWriter
-
-        return ShardWriter(self.path, self._shard_rows, self.force) if self._shard_rows is not None else None
-
-    def write(self, log: Any) -> None:
-        """Write the dataset, then its manifest entry."""
+    def write(self, logs: Iterable[Any]) -> Any:
+        """Write the dataset, which may come in pieces, and give it back as one log."""
+        from koffline.data.disk.writer import ShardWriter, open_lazy
         from koffline.data.sources import write_transitions
 
-        if (shards := self.shard_writer()) is None:
-            write_transitions(log, self._out, self._format, self.force)
-        else:
-            with shards as writer:
+        if self.shard_rows is None:
+            (log,) = logs
+            write_transitions(log, self._out, self._format, self._force)
+            return log
+        with ShardWriter(self.path, self.shard_rows, self._force) as writer:
+            for log in logs:
                 writer.append(log)
-        self.record(log)
+                writer.metadata = log.metadata  # the last piece knows those of all
+        return open_lazy(self.path)
 
     def record(self, log: Any) -> None:
         """Add the finished dataset to the manifest and print what was written."""
@@ -107,20 +80,13 @@ def _target_options(command: Command) -> Command:
 
 @contextlib.contextmanager
 def _resumable(parts: PartsFolder) -> Iterator[None]:
-    """Context of a build from the first part to the output; it removes the parts at the end.
-
-    A failure before the first part leaves nothing; a later interrupt prints how to continue.
-    """
+    """Context of a build from the first part to the output, at whose end the parts go."""
     with locked(parts.folder):
         try:
             yield
-        except BaseException as error:
-            if not parts.kept:
-                parts.remove()
-            elif isinstance(error, KeyboardInterrupt):
-                said = f"finished episodes are in {parts.folder}: the same command goes on"
-                raise interrupted(said) from None
-            raise
+        except KeyboardInterrupt:
+            kept = f"episodes that were finished are in {parts.folder}: the same command goes on"
+            raise interrupted(kept) from None
         parts.remove()
 
 
@@ -152,7 +118,8 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
         raise ConfigError(f"--policy is {policy}, but the chain has no actions to choose; leave it out")
     if env != CHAIN and policy is None:
         raise ConfigError(f"--policy is missing; {env} needs one: a file, or 'uniform'")
-    target.write(build_chain(n, generator) if policy is None else build_uniform(env, policy, n, generator))
+    log = build_chain(n, generator) if policy is None else build_uniform(env, policy, n, generator)
+    target.record(target.write([log]))
 
 
 @build.command(no_args_is_help=True)
@@ -188,24 +155,18 @@ def rollouts(
           --shard-rows 500000
     """
     from koffline.builders.rollouts import PartsFolder, RolloutPlayer, RolloutSettings
-    from koffline.data.disk.writer import open_lazy
     from koffline.progress import progress_bar
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         parts = PartsFolder(target.parts, settings, policies)
         with _resumable(parts):
-            shards = target.shard_writer()
             title = f"playing {settings.env}"
             with progress_bar(title, settings.episodes, not quiet) as progress:
-                if shards is not None:
-                    parts.build_shards(player, shards, progress)
-                else:
-                    log = player.join(list(parts.batches(player, progress)))
-            if shards is not None:
-                target.record(open_lazy(target.path))
-            else:
-                target.write(log)
+                played = parts.batches(player, progress)
+                pieces = ([part] for part in played) if target.shard_rows else [list(played)]
+                log = target.write(map(player.join, pieces))
+            target.record(log)
 
 
 @build.command(no_args_is_help=True)
@@ -215,12 +176,12 @@ def rollouts(
     help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps.",
 )
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
-@click.option("--n", type=int, help="Rows; default: 10,000, of a replay all.")
+@whole("--n", help="Rows; default: 10,000, of a replay all.")
 @click.option(
     "--policy", "policies", multiple=True, help="Instead of the bundled one; medium-expert has two."
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
-@click.option("--train-steps", type=int, help="Learn the policies, or the replay, in so many steps.")
+@whole("--train-steps", help="Learn the policies, or the replay, in so many steps.")
 @QUIET
 @_target_options
 def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
@@ -240,13 +201,13 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
     from koffline.builders.control import ControlSettings, build_control
 
     settings = ControlSettings(**given)
-    target.write(build_control(settings, policies, not quiet))
+    target.record(target.write([build_control(settings, policies, not quiet)]))
 
 
 @build.command(no_args_is_help=True)
 @click.option("--env", required=True, help="koffline/PuddleWorld-v0, …")
 @gamma_option("Discount factor.", default=0.98, show_default=True)
-@click.option("--temperature", type=float, help="Of the softmax; default: the world's.")
+@click.option("--temperature", type=_POSITIVE, help="Of the softmax; default: the world's.")
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
 def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:
@@ -263,7 +224,5 @@ def policy(env: str, gamma: float, temperature: float | None, out: str, force: b
     name = world_name(env)
     path = claim(out)
     check_target(path, force)
-    learned = learn_grid_policy(name, gamma, temperature)
-    with atomic_file(path, force) as temporary:
-        save_grid_policy(temporary, learned)
+    save_grid_policy(path, learn_grid_policy(name, gamma, temperature))
     click.echo(f"{path}: a policy for {env}")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from koffline.cli.options import Log, LogCommand, log_options, reading_options, whole
-from koffline.cli.targets import claim
+from koffline.cli.targets import claim, claim_log
 from koffline.data.sources import FORMATS
-from koffline.errors import DataError, printable
+from koffline.errors import printable
 
 if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
@@ -159,20 +159,13 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
       koffline data convert table.csv log.hdf5 --mapping columns.yaml
     """
     from koffline.data.sources import convert_to_shards, write_transitions
-    from koffline.store.files import MINARI, check_target
 
-    path = claim(target, "TARGET")
-    if "://" not in target and not target.startswith(MINARI):  # folders of Minari's are made when written
-        check_target(path, force)
+    _, form = claim_log(target, format_, shard_rows, force, "TARGET")
     if shard_rows is None:
         rows = log.open(lazy=False)
-        form = write_transitions(rows, target, format_, force)
+        write_transitions(rows, target, form, force)
     else:
-        if format_ is not None:
-            both = f"--format {format_} and --shard-rows were both given"
-            raise DataError(f"{both}; shards are HDF5, choose one")
         rows = convert_to_shards(log.source, target, shard_rows, force, log.space, log.mapping)
-        form = "shards"
     for note in rows.metadata.notes:
         click.echo(f"note: {note}")
     click.echo(f"{target} ({form}): {rows}")

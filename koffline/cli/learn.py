@@ -183,7 +183,7 @@ def online(
     with long_part(f"go on with koffline online --resume {folder}"):
         result = run.train(settings, out, resume=resume, show_progress=not quiet, **options)
     _print_scores(result)
-    if diverged := result.summary.diverged:  # existing files are kept
+    if diverged := result.diverged:  # existing files are kept
         names = ", ".join(f"{seed} (by step {step})" for seed, step in diverged.items())
         raise ConfigError(
             f"training diverged with seed {names}: the gradient is not finite; lower learning_rate or "
@@ -196,13 +196,13 @@ def _print_scores(result: OnlineResult) -> None:
     from koffline.report.words import ends, number
     from koffline.spread import LEVEL
 
-    summary, names = result.summary, ("return", "sampled return", "length")
-    heads = ("IQM", f"{LEVEL:.0%} interval", summary.best_name.replace("_", " "))
-    columns = [[*score.per_seed, score.spread.iqm, ends(score.spread), score.best] for score in summary.last]
-    texts = [[*map(str, summary.seeds), *heads], *([*map(number, column)] for column in columns)]
-    rows, seeds = list(zip(*texts, strict=True)), len(summary.seeds)
-    speed = f"{summary.seconds:.1f} s, {summary.steps_per_second:.0f} environment steps per second"
-    title = f"{summary.env}, {summary.critic}: {summary.steps} steps per seed"
+    names, last = ("return", "sampled return", "length"), result.last.values()
+    heads = ("IQM", f"{LEVEL:.0%} interval", result.best_name.replace("_", " "))
+    columns = [[*score.per_seed, score.spread.iqm, ends(score.spread), score.best] for score in last]
+    texts = [[*map(str, result.seeds), *heads], *([*map(number, column)] for column in columns)]
+    rows, seeds = list(zip(*texts, strict=True)), len(result.seeds)
+    speed = f"{result.seconds:.1f} s, {result.steps_per_second:.0f} environment steps per second"
+    title = f"{result.config.env}, {result.config.critic}: {result.steps} steps per seed"
     parts = [rows[:seeds], rows[seeds:]]
     _print_numbers(title, ("seed", *names), parts, names, speed, f"run: {result.out}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, Command, Option, added
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from koffline.store import check_apart
-from koffline.store.files import MINARI, minari_folder, temporary_beside
+from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
 from koffline.store.run_record import named_in, start_run
 
 if TYPE_CHECKING:
@@ -60,6 +61,36 @@ def claim(
         inputs = _named_inputs()
     check_apart(inputs or (), out, option)
     return path
+
+
+def claim_log(
+    out: str, format_: str | None, shard_rows: int | None, force: bool, option: str = "--out"
+) -> tuple[Path, str]:
+    """Check where a command writes a log, before its work: the path, and the format or "shards".
+
+    Raises ConfigError, and DataError where the log would replace something else, or needs --force.
+    """
+    from koffline.data.disk.writer import is_shard_folder
+    from koffline.data.minari import data_folder
+    from koffline.data.sources import target_format
+
+    place, shards = claim(out, option), "shards"
+    if shard_rows is None:
+        form = target_format(out, format_)
+    elif format_ is None and not out.startswith(MINARI):
+        form = shards
+    else:
+        asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
+        raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
+    is_there = os.path.lexists(place)
+    if is_there or not out.startswith(MINARI):  # folders of Minari's are made when written
+        check_target(place, force)
+    if place.is_dir() and form not in ("minari", shards):
+        raise DataError(f"{place} is a folder; give a file name")
+    is_ours = {"minari": lambda: data_folder(place), shards: lambda: is_shard_folder(out)}
+    if is_there and form in is_ours and not is_ours[form]():
+        raise DataError(f"{place} holds something else and will not be replaced; choose another name")
+    return place, form
 
 
 def _named_inputs() -> Iterator[str]:

@@ -33,10 +33,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
     """
 
     def __init__(self, world: str, **overrides: Any) -> None:
-        try:
-            self.world = replace(make_world(world), **overrides)
-        except TypeError as error:
-            raise ConfigError(f"{world} has no such setting ({error}); see its class") from None
+        self.world = replace(make_world(world), **overrides)
         low, high = (np.asarray(corner, dtype=np.float32) for corner in (self.world.low, self.world.high))
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)

@@ -116,10 +116,9 @@ def _require_probabilities(name: str, rows: np.ndarray) -> None:
 def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> ActionValues:
     """Optimal action values (S, A) within ``tolerance`` or, where they are too large for that, rounding.
 
-    Zero on terminal states. Raises ConfigError.
+    Zero on terminal states. gamma: below one.
     """
-    if not 0.0 <= gamma < 1.0:
-        raise ConfigError(f"gamma is {gamma}; value iteration needs it in [0, 1)")
+    assert 0.0 <= gamma < 1.0, "without a discount the values have no limit"
     gain = np.einsum("sat,sat->sa", mdp.transition, mdp.reward)
     moves = mdp.transition.reshape(-1, mdp.n_states)
     values = np.zeros(mdp.n_states)
@@ -228,11 +227,9 @@ def discretise(
         reward[:cells, action] = gain.reshape(cells, samples).mean(axis=1)
         table, on = transition[:, action], ~ended
         np.add.at(table, (from_cell[ended], cells), 1.0 / samples)
-        if interpolate:
-            to, weights = grid.weights_of(state[on])
-            np.add.at(table, (from_cell[on][:, None], to), weights / samples)
-        else:
-            np.add.at(table, (from_cell[on], grid.cell_of(state[on])), 1.0 / samples)
+        one = grid.cell_of(state[on])[:, None], np.ones((on.sum(), 1))
+        to, weights = grid.weights_of(state[on]) if interpolate else one
+        np.add.at(table, (from_cell[on][:, None], to), weights / samples)
     transition[cells, :, cells] = 1.0
     terminal = np.append(world.is_terminal(grid.centres), True)
     mdp = FiniteMDP(transition, reward, terminal, ~terminal / np.sum(~terminal))

@@ -5,20 +5,14 @@ engine under it. Names are imported when first used: a config is read without to
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from koffline.online.config import OnlineConfig, OnlineRun
-    from koffline.online.lockstep import LockStep
-    from koffline.online.run import OnlineResult, train
-
-_HOMES = {"OnlineConfig": "config", "OnlineRun": "config", "LockStep": "lockstep"}
-_HOMES |= {"OnlineResult": "run", "train": "run"}
 __all__ = ["LockStep", "OnlineConfig", "OnlineResult", "OnlineRun", "train"]
+_HOMES = {"LockStep": "lockstep", "OnlineResult": "run", "train": "run"}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use (PEP 562)."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'koffline.online' has no attribute '{name}'")
-    return getattr(import_module(f"koffline.online.{_HOMES[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'config')}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,7 +31,7 @@ Episodes = list[tuple[float, int]]  # return in the environment's units and leng
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """One iteration: paths with the run of each, and every observation acted on (K, n, d).
+    """One iteration: paths with the run of each, in its order, and every observation acted on (K, n, d).
 
     changed (K,): the runs in which an episode ended.
     """
@@ -44,9 +44,8 @@ class Collected:
     def by_run(self, count: int) -> Paths:
         """(K, B, …), B the most paths of a run; others are filled up with paths of no steps."""
         counts = np.bincount(self.runs, minlength=count)
-        place = np.arange(counts.max())
-        order, first = np.argsort(self.runs, kind="stable"), np.cumsum(counts) - counts
-        index = order[np.minimum(first[:, None] + place, (first + counts - 1)[:, None])]
+        place, ends = np.arange(counts.max()), np.cumsum(counts)[:, None]
+        index = np.minimum(ends - counts[:, None] + place, ends - 1)
         found = self.paths.flat_rows(index, leading=1)
         return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
 
@@ -97,24 +96,20 @@ class Collector:
 
         Where they do not, they begin anew.
         """
-        found = self._replay()
-        if found is not None and np.array_equal(found, self._observations):
-            return True
-        self._episodes += 1
-        self._observations = vectors(self._copies.reset(self._seeds))
-        self._totals[:], self._lengths[:] = 0.0, 0
-        return False
-
-    def _replay(self) -> np.ndarray | None:
-        """Replay the running episodes; None if one ends earlier than before."""
         found = vectors(self._copies.reset(self._seeds))
         for step in range(int(self._lengths.max())):
             active = np.flatnonzero(self._lengths > step)
             here = self._copies.step(active.tolist(), self._taken[active, step])
             found[active] = vectors(here.observations)
-            if (here.terminated | here.truncated).any():
-                return None
-        return found
+            if (here.terminated | here.truncated).any():  # earlier than before
+                found.fill(np.nan)
+                break
+        if np.array_equal(found, self._observations):
+            return True
+        self._episodes += 1
+        self._observations = vectors(self._copies.reset(self._seeds))
+        self._totals[:], self._lengths[:] = 0.0, 0
+        return False
 
     def _noise(self) -> np.ndarray:
         """Normal noise (K, steps, E, k), or uniform noise (K, steps, E) for discrete actions."""

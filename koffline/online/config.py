@@ -6,7 +6,6 @@ Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (which a trust reg
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,14 +144,12 @@ def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str]
 
 
 def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
-    """The common settings; raises ConfigError for the first that differs."""
-    for config, name in itertools.product(configs[1:], _EQUAL):
-        here, there = getattr(configs[0], name), getattr(config, name)
-        if here != there:
-            raise ConfigError(
-                f"{name} is {here!r} in one run and {there!r} in another; put them in separate stacks"
-            )
-    return configs[0]
+    """The common settings. Raises ConfigError for those of which one differs."""
+    first = configs[0]
+    differ = [n for n in _EQUAL if any(getattr(config, n) != getattr(first, n) for config in configs)]
+    if differ:
+        raise ConfigError(f"runs of one stack differ in {', '.join(differ)}; put them in separate stacks")
+    return first
 
 
 # Settings that all runs of a stack share.

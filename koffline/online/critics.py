@@ -8,15 +8,14 @@ R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.kernels import FourierFeatures, Gaussian
+from koffline.kernels import Gaussian, random_fourier_features
 from koffline.objectives import gram_product
 from koffline.online.networks import AgentStack, Density
 from koffline.online.paths import Minibatch, Rows
@@ -56,11 +55,15 @@ class ValueEnds:
         self.discount, self.valid = batch.discounts.flatten(1), batch.valid.flatten(1)
         self._shape = values.shape
 
-    def pull(self, gradients: CriticGradients) -> Tensor:
-        """Gradient in V's parameters, (K, ·), from the gradients in V(start) and V(end)."""
-        inside = gradients.start.new_zeros(self._shape)
-        inside.scatter_add_(1, self._starts, gradients.start)
-        inside.scatter_add_(1, self._ends, gradients.end)
+    def pull(self, slope: Tensor, through_end: Tensor) -> Tensor:
+        """Gradient in V's parameters, (K, ·), from half the loss's gradient in R (K, M).
+
+        through_end (K, 1): through both ends (1: RG, and the paper's kernel loss without a target network) or
+        through the start alone (0).
+        """
+        inside = slope.new_zeros(self._shape)
+        inside.scatter_add_(1, self._starts, -2.0 * slope)
+        inside.scatter_add_(1, self._ends, 2.0 * slope * self.discount * through_end)
         return self._pull_value(inside.unsqueeze(2))
 
 
@@ -74,76 +77,59 @@ def rows_at(steps: Tensor, index: Tensor) -> Tensor:
     return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
 
 
-@dataclass(frozen=True, eq=False)
 class Residual:
-    """Residual R of every window (K, M), with the pullback of its gradients."""
-
-    windows: Tensor
-    density: Density
-    pull_policy: Callable[[Tensor], Tensor]
-    values: ValueEnds
-
-
-def compute_residual(
-    online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch, coefficients: Tensor
-) -> Residual:
-    """Residuals of all windows.
+    """Residuals ``windows`` (K, M) of all windows, with the pullbacks of their gradients.
 
     slow: the runs that bootstrap from the slow copy of V. coefficients (2, K, 1): τ and λ.
     """
-    runs, paths, steps = batch.rewards.shape
-    inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
-    actions = batch.actions.flatten(1, 2)
-    actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
-    outputs, pull_policy = online.policy.forward_with_pullback(inputs)
-    density = Density(outputs, online.log_std, actions)
-    slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
-    kl_coef, entropy_coef = coefficients
-    divergence = (entropy_coef + kl_coef) * density.log_probability - kl_coef * slow_density
-    reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
-    gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
-    values = ValueEnds(online, target, slow, batch)
-    windows = gained.flatten(1) + values.discount * values.end - values.start
-    return Residual(windows, density, pull_policy, values)
+
+    def __init__(
+        self,
+        online: AgentStack,
+        target: AgentStack,
+        slow: Rows | None,
+        batch: Minibatch,
+        coefficients: Tensor,
+    ) -> None:
+        runs, paths, steps = batch.rewards.shape
+        inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
+        actions = batch.actions.flatten(1, 2)
+        actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
+        outputs, self.pull_policy = online.policy.forward_with_pullback(inputs)
+        self.density = Density(outputs, online.log_std, actions)
+        slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
+        kl_coef, entropy_coef = coefficients
+        divergence = (entropy_coef + kl_coef) * self.density.log_probability - kl_coef * slow_density
+        reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
+        gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
+        self.values = values = ValueEnds(online, target, slow, batch)
+        self.windows = gained.flatten(1) + values.discount * values.end - values.start
 
 
-@dataclass(frozen=True, eq=False)
-class CriticGradients:
-    """loss (R,), and its gradients (R, M) in V(start) and in V(end); zero where no gradient flows."""
+class CriticGradient(NamedTuple):
+    """loss (R,), and ``slope`` (R, M): half its gradient in R, which each end of a window passes on."""
 
     loss: Tensor
-    start: Tensor
-    end: Tensor
+    slope: Tensor
 
 
-def squared_error_gradients(
-    residual: Float[Tensor, "run window"],
-    discount: Float[Tensor, "run window"],
-    valid: Float[Tensor, "run window"],
-    through_end: Float[Tensor, "run 1"],
-) -> CriticGradients:
-    """Mean squared residual over valid windows; through both ends (1: RG) or the start alone (0: TD(0), FVI).
-
-    (Feng et al. 2019, equ:rg)
-    """
+def squared_error_gradient(
+    residual: Float[Tensor, "run window"], valid: Float[Tensor, "run window"]
+) -> CriticGradient:
+    """Mean squared residual over valid windows. (Feng et al. 2019, equ:rg)"""
     count = valid.sum(dim=1, keepdim=True)
     kept = residual * valid
-    slope = kept * (2.0 / count)
-    loss = (kept * kept).sum(dim=1) / count.squeeze(1)
-    return CriticGradients(loss, -slope, slope * discount * through_end)
+    return CriticGradient((kept * kept).sum(dim=1) / count.squeeze(1), kept * (1.0 / count))
 
 
-def kernel_gradients(
+def kernel_gradient(
     residual: Float[Tensor, "run window"],
-    discount: Float[Tensor, "run window"],
     valid: Float[Tensor, "run window"],
     gram: Float[Tensor, "run window window"],
     diag_weight: Float[Tensor, "run 1"],
-    through_end: Float[Tensor, "run 1"],
-) -> CriticGradients:
+) -> CriticGradient:
     """(1 − w) U + w mean δ² over m valid windows; w = ``diag_weight``, NaN for 1/m.
 
-    Its gradient through both ends (1: the paper's, no target network) or through the start alone (0).
     (Feng et al. 2019, sec:batch_lv)
     """
     count = valid.sum(dim=1, keepdim=True)
@@ -152,8 +138,7 @@ def kernel_gradients(
     off = (1.0 - weight) / (count * (count - 1.0))
     weighted = gram_product(kept, gram) * off + (weight / count - off) * kept  # the gram's diagonal is one
     weighted = weighted * valid
-    loss = (weighted * kept).sum(dim=1)
-    return CriticGradients(loss, -2.0 * weighted, 2.0 * weighted * discount * through_end)
+    return CriticGradient((weighted * kept).sum(dim=1), weighted)
 
 
 def gaussian_gram(
@@ -206,8 +191,8 @@ def _upper(rows: int) -> np.ndarray:
 class RememberedLoss:
     """The loss (1 − w) ‖E ψR‖² + w E R² of M runs; one factor E ψR averages over earlier mini-batches.
 
-    share (M, 1): kept per step; diag_weight (M, 1): w, NaN for 1/m; bandwidth (M, 1): of the Gaussian kernel
-    over the rows that the features ψ approximate.
+    share (M, 1): kept per step. diag_weight (M, 1): w, NaN for 1/m. The features ψ approximate the Gaussian
+    kernel over the rows, whose bandwidth is bandwidth_scale (M, 1) times their root mean squared distance.
     (Feng et al. 2019, thm:eigen; `koffline.objectives.MemoryLoss`)
     """
 
@@ -217,19 +202,20 @@ class RememberedLoss:
         self,
         share: Tensor,
         diag_weight: Tensor,
-        bandwidth: Tensor,
-        columns: int,
+        bandwidth_scale: Tensor,
+        has_actions: Tensor,
         online: AgentStack,
         target: AgentStack,
     ) -> None:
-        self._weight, self._bandwidth = diag_weight, bandwidth
+        columns = online.shape.observation_dim + online.shape.outputs * has_actions
+        self._weight, self._bandwidth = diag_weight, bandwidth_scale * (2.0 * columns).sqrt()
         generator = torch.Generator().manual_seed(0)
-        self._features = FourierFeatures(Gaussian(1.0).draw_frequencies(columns, _FEATURES // 2, generator))
+        self._features = random_fourier_features(Gaussian(1.0), int(columns.max()), _FEATURES, generator)
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
         self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
         self._coefficients = share.new_zeros(2, len(share), 1)
 
-    def gradients(
+    def gradient(
         self,
         residual: Tensor,
         batch: Minibatch,
@@ -237,14 +223,14 @@ class RememberedLoss:
         online: AgentStack,
         target: AgentStack,
         coefficients: Tensor,
-    ) -> CriticGradients:
-        """Loss and gradients of residuals (M, W) with rows (M, W, ·), at the present networks."""
-        valid, discount = batch.valid.flatten(1), batch.discounts.flatten(1)
+    ) -> CriticGradient:
+        """Loss and gradient of residuals (M, W) with rows (M, W, ·), at the present networks."""
+        valid = batch.valid.flatten(1)
         count = valid.sum(dim=1, keepdim=True)
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
         old = None
         if self._memory.count:
-            before = compute_residual(self._online, self._target, None, batch, self._coefficients)
+            before = Residual(self._online, self._target, None, batch, self._coefficients)
             old = gram_product(before.windows, psi)
         remembered = self._memory.take(gram_product(residual, psi), old)
         self._online.flat.copy_(online.flat)
@@ -253,4 +239,4 @@ class RememberedLoss:
         weight = torch.where(self._weight.isnan(), 1.0 / count, self._weight)
         slope = (1.0 - weight) * torch.bmm(psi, remembered.unsqueeze(2)).squeeze(2)
         slope = slope + weight * residual * valid / count
-        return CriticGradients((slope * residual).sum(dim=1), -2.0 * slope, 2.0 * slope * discount)
+        return CriticGradient((slope * residual).sum(dim=1), slope)

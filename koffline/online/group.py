@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,49 +19,27 @@ from koffline.errors import DataError
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.lockstep import LockStep
-from koffline.online.networks import write_model
+from koffline.online.networks import trust_pcl_model
 from koffline.online.paths import replay_transitions
 from koffline.store.files import write_text
 
 EVALUATION, METRICS, MODEL, REPLAY = "evaluation.csv", "metrics.csv", "model.d3", "replay.hdf5"
 COLUMNS = ("return", "length", "sampled_return")  # columns of evaluation.csv after the step
 _LOG = logging.getLogger(__name__)
-Row = dict[str, float]
-
-
-@dataclass(frozen=True)
-class GroupTask:
-    """Input of a process that trains one stack."""
-
-    config: OnlineConfig
-    seeds: tuple[int, ...]
-    out: Path
-    fingerprint: str
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of this stack's checkpoints."""
-        return self.out / "checkpoints" / f"seeds_{self.seeds[0]}-{self.seeds[-1]}"
-
-    @property
-    def result(self) -> Path:
-        """File that marks the stack as finished."""
-        return self.checkpoints / "finished.json"
-
-    @property
-    def folders(self) -> list[Path]:
-        """Folder of each seed's files."""
-        return [self.out / f"seed_{seed}" for seed in self.seeds]
+Row = dict[str, int | float]
 
 
 class GroupResult(BaseModel):
-    """Result of a finished stack. seconds: of training; by seed: the step of divergence, the evaluations."""
+    """What a stack has found so far: its result in the end, and what its checkpoints go on from.
 
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
-    steps: int
-    seconds: float
-    diverged: dict[int, int]
-    evaluations: dict[int, list[Row]]
+    seconds: of training. diverged: seed to step. logs: rows by the file's name in the run's folder.
+    """
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+    steps: int = 0
+    seconds: float = 0.0
+    diverged: dict[int, int] = {}
+    logs: dict[str, list[Row]] = {}
 
 
 def read_result(path: Path) -> GroupResult:
@@ -75,16 +54,23 @@ def is_result(path: Path) -> bool:
     return False
 
 
-def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = lambda step: None) -> None:
-    """Train the seeds of a task in one stack from its newest checkpoint; write the result to ``path``.
+def result_path(out: Path, seeds: Sequence[int]) -> Path:
+    """File that marks a stack of a run as finished, beside its checkpoints."""
+    return out / "checkpoints" / f"seeds_{seeds[0]}-{seeds[-1]}" / "finished.json"
+
+
+def train_group(
+    path: Path, config: OnlineConfig, seeds: Sequence[int], on_step: Callable[[int], None] = lambda step: None
+) -> None:
+    """Train seeds in one stack from its newest checkpoint; write the result to its ``path``.
 
     on_step: called with the environment steps per seed.
     """
-    config, runs = task.config, [OnlineRun(task.config, seed) for seed in task.seeds]
     # Numbers that overflow show as divergence, not as warnings.
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    runs = [OnlineRun(config, seed) for seed in seeds]
     with quiet, threads(1), contextlib.closing(LockStep(runs)) as stack:
-        training = _Training(task, stack)
+        training = _Training(stack, path)
         on_step(stack.steps)
         while not training.is_over:
             before = stack.steps
@@ -98,32 +84,33 @@ def train_group(path: Path, task: GroupTask, on_step: Callable[[int], None] = la
                 training.evaluate()
             if is_saved or training.is_over:
                 training.save()
-        training.finish(path)
+        training.finish()
 
 
 class _Training:
     """Output of the loop over a stack: logs, checkpoints, models, replays."""
 
-    def __init__(self, task: GroupTask, stack: LockStep) -> None:
-        self._task, self._stack, self._has_warned = task, stack, False
-        saved = newest(task.checkpoints, task.fingerprint)
-        if saved is None and any((folder / EVALUATION).exists() for folder in task.folders):
-            _LOG.warning("there is no checkpoint in %s; the run begins again at step 0", task.checkpoints)
+    def __init__(self, stack: LockStep, path: Path) -> None:
+        self._stack, self._path, self._config, self._has_warned = stack, path, stack.runs[0].config, False
+        self._folders = {run.seed: path.parents[2] / f"seed_{run.seed}" for run in stack.runs}
+        settings = json.dumps(self._config.resolved(), sort_keys=True)
+        self._fingerprint = hashlib.sha256(settings.encode()).hexdigest()
+        saved = newest(path.parent, self._fingerprint)
+        if saved is None and any((folder / EVALUATION).exists() for folder in self._folders.values()):
+            _LOG.warning("there is no checkpoint in %s; the run begins again at step 0", path.parent)
         if saved and not stack.load_state_dict(saved["stack"]):
             _LOG.warning(
                 "the running episodes of %s could not be played again and begin anew; from here on the "
                 "run is as good as, but not equal to, one that was never stopped",
-                task.config.env,
+                self._config.env,
             )
-        saved = saved or {"diverged": {}, "seconds": 0.0, "logs": {}}
-        self._diverged: dict[int, int] = saved["diverged"]
-        self._logs: dict[str, list[Row]] = saved["logs"]  # by name in the run's folder
-        self._started = time.perf_counter() - saved["seconds"]  # earlier processes of the run included
+        self._found = GroupResult.model_validate(saved or {})
+        self._started = time.perf_counter() - self._found.seconds  # earlier processes of the run included
 
     @property
     def is_over(self) -> bool:
         """Whether all steps are done, or all seeds diverged."""
-        return self._stack.steps >= self._task.config.steps or len(self._diverged) == len(self._task.seeds)
+        return self._stack.steps >= self._config.steps or len(self._found.diverged) == len(self._folders)
 
     def evaluate(self) -> None:
         """Evaluate, and log a row per seed; a seed whose networks are not finite gets no more rows."""
@@ -134,40 +121,38 @@ class _Training:
             _LOG.warning(
                 "max_divergence is %g a step: over episodes of this length that is more than weights can "
                 "diverge by, so that kl_coef is at its least (%g); a smaller one binds",
-                self._task.config.max_divergence,
-                self._task.config.kl_coef,
+                self._config.max_divergence,
+                self._config.kl_coef,
             )
-        for place, (seed, folder) in enumerate(zip(self._task.seeds, self._task.folders, strict=True)):
-            if seed not in self._diverged and (stack.diverged[place] or not is_finite[place]):
-                self._diverged[seed] = step
+        diverged = self._found.diverged
+        for place, (seed, folder) in enumerate(self._folders.items()):
+            if seed not in diverged and (stack.diverged[place] or not is_finite[place]):
+                diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
             found = evaluations[place]
             numbers = found.mean_return, found.length, found.sampled_return
-            for name, row in (
-                (EVALUATION, dict(zip(COLUMNS, numbers, strict=True))),
-                (METRICS, metrics[place]),
-            ):
-                rows = self._logs.setdefault(f"{folder.name}/{name}", [])
-                if row and seed not in self._diverged:
+            evaluated = dict(zip(COLUMNS, numbers, strict=True))
+            for name, row in ((EVALUATION, evaluated), (METRICS, metrics[place])):
+                rows = self._found.logs.setdefault(f"{folder.name}/{name}", [])
+                if row and seed not in diverged:
                     rows.append({"step": step, **row})
                 _write_rows(folder / name, rows)
 
     def save(self) -> None:
         """Write the finite models, then a checkpoint; a run that ended between the two writes both again."""
-        stack, task = self._stack, self._task
-        for place, folder in enumerate(task.folders):
+        stack, config = self._stack, self._config
+        for place, folder in enumerate(self._folders.values()):
             if stack.is_finite[place]:
-                write_model(stack.agent(place), task.config, folder / MODEL)
-        state = {"diverged": self._diverged, "seconds": self._seconds, "logs": self._logs}
-        state["stack"] = stack.state_dict()
-        save(task.checkpoints, task.fingerprint, stack.steps, state, task.config.keep_checkpoints)
+                trust_pcl_model(stack.agent(place), config).save(str(folder / MODEL))
+        state = {**self._so_far().model_dump(), "stack": stack.state_dict()}
+        save(self._path.parent, self._fingerprint, stack.steps, state, config.keep_checkpoints)
 
-    def finish(self, path: Path) -> None:
+    def finish(self) -> None:
         """Write the replays of the seeds that did not diverge, then the result."""
-        stack, task = self._stack, self._task
-        gamma = task.config.gamma if 0.0 < task.config.gamma < 1.0 else None
-        for place, folder in enumerate(task.folders):
-            if task.seeds[place] in self._diverged or task.config.streaming:
+        stack, config = self._stack, self._config
+        gamma = config.gamma if 0.0 < config.gamma < 1.0 else None
+        for place, (seed, folder) in enumerate(self._folders.items()):
+            if seed in self._found.diverged or config.streaming:
                 continue
             try:
                 log = replay_transitions(stack.replay, place, stack.shape.action_space, gamma)
@@ -175,20 +160,11 @@ class _Training:
                 _LOG.warning("no log of the replay at %s: %s", folder / REPLAY, error)
             else:
                 write_transitions(log, folder / REPLAY, force=True)
-        names = {
-            seed: f"{folder.name}/{EVALUATION}" for seed, folder in zip(task.seeds, task.folders, strict=True)
-        }
-        result = GroupResult(
-            steps=stack.steps,
-            seconds=self._seconds,
-            diverged=self._diverged,
-            evaluations={seed: self._logs.get(name, []) for seed, name in names.items()},
-        )
-        write_text(path, result.model_dump_json(indent=2) + "\n")
+        write_text(self._path, self._so_far().model_dump_json(indent=2) + "\n")
 
-    @property
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._started
+    def _so_far(self) -> GroupResult:
+        self._found.steps, self._found.seconds = self._stack.steps, time.perf_counter() - self._started
+        return self._found
 
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:

@@ -14,10 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.kernels import FourierFeatures, Gaussian
+from koffline.kernels import Gaussian, random_fourier_features
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
-from koffline.online.critics import CriticGradients, RememberedLoss
+from koffline.online.critics import CriticGradient, RememberedLoss
 from koffline.online.networks import AgentStack
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
@@ -48,19 +48,22 @@ class Learner:
         self.online, self.target = online, target
         self._dtype = online.flat.dtype
         self.windows = WindowCutter(configs, self._dtype)
-        self._rates, self._decay, self._largest_norm, self._bandwidth_scale, epsilon = (
+        self._rates, self._decay, self._largest_norm, epsilon, self._bandwidth_scale = (
             self._column([getattr(config, name) for config in configs])
-            for name in ("learning_rate", "target_decay", "max_grad_norm", "bandwidth_scale", "adam_epsilon")
+            for name in ("learning_rate", "target_decay", "max_grad_norm", "adam_epsilon", "bandwidth_scale")
         )
+        self._diag_weight = self._column([c.diag_weight for c in configs])  # NaN where it is unset
+        memory = self._column([c.memory for c in configs])
         self._clip = self._column([c.clip_adv or np.inf for c in configs])
-        self._diag_weight = self._column(
-            [np.nan if c.diag_weight is None else c.diag_weight for c in configs]
-        )
         self._actions_in_kernel = self._column([c.kernel_inputs == "state_action" for c in configs])
         self._rows_of = _rows_by([c.critic.removesuffix("_slow") for c in configs])
         self._slow = _rows_by([c.critic in ("fvi", "kloss_slow") for c in configs]).get(True)
-        self._through_end = self._column([c.critic in ("rg", "kloss") for c in configs])
-        self._remembered = self._remember(configs)
+        self._through_end = self._column([c.critic in ("rg", "kloss", "memory") for c in configs])
+        self._remembered: RememberedLoss | None = None
+        if (rows := self._rows_of.get("memory")) is not None:
+            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows]
+            before = online.of(rows), target.of(rows)
+            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel, *before)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
         self._gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
@@ -95,15 +98,15 @@ class Learner:
 
     def compute_step(self, batch: Minibatch, coefficients: Tensor) -> Step:
         """Compute the gradients of both networks, one row per run; no update."""
-        found = critics.compute_residual(self.online, self.target, self._slow, batch, coefficients)
+        found = critics.Residual(self.online, self.target, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
         share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
-        policy_gradient, deviation_gradient = density.gradients(slope, found.pull_policy)
-        critic = self._critic(residual, values, batch, coefficients)
-        gradient, parts = self._gradient, (policy_gradient, deviation_gradient, values.pull(critic))
+        policy = density.gradients(slope, found.pull_policy)
+        critic = self._critic(residual, values.valid, batch, coefficients)
+        gradient, parts = self._gradient, (*policy, values.pull(critic.slope, self._through_end))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             gradient[:, place] = part
         count = values.valid.sum(dim=1)
@@ -119,40 +122,25 @@ class Learner:
         }
         return Step(gradient, residual, diagnostics)
 
-    def _remember(self, configs: Sequence[OnlineConfig]) -> RememberedLoss | None:
-        """Make the remembered loss; standardised rows have the root mean squared distance √(2 · columns)."""
-        rows = self._rows_of.get("memory")
-        if rows is None:
-            return None
-        columns = (
-            self.online.shape.observation_dim + self.online.shape.outputs * self._actions_in_kernel[rows]
-        )
-        bandwidth = self._bandwidth_scale[rows] * (2.0 * columns).sqrt()
-        share = self._column([c.memory for c in configs])[rows]
-        before = self.online.of(rows), self.target.of(rows)
-        return RememberedLoss(share, self._diag_weight[rows], bandwidth, int(columns.max()), *before)
-
     def _critic(
-        self, residual: Tensor, values: critics.ValueEnds, batch: Minibatch, coefficients: Tensor
-    ) -> CriticGradients:
-        """Gradients of each run by its own critic."""
-        ends = residual, values.discount, values.valid
-        parts: list[tuple[Rows, CriticGradients]] = []
+        self, residual: Tensor, valid: Tensor, batch: Minibatch, coefficients: Tensor
+    ) -> CriticGradient:
+        """Gradient of each run by its own critic."""
+        parts: list[tuple[Rows, CriticGradient]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
-            kept, discount, valid = (part[rows] for part in ends)
-            inputs, weight, through = self._kernel_inputs(batch, rows), self._diag_weight, self._through_end
-            gram = critics.gaussian_gram(inputs, valid, self._bandwidth_scale[rows])
-            found = critics.kernel_gradients(kept, discount, valid, gram, weight[rows], through[rows])
+            inputs, kept = self._kernel_inputs(batch, rows), valid[rows]
+            gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
+            found = critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])
             parts.append((rows, found))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
             now = self.online.of(rows), self.target.of(rows), coefficients[:, rows]
-            parts.append((rows, self._remembered.gradients(residual[rows], batch.of(rows), inputs, *now)))
+            parts.append((rows, self._remembered.gradient(residual[rows], batch.of(rows), inputs, *now)))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]
-        whole = critics.squared_error_gradients(*ends, self._through_end)
+        whole = critics.squared_error_gradient(residual, valid)
         for rows, part in parts:
-            whole.loss[rows], whole.start[rows], whole.end[rows] = part.loss, part.start, part.end
+            whole.loss[rows], whole.slope[rows] = part
         return whole
 
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
@@ -189,8 +177,7 @@ class Exploration:
     def __init__(self, scales: Sequence[float], dimension: int, dtype: torch.dtype) -> None:
         bandwidth = _BANDWIDTH * (2.0 * dimension) ** 0.5
         generator = torch.Generator().manual_seed(0)
-        frequencies = Gaussian(bandwidth).draw_frequencies(dimension, _FEATURES // 2, generator)
-        self._features = FourierFeatures(frequencies.to(dtype))
+        self._features = random_fourier_features(Gaussian(bandwidth), dimension, _FEATURES, generator)
         self._scales = torch.tensor(scales, dtype=dtype).unsqueeze(1)
         self._seen = torch.eye(_FEATURES, dtype=dtype).repeat(len(scales), 1, 1)
         self._inverse, self._iterations = self._seen.clone(), 0

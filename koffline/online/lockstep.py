@@ -14,7 +14,7 @@ matrices are small; for more cores run more stacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,25 +47,6 @@ class Evaluation:
     sampled_return: float
 
 
-def _play_episodes(
-    copies: Copies, runs: int, act: Callable[[np.ndarray], np.ndarray], seed: int, limit: int
-) -> np.ndarray:
-    """Returns and lengths (2, K) of one episode per run. act: observations (K, 1, d) to actions (K, 1, …).
-
-    limit: steps after which an episode is cut.
-    """
-    observations = vectors(copies.reset([seed] * runs))
-    found, active = np.zeros((2, runs)), np.arange(runs)
-    for _ in range(limit):
-        here = copies.step(active.tolist(), act(observations[:, None])[active, 0])
-        observations[active] = vectors(here.observations)
-        found[:, active] += here.rewards, np.ones(len(active))
-        active = active[~(here.terminated | here.truncated)]
-        if not len(active):
-            break
-    return found
-
-
 class LockStep:
     """K runs side by side. Raises ConfigError where their settings cannot share a stack."""
 
@@ -79,7 +60,7 @@ class LockStep:
         self._configs = [run.config for run in runs]
         self._common = common = check_equal(self._configs)
         self._dtype = np.float64 if dtype == torch.float64 else np.float32
-        self._copies = Copies(common.env, **common.env_options)
+        self._copies, self._evaluators = (Copies(common.env, **common.env_options) for _ in range(2))
         space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
         networks, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
@@ -99,7 +80,6 @@ class LockStep:
         self.trust_region = TrustRegion(self._configs)
         self._sums: dict[str, Tensor] = {}
         self._summed = 0
-        self._evaluators: Copies | None = None
 
     @property
     def diverged(self) -> np.ndarray:
@@ -110,11 +90,6 @@ class LockStep:
     def is_finite(self) -> np.ndarray:
         """Mask (K,) of runs whose networks hold finite weights alone."""
         return self.learner.online.flat.isfinite().all(dim=1).numpy()
-
-    @property
-    def kl_coef(self) -> np.ndarray:
-        """Coefficients τ (K,) of the trust region."""
-        return self.trust_region.kl_coef
 
     @property
     def entropy_coef(self) -> np.ndarray:
@@ -145,14 +120,8 @@ class LockStep:
     def evaluate(self) -> list[Evaluation]:
         """Play full episodes of the mean action, with fixed seeds and separate environments, in each run."""
         common, found = self._common, []
-        if self._evaluators is None:
-            self._evaluators = Copies(common.env, **common.env_options)
         seeds = range(common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes)
-        played = [
-            _play_episodes(self._evaluators, len(self.runs), self.act, seed, common.evaluation_limit)
-            for seed in seeds
-        ]
-        returns, lengths = np.mean(played, axis=0).tolist()
+        returns, lengths = np.mean([self._play_episode(seed) for seed in seeds], axis=0).tolist()
         for run in range(len(self.runs)):
             finished = self._collector.since[run] or [total for total, _ in self._collector.recent[run][-1:]]
             sampled = float(np.mean(finished)) if finished else float("nan")
@@ -175,7 +144,9 @@ class LockStep:
         """Copy of a run's networks."""
         online, target = (s.of(torch.tensor([run])) for s in (self.learner.online, self.learner.target))
         inputs = self.moments.mean[run].copy(), self.moments.std[run].copy()
-        return Agent(online, target, *inputs, float(self.kl_coef[run]), float(self.entropy_coef[run]))
+        return Agent(
+            online, target, *inputs, float(self.trust_region.kl_coef[run]), float(self.entropy_coef[run])
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """State from which the runs continue identically."""
@@ -189,8 +160,21 @@ class LockStep:
     def close(self) -> None:
         """Close all environments."""
         self._copies.close()
-        if self._evaluators is not None:
-            self._evaluators.close()
+        self._evaluators.close()
+
+    def _play_episode(self, seed: int) -> np.ndarray:
+        """Returns and lengths (2, K) of one episode of each run's mean action."""
+        count = len(self.runs)
+        observations = vectors(self._evaluators.reset([seed] * count))
+        found, active = np.zeros((2, count)), np.arange(count)
+        for _ in range(self._common.evaluation_limit):
+            here = self._evaluators.step(active.tolist(), self.act(observations[:, None])[active, 0])
+            observations[active] = vectors(here.observations)
+            found[:, active] += here.rewards, np.ones(len(active))
+            active = active[~(here.terminated | here.truncated)]
+            if not len(active):
+                break
+        return found
 
     def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         inputs = self.moments.standardised(observations, self._dtype)
@@ -206,7 +190,9 @@ class LockStep:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
         if self._exploration:
             batch = self._exploration.add(batch)
-        coefficients = torch.from_numpy(np.stack((self.kl_coef, self.entropy_coef, self.trust_region.wanted)))
+        coefficients = torch.from_numpy(
+            np.stack((self.trust_region.kl_coef, self.entropy_coef, self.trust_region.wanted))
+        )
         found = self.learner.update(batch, coefficients[:2, :, None].to(self.learner.online.flat))
         told = zip(("kl_coef", "entropy_coef", "wanted_kl_coef"), coefficients, strict=True)
         for name, part in {**found, **dict(told)}.items():

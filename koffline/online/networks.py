@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -189,11 +188,6 @@ class Density:
         return pull(weighted.mul_(self._inverse)), deviations
 
 
-def write_model(agent: Agent, config: OnlineConfig, path: str | Path) -> None:
-    """Write the model as a .d3 file, whole or not at all, over an older one. Raises DataError."""
-    trust_pcl_model(agent, config).save(str(path))
-
-
 def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
     """Build the algorithm from the agent's networks; `predict` is the mean action, clipped to the box.
 
@@ -214,7 +208,7 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
     _put_policy(modules.policy, agent.online)
     _put_policy(modules.targ_policy, agent.target)
     for function, stack in ((modules.q_funcs[0], agent.online), (modules.targ_q_funcs[0], agent.target)):
-        _put_layers(function._encoder, function._fc, _layers(stack.value))
+        _put_layers(function, _layers(stack.value))
     return algo
 
 
@@ -268,7 +262,7 @@ def _put_policy(policy: Any, stack: AgentStack) -> None:
     """Copy the policy: logits of discrete actions, or mean and log-deviation in the model's units."""
     space, layers = stack.shape.action_space, _layers(stack.policy)
     if isinstance(space, Discrete):
-        _put_layers(policy._encoder, policy._fc, layers)
+        _put_layers(policy, layers)
         return
     low, high = np.array(space.low), np.array(space.high)
     centre, half = np.zeros(space.k), np.ones(space.k)
@@ -276,7 +270,7 @@ def _put_policy(policy: Any, stack: AgentStack) -> None:
         centre, half = (low + high) / 2.0, (high - low) / 2.0
         low, high = -np.ones(space.k), np.ones(space.k)
     weight, bias = layers.pop()
-    _put_layers(policy._encoder, policy._mu, [*layers, (weight / half, (bias - centre) / half)])
+    _put_layers(policy, [*layers, (weight / half, (bias - centre) / half)])
     _put(policy._logstd, stack.log_std.numpy() - np.log(half))
     _put(policy.low, low.reshape(1, -1))
     _put(policy.high, high.reshape(1, -1))
@@ -287,10 +281,10 @@ def _layers(network: StackedMLP) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(weight[0].numpy(), bias[0, 0].numpy()) for weight, bias in network.layers(network.flat)]
 
 
-def _put_layers(encoder: nn.Module, last: nn.Linear, layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
+def _put_layers(network: nn.Module, layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
     """Copy layers; torch's weights are (out, in)."""
-    modules = [module for module in encoder.modules() if isinstance(module, nn.Linear)]
-    for module, (weight, bias) in zip([*modules, last], layers, strict=True):
+    modules = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    for module, (weight, bias) in zip(modules, layers, strict=True):
         _put(module.weight, weight.T)
         _put(module.bias, bias)
 

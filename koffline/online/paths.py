@@ -85,8 +85,6 @@ class PathReplay:
 
     def append(self, runs: Shaped[np.ndarray, " path"], paths: Paths) -> None:
         """Insert paths (S, …), each into the run named beside it, in their order within a run."""
-        if not len(runs):
-            return
         counts = np.bincount(runs, minlength=self.runs)
         order = np.argsort(runs, kind="stable")
         rank = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -101,12 +99,8 @@ class PathReplay:
     ) -> Paths:
         """(K, B, …) paths, a run's drawn by its own generator without replacement, p ∝ exp(−recency · age).
 
-        Raises DataError where a run holds fewer than B.
+        Every run must hold B.
         """
-        if self.sizes.min() < batch_size:
-            raise DataError(
-                f"a run's replay holds {self.sizes.min()} paths; {batch_size} are drawn: collect more first"
-            )
         ages = draw_ages(generators, self.sizes, batch_size, recency)
         slots = (self._inserted[:, None] - 1 - ages) % self.capacity
         return Paths(**self._columns).flat_rows(

@@ -5,12 +5,9 @@ The summary has interquartile means, the paper's best 5 of 6, the speed and the 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,15 @@ from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.jobs import Job, run_jobs
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import COLUMNS, GroupResult, GroupTask, is_result, read_result, train_group
+from koffline.online.group import (
+    COLUMNS,
+    EVALUATION,
+    GroupResult,
+    is_result,
+    read_result,
+    result_path,
+    train_group,
+)
 from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
@@ -41,22 +46,18 @@ class Score:
     spread: Spread
     best: float
 
-    def as_json(self, best: str) -> dict[str, Any]:
-        """Plain values for JSON. best: name of the mean without the worst seed."""
-        return {"iqm": self.spread.iqm, "interval": [self.spread.low, self.spread.high], best: self.best}
-
 
 @dataclass(frozen=True)
-class OnlineSummary:
-    """A finished run over its seeds.
+class OnlineResult:
+    """A finished run over its seeds; ``out`` has a folder of files for each.
 
     steps: environment steps per seed. points: the steps of the evaluations; curves: a score at each of them,
     by the columns of evaluation.csv: the mean action's return and length, the return of the policy's own
     draws. diverged: seed to step. steps_per_second: of all seeds together.
     """
 
-    env: str
-    critic: str
+    out: Path
+    config: OnlineConfig
     seeds: tuple[int, ...]
     steps: int
     points: tuple[int, ...]
@@ -66,22 +67,14 @@ class OnlineSummary:
     steps_per_second: float
 
     @property
-    def last(self) -> tuple[Score, Score, Score]:
+    def last(self) -> dict[str, Score]:
         """Return, sampled return and length in the last evaluation."""
-        return self.curves["return"][-1], self.curves["sampled_return"][-1], self.curves["length"][-1]
+        return {name: self.curves[name][-1] for name in ("return", "sampled_return", "length")}
 
     @property
     def best_name(self) -> str:
         """Name of the mean without the worst seed: best_5_of_6 for six seeds."""
         return f"best_{max(1, len(self.seeds) - 1)}_of_{len(self.seeds)}"
-
-
-@dataclass(frozen=True)
-class OnlineResult:
-    """Result of a run: its folder, with a folder of files for each seed, and the summary over the seeds."""
-
-    out: Path
-    summary: OnlineSummary
 
 
 def train(
@@ -119,19 +112,17 @@ def train(
             "leave them out, or begin another run"
         )
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
-    settings = config.resolved()
-    record = begin_run(_KIND, kind=_KIND, config=settings, groups=groups)
+    record = begin_run(_KIND, kind=_KIND, config=config.resolved(), groups=groups)
     with open_run(folder, record, _identity_of, resume is not None):
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        tasks = [GroupTask(config, tuple(group), folder, digest) for group in groups]
-        _train_groups(tasks, workers, show_progress)
-        summary = summarise(config, [read_result(task.result) for task in tasks])
-        write_summary(summary, folder)
+        paths = {tuple(group): result_path(folder, group) for group in groups}
+        _train_groups(config, paths, workers, show_progress)
+        result = summarise(folder, config, {seeds: read_result(path) for seeds, path in paths.items()})
+        write_summary(result)
         record |= stored or {}
         if not record["finished"]:
-            seconds, speed = round(summary.seconds, 3), round(summary.steps_per_second, 1)
+            seconds, speed = round(result.seconds, 3), round(result.steps_per_second, 1)
             write_record(folder, {**record, "finished": now(), "seconds": seconds, "steps_per_second": speed})
-    return OnlineResult(folder, summary)
+    return result
 
 
 def default_folder(config: OnlineConfig) -> Path:
@@ -146,51 +137,55 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
         raise ConfigError(
             f"seed is {first}, seed_count {number}, workers {workers}; give at least 0, 1 and 1"
         )
-    count = min(workers, number)
-    ends = [first + round(place * number / count) for place in range(count + 1)]
-    return [list(range(low, high)) for low, high in pairwise(ends)]
+    stacks = np.array_split(np.arange(first, first + number), min(workers, number))
+    return [stack.tolist() for stack in stacks]
 
 
 def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return record["config"] | {"seeds": record.get("groups")}
 
 
-def _train_groups(tasks: Sequence[GroupTask], workers: int, show_progress: bool) -> None:
-    """Train all unfinished stacks to their end."""
-    jobs = [Job(task.result.parent.name, train_group, (task,), task.result, is_result) for task in tasks]
-    title = f"{tasks[0].config.env}, {tasks[0].config.critic}"
+def _train_groups(
+    config: OnlineConfig, paths: Mapping[tuple[int, ...], Path], workers: int, show_progress: bool
+) -> None:
+    """Train all unfinished stacks to their end; paths: of their results."""
+    jobs = [Job(p.parent.name, train_group, (config, seeds), p, is_result) for seeds, p in paths.items()]
+    title = f"{config.env}, {config.critic}"
     if workers > 1 and len(jobs) > 1:
         with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:
             run_jobs(jobs, workers, progress=lambda done, *_: show(done))
         return
-    for job, task in zip(jobs, tasks, strict=True):
+    for job, seeds in zip(jobs, paths, strict=True):
         if not job.done:
-            name = f"{title}, {len(task.seeds)} seeds"
-            with progress_bar(name, task.config.steps, show_progress) as show:
-                train_group(job.path, task, show)
+            with progress_bar(f"{title}, {len(seeds)} seeds", config.steps, show_progress) as show:
+                train_group(job.path, config, seeds, show)
 
 
-def summarise(config: OnlineConfig, results: Sequence[GroupResult]) -> OnlineSummary:
-    """Summarise the evaluations of all seeds; a diverged one has −∞ from then on."""
-    tables = {seed: rows for result in results for seed, rows in result.evaluations.items()}
-    diverged = {seed: step for result in results for seed, step in result.diverged.items()}
-    points, last = (
-        [int(row["step"]) for row in max(tables.values(), key=len)],
-        max(diverged.values(), default=0),
-    )
+def summarise(
+    out: Path, config: OnlineConfig, results: Mapping[tuple[int, ...], GroupResult]
+) -> OnlineResult:
+    """Summarise the evaluations of all stacks, by their seeds; a diverged seed has −∞ from then on."""
+    tables = {
+        seed: result.logs.get(f"seed_{seed}/{EVALUATION}", [])
+        for seeds, result in results.items()
+        for seed in seeds
+    }
+    diverged = {seed: step for result in results.values() for seed, step in result.diverged.items()}
+    points = [int(row["step"]) for row in max(tables.values(), key=len)]
+    last = max(diverged.values(), default=0)
     if not points or (len(diverged) == len(tables) and last > points[-1]):
         points.append(last)  # up to where the last seed diverged
     filled = np.full((len(COLUMNS), len(points), len(tables)), -math.inf)
     for place, rows in enumerate(tables.values()):
         for point, row in enumerate(rows):
             filled[:, point, place] = [row[name] for name in COLUMNS]
-    seconds = max(result.seconds for result in results)
-    taken = sum(len(result.evaluations) * result.steps for result in results)
-    return OnlineSummary(
-        env=config.env,
-        critic=config.critic,
+    seconds = max(result.seconds for result in results.values())
+    taken = sum(len(seeds) * result.steps for seeds, result in results.items())
+    return OnlineResult(
+        out=out,
+        config=config,
         seeds=tuple(tables),
-        steps=max(result.steps for result in results),
+        steps=max(result.steps for result in results.values()),
         points=tuple(points),
         curves={name: tuple(map(_score, part)) for name, part in zip(COLUMNS, filled, strict=True)},
         diverged=diverged,
@@ -199,25 +194,29 @@ def summarise(config: OnlineConfig, results: Sequence[GroupResult]) -> OnlineSum
     )
 
 
-def write_summary(summary: OnlineSummary, out: Path) -> None:
+def write_summary(result: OnlineResult) -> None:
     """Write summary.json, with null for non-finite numbers, and learning_curve.png."""
-    best = summary.best_name
-    scores = dict(zip(("return", "sampled_return", "length"), summary.last, strict=True))
-    content = {
-        "env": summary.env,
-        "critic": summary.critic,
-        "seeds": summary.seeds,
-        "steps": summary.steps,
-        **scores["return"].as_json(best),
-        "level": LEVEL,
-        **{
-            name: {**score.as_json(best), "per_seed": dict(zip(summary.seeds, score.per_seed, strict=True))}
-            for name, score in scores.items()
-        },
-        "diverged": summary.diverged,
+    scores: dict[str, dict[str, Any]] = {
+        name: {
+            "iqm": score.spread.iqm,
+            "interval": [score.spread.low, score.spread.high],
+            result.best_name: score.best,
+            "per_seed": dict(zip(result.seeds, score.per_seed, strict=True)),
+        }
+        for name, score in result.last.items()
     }
-    write_text(out / "summary.json", finite_json(content))
-    _draw_curves(summary, out / "learning_curve.png")
+    content = {
+        "env": result.config.env,
+        "critic": result.config.critic,
+        "seeds": result.seeds,
+        "steps": result.steps,
+        **{name: number for name, number in scores["return"].items() if name != "per_seed"},
+        "level": LEVEL,
+        **scores,
+        "diverged": result.diverged,
+    }
+    write_text(result.out / "summary.json", finite_json(content))
+    _draw_curves(result)
 
 
 def _score(values: Float[np.ndarray, " seed"]) -> Score:
@@ -226,29 +225,29 @@ def _score(values: Float[np.ndarray, " seed"]) -> Score:
     return Score(tuple(map(float, cleaned)), spread_of(cleaned), float(kept.mean()))
 
 
-def _draw_curves(summary: OnlineSummary, path: Path) -> None:
+def _draw_curves(result: OnlineResult) -> None:
     """Draw the learning curve; the same summary gives the same bytes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8.0, 3.2), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    shown = {"mean action": summary.curves["return"], "sampled actions": summary.curves["sampled_return"]}
+    shown = {"mean action": result.curves["return"], "sampled actions": result.curves["sampled_return"]}
     for axes, (title, scores) in zip(panels, shown.items(), strict=True):
         lines = np.array([[s.spread.low, s.spread.iqm, s.spread.high, *s.per_seed] for s in scores])
         low, middle, high, *seeds = np.where(np.isfinite(lines), lines, np.nan).T
         look: Any = {"color": _COLOUR, "marker": "o" if len(scores) == 1 else ""}
-        axes.plot(summary.points, np.transpose(seeds), **look, lw=0.7, alpha=0.35, ms=3)
-        axes.fill_between(summary.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
-        axes.plot(summary.points, middle, **look, lw=1.8, ms=4)
+        axes.plot(result.points, np.transpose(seeds), **look, lw=0.7, alpha=0.35, ms=3)
+        axes.fill_between(result.points, low, high, color=_COLOUR, alpha=0.18, lw=0)
+        axes.plot(result.points, middle, **look, lw=1.8, ms=4)
         axes.grid(color="#e4e7eb")
         axes.set_title(title, loc="left", fontsize=9)
         axes.set_xlabel("environment steps per seed")
     panels[0].set_ylabel("return of an episode")
-    title = f"{summary.env}, {summary.critic}: {len(summary.seeds)} seeds"
-    if len(summary.seeds) > 1:
+    title = f"{result.config.env}, {result.config.critic}: {len(result.seeds)} seeds"
+    if len(result.seeds) > 1:
         title += f", interquartile mean and {LEVEL:.0%} interval"
-    if summary.diverged:
-        title += f"; {len(summary.diverged)} diverged"
+    if result.diverged:
+        title += f"; {len(result.diverged)} diverged"
     figure.suptitle(title.replace("$", r"\$"), fontsize=9, x=0.01, ha="left")
-    with atomic_file(path, force=True) as temporary:
+    with atomic_file(result.out / "learning_curve.png", force=True) as temporary:
         figure.savefig(temporary, format="png", dpi=160, metadata={"Software": None})

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import Grid
-from koffline.errors import DataError, PolicyError, nearest_name
+from koffline.errors import nearest_name
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading, refuse
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
@@ -55,14 +55,15 @@ class GridPolicy:
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        values = np.asarray(self.action_values, dtype=np.float64)
-        if values.ndim != 3 or min(values.shape) < 1 or not np.isfinite(values).all():
-            raise PolicyError(f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)")
-        box = np.array([self.low, self.high], np.float64)
-        if box.shape != (2, 2) or not np.isfinite(box).all() or not (box[0] < box[1]).all():
-            raise PolicyError(f"low is {self.low}, high {self.high}; give two corners, low below high")
-        if not 0.0 < self.temperature < math.inf:
-            raise PolicyError(f"temperature is {self.temperature}; give a positive number")
+        values, box = np.asarray(self.action_values, np.float64), np.array([self.low, self.high], np.float64)
+        is_table = values.ndim == 3 and values.size > 0 and bool(np.isfinite(values).all())
+        is_box = box.shape == (2, 2) and bool(np.isfinite(box).all() and (box[0] < box[1]).all())
+        wrong = {
+            f"action_values has shape {values.shape}; give finite numbers (n1, n2, A)": not is_table,
+            f"low is {self.low}, high {self.high}; give two corners, low below high": not is_box,
+            f"temperature is {self.temperature}; give a positive number": not 0 < self.temperature < math.inf,
+        }
+        refuse(wrong)
         object.__setattr__(self, "action_values", values)
 
     @property
@@ -109,11 +110,8 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
         arrays = untrusted.read_arrays(path)
     kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
     known = f"the .npz is not a koffline policy (arrays: {', '.join(sorted(arrays)[:8])})"
-    is_old = version is None or version.shape != () or version != VERSION
-    wrong = {
-        f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT),
-        f"policy file version {version}; this koffline reads version {VERSION}": is_old,
-    }
+    read = f"policy file version {version}; this koffline reads version {VERSION}"
+    wrong = {f"{known}; {_REMEDY}": kind not in (FORMAT, GRID_FORMAT), read: str(version) != str(VERSION)}
     refuse(wrong, str(path))
     with reading(path, "the arrays make no policy", _REMEDY):  # TypeError, for text in place of numbers
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
@@ -124,18 +122,15 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
-    """Write a file, whole or not at all; the same arrays give the same bytes. Raises PolicyError."""
+    """Write a file, whole or not at all; the same arrays give the same bytes. Raises DataError."""
     stored = {"format": np.array(kind), "version": np.array(VERSION, np.int64)}
     stored |= {key: _stored(value) for key, value in arrays.items()}
-    try:
-        with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
-            for key, array in stored.items():  # without time stamps: the bytes depend on the content alone
-                entry = zipfile.ZipInfo(f"{key}.npy")
-                entry.create_system, entry.external_attr = 3, 0o644 << 16
-                with archive.open(entry, "w") as file:
-                    np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
-    except DataError as error:
-        raise PolicyError(str(error)) from None
+    with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        for key, array in stored.items():  # without time stamps: the bytes depend on the content alone
+            entry = zipfile.ZipInfo(f"{key}.npy")
+            entry.create_system, entry.external_attr = 3, 0o644 << 16
+            with archive.open(entry, "w") as file:
+                np.lib.format.write_array(file, array, version=(1, 0), allow_pickle=False)
 
 
 def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
@@ -160,10 +155,9 @@ def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
 
 
 def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
-    given: dict[str, Any] = {
-        side: tuple(arrays[side].astype(np.float64).tolist()) for side in ("low", "high")
-    }
-    return GridPolicy(**{**arrays, **given, "temperature": float(arrays["temperature"])})
+    corners = {side: tuple(arrays[side].astype(np.float64).tolist()) for side in ("low", "high")}
+    given: dict[str, Any] = {**arrays, **corners, "temperature": float(arrays["temperature"])}
+    return GridPolicy(**given)
 
 
 def _stored(value: Any) -> np.ndarray:

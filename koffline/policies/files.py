@@ -13,6 +13,7 @@ trust. An ONNX file, run by onnxruntime (extra `onnx`), is data.
 from __future__ import annotations
 
 import copyreg
+import functools
 import io
 import logging
 import multiprocessing
@@ -26,34 +27,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, PositiveInt
 
 from koffline.errors import PolicyError
-from koffline.policies.base import one_line, reading, refuse
+from koffline.policies.base import one_line, reading
 from koffline.untrusted.arrays import PlainUnpickler, WantsImport, check_onnx, load_tensors
-from koffline.untrusted.limits import check_memory, check_regular
+from koffline.untrusted.limits import check_memory, check_regular, parse_json
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
     "or 'epsilon:0.1:<policy>'"
 )
-# Algorithms of d3rlpy whose actions depend on a history of observations.
-HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
-RANDOM = ("random_policy", "discrete_random_policy")
 _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
 _ONNX = b"\x08"  # the version of the format, its first field
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _PARTS = {"torch": bytes, "config": str, "version": str}
-_FUNCTION = "not on one observation; give a policy that is a function of the observation"
-_NO_POLICY = {
-    "fqe": "this is a saved FQE evaluator, without its policy; save the algorithm it evaluates and give that",
-    **dict.fromkeys(HISTORIES, f"this acts on a history and a target return, {_FUNCTION}"),
-    **dict.fromkeys(RANDOM, "this has nothing to load; give --policy uniform"),
-}
-Shape = tuple[PositiveInt, ...]
 _LOG = logging.getLogger(__name__)
-_SAID: set[str] = set()
 
 
 def detect(path: Path) -> str:
@@ -68,8 +57,6 @@ def detect(path: Path) -> str:
         return "d3"
     if head.startswith(_ONNX):
         return "onnx"
-    if path.suffix == ".py" and head:
-        raise PolicyError(f"{path}: Python code is given as '{path.stem}:name', the name of a function in it")
     found = f"the content is not a policy (it begins with {head!r})" if head else "the file is empty"
     found = "this is an HDF5 file, a log and not a policy" if head == _HDF5 else found
     raise PolicyError(f"{path}: {found}; a policy is {ACCEPTED}")
@@ -97,42 +84,21 @@ def _kind_of_zip(path: Path) -> str:
 class D3File:
     """Content of a .d3 file.
 
-    observation_shape: a tuple of sides, or one such tuple per part; states: weights and the states of the
-    optimisers by name.
+    states: weights and the states of the optimisers by name.
     """
 
     name: str
     algorithm: str
-    observation_shape: Shape | tuple[Shape, ...]
     config: str = field(repr=False)
     version: str
     states: dict[str, Any] = field(repr=False)
 
 
-class _Type(BaseModel):
-    type: str
-
-
-class _Config(BaseModel):
-    observation_shape: Shape | tuple[Shape, ...]
-    action_size: PositiveInt
-    config: _Type
-
-
 def read_d3(path: Path) -> D3File:
-    """Read a file with a policy as data; what an algorithm's policy is, is said in koffline.algos.policies.
+    """Read a file of any model as data: algorithms, evaluators, sequence models.
 
-    Raises PolicyError for a file with code in it, a corrupt one, and a model without a policy.
+    Raises PolicyError for a file with code in it, and a corrupt one.
     """
-    file = read_d3_model(path)
-    shape, reason = file.observation_shape, _NO_POLICY.get(file.algorithm)
-    parts = f"observations of shape {list(shape)}; policies take one observation array: join the parts"
-    refuse({f"{reason} ({file.algorithm})": reason, parts: not isinstance(shape[0], int)}, file.name)
-    return file
-
-
-def read_d3_model(path: Path) -> D3File:
-    """Read any model's file as data: algorithms, evaluators, sequence models. Raises PolicyError."""
     name = str(path)
     with _without_imports(name, "its pickle"):
         check_regular(path)
@@ -142,15 +108,14 @@ def read_d3_model(path: Path) -> D3File:
         what = f"the pickle does not hold a d3rlpy model ({', '.join(_PARTS)}) but a {type(content).__name__}"
         raise PolicyError(f"{name}: {what}; {_SAVE_AGAIN}")
     with reading(path, "the configuration makes no sense", _SAVE_AGAIN):
-        config = _Config.model_validate_json(content["config"])
+        algorithm = str(parse_json(content["config"])["config"]["type"])
     if not content["torch"].startswith(_ZIP):
         raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
     with _without_imports(name, "the archive of its weights"):
         states = load_tensors(content["torch"])
     if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
         raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
-    about = config.config.type, config.observation_shape, content["config"], content["version"]
-    return D3File(name, *about, states)
+    return D3File(name, algorithm, content["config"], content["version"], states)
 
 
 @contextmanager
@@ -168,15 +133,14 @@ def _without_imports(name: str, what: str) -> Iterator[None]:
             raise PolicyError(f"{name}: {what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
 
 
+@functools.cache
 def say_it_runs_code(name: str, how: str) -> None:
     """Log a warning that loading the file runs code.
 
     Once per name and process; worker processes are silent, because their parent has warned.
     """
-    if name in _SAID or multiprocessing.parent_process() is not None:
-        return
-    _SAID.add(name)
-    _LOG.warning("%s %s; load it only if you trust its author", name, how)
+    if multiprocessing.parent_process() is None:
+        _LOG.warning("%s %s; load it only if you trust its author", name, how)
 
 
 def read_torchscript(path: Path) -> Any:

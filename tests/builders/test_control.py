@@ -1,52 +1,35 @@
-"""Control logs: who plays, how many rows, what the bundled ones are, and the command."""
+"""Control logs: who plays, how many rows, what the bundled ones are, the command; learning by playing."""
 
+import dataclasses
 import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
+from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
+from koffline.algos.training import own_randomness
 from koffline.builders import POLICY_LEVELS
-from koffline.builders.control import (
-    NOISE,
-    POLICIES,
-    ControlSettings,
-    build_control,
-    noisy,
-    replay_log,
-    stem,
-)
+from koffline.builders.control import POLICIES, ControlSettings, build_control, noisy, replay_log, stem
 from koffline.builders.control_learning import (
     RECIPES,
     Learned,
     LearningSettings,
     Snapshot,
+    learn,
     medium_and_expert,
     policy_returns,
 )
-from koffline.cli import cli
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy
 from koffline.policies.builtin import Mlp
 from scripts.build_control import WITHOUT_LOGS
-from tests.builders import environments  # noqa: F401 (it registers them)
 from tests.refusals import assert_refused
 
 LOGS = Path(__file__).parents[2] / "datasets" / "control"
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        return CliRunner().invoke(cli, ["build", "control", *arguments], prog_name="koffline")
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -137,20 +120,20 @@ def test_medium_is_half_way():
     [
         (("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--policy", "uniform"), "has 1"),
         (("--env", "Acrobot-v1", "--kind", "expert"), "--train-steps"),
-        (("--env", "Pendulm-v1", "--kind", "random"), "did you mean Pendulum-v1"),
+        (("--env", "Pendulm-v1", "--kind", "random"), "did you mean 'Pendulum-v1'"),
         (("--env", "koffline-tests/Endless-v0", "--kind", "random"), "time limit"),
         (("--env", "CartPole-v1", "--kind", "medium", "--noise", "2"), "give a probability in [0, 1]"),
     ],
 )
 def test_refusals_are_one_line_and_leave_nothing(run, tmp_path, arguments, message):
-    assert_refused(run(*arguments, "--out", "log.hdf5"), message)
+    assert_refused(run("control", *arguments, "--out", "log.hdf5"), message)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_command_learns_where_nothing_is_bundled(run, tmp_path):
     common = ("--env", "MountainCar-v0", "--train-steps", "2", "--n", "2", "--seed", "1")
     for kind, name in (("expert", "expert"), ("replay", "replay"), ("replay", "replay-again")):
-        done = run(*common, "--kind", kind, "--out", f"{name}.hdf5")
+        done = run("control", *common, "--kind", kind, "--out", f"{name}.hdf5")
         assert done.exit_code == 0, done.output
         log = koffline.open_transitions(tmp_path / f"{name}.hdf5")
         assert (len(log), log.metadata.extra["kind"]) == (2, kind)
@@ -176,7 +159,10 @@ def test_bundled_logs_are_in_order_and_medium_is_in_the_middle(env):
     assert 0.3 < share < 0.7
 
 
-@pytest.mark.parametrize("name", [f"{stem(env)}_{level}.npz" for env in WITHOUT_LOGS for level in NOISE])
+WALKERS = [f"{stem(env)}_{level}.npz" for env in WITHOUT_LOGS for level in ("medium", "expert")]
+
+
+@pytest.mark.parametrize("name", WALKERS)
 def test_bundled_walkers_are_as_good_as_said(name):
     entry = json.loads((POLICIES / "policies.json").read_text())[name]
     assert hashlib.sha256((POLICIES / name).read_bytes()).hexdigest() == entry["sha256"]
@@ -184,3 +170,54 @@ def test_bundled_walkers_are_as_good_as_said(name):
     spread = said["error"] * 10.0  # of one episode; the error is that of the mean of 100
     assert found.mean() == pytest.approx(said["mean"], abs=4 * spread / 5**0.5)
     assert found.mean() > 20 * entry["returns"]["uniform"]["mean"]
+
+
+SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 100, "episodes": 2}
+SETTINGS = {
+    "CartPole-v1": LearningSettings(
+        env="CartPole-v1", steps=160, exploration_steps=80, target_interval=20, **SMALL
+    ),
+    "Pendulum-v1": LearningSettings(env="Pendulum-v1", steps=401, update_every=20, **SMALL),
+}
+
+
+def test_rows_are_the_environments_own():
+    rows = learn(SETTINGS["CartPole-v1"]).rows
+    goes_on = ~(rows["terminated"] | rows["truncated"])[:-1]
+    np.testing.assert_array_equal(rows["next_observations"][:-1][goes_on], rows["observations"][1:][goes_on])
+    np.testing.assert_array_equal(rows["steps"][1:][goes_on], rows["steps"][:-1][goes_on] + 1)
+    assert (rows["steps"][1:][~goes_on] == 0).all()
+    assert (np.diff(rows["episode_ids"]) == ~goes_on).all()
+    assert set(rows["actions"]) == {0, 1}
+    pendulum = learn(dataclasses.replace(SETTINGS["Pendulum-v1"], steps=200)).rows
+    assert pendulum["truncated"].sum() == 1
+    assert (np.abs(pendulum["actions"]) <= 2.0).all()
+
+
+@pytest.mark.parametrize("space", [Discrete(3), Continuous(2, (-1.0, 0.0), (3.0, 1.0))], ids=str)
+def test_the_network_is_what_the_learner_predicts(space):
+    generator = np.random.default_rng(0)
+    observations = generator.normal(size=(50, 4)).astype(np.float32)
+    actions = generator.integers(3, size=50) if isinstance(space, Discrete) else generator.random((50, 2))
+    batch = {
+        "observations": observations,
+        "next_observations": observations[::-1].copy(),
+        "actions": actions,
+        "rewards": generator.normal(size=50),
+        "terminated": generator.random(50) < 0.1,
+    }
+    with own_randomness(0):
+        learner = OnlineLearner(space, (4,), LearnerSettings(hidden=(8, 8), batch_size=50))
+        for _ in range(30):
+            learner.update(batch)
+        policy = learner.policy()
+        predicted = learner._algo.predict(observations)
+        if isinstance(space, Discrete):
+            np.testing.assert_array_equal(policy.discrete(observations), predicted)
+            np.testing.assert_array_equal(learner.act(observations), predicted)
+        else:
+            np.testing.assert_allclose(policy.mean(observations), predicted, atol=1e-5)
+            drawn = learner.act(observations)
+            assert (drawn >= space.low).all()
+            assert (drawn <= space.high).all()
+            assert not np.allclose(drawn, predicted)

@@ -6,7 +6,6 @@ import pytest
 
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
 from koffline.envs.boxes import GYMNASIUM_IDS
-from tests.builders import environments  # noqa: F401 (it registers them)
 
 COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 

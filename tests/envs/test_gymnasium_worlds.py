@@ -98,7 +98,7 @@ def test_the_next_state_scatters_as_much_as_it_should() -> None:
     ("identifier", "settings", "message"),
     [
         ("koffline/PuddleWorld-v0", {"noise": -0.1}, "noise is -0.1; give a number that is not negative"),
-        ("koffline/PuddleWorld-v0", {"nose": 0.1}, "has no such setting"),
+        ("koffline/PuddleWorld-v0", {"nose": 0.1}, "unexpected keyword argument 'nose'"),
         (NOISY_MUJOCO, {"environment": "CartPole-v1"}, "transition_noise needs an environment of MuJoCo"),
         (NOISY_MUJOCO, {"environment": PENDULUM, "transition_noise": -0.1}, "transition_noise is -0.1"),
         (NOISY_MUJOCO, {"environment": "Pendlum-v1"}, "there is no environment 'Pendlum-v1'"),

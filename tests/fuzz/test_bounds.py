@@ -11,7 +11,7 @@ import pytest
 from koffline.checkpoints import read_checkpoint
 from koffline.data.sources import open_transitions, write_transitions
 from koffline.errors import KofflineError
-from koffline.policies.files import read_d3_model
+from koffline.policies.files import read_d3
 from scripts.fuzz import seeds
 from tests.fuzz import hostile
 
@@ -66,7 +66,7 @@ BUILDERS = {
         lambda path: path.write_bytes(seeds.checkpoint_seeds()[0]),
         lambda path: read_checkpoint(path, "f"),
     ),
-    "model": (lambda path: path.write_bytes(b"\x80" + bytes(200)), read_d3_model),
+    "model": (lambda path: path.write_bytes(b"\x80" + bytes(200)), read_d3),
 }
 
 

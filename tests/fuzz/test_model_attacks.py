@@ -14,6 +14,7 @@ import torch
 from koffline.checkpoints import read_checkpoint
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, PolicyError
+from koffline.policies.files import say_it_runs_code
 from koffline.policy_specs import load_policy
 from tests.fuzz.hostile import archive
 from tests.test_policies_files import scripted
@@ -96,7 +97,7 @@ def test_onnx_models_cannot_name_other_files(tmp_path: Path, nested):
 
 
 def test_what_runs_code_says_so_once(tmp_path: Path, caplog, monkeypatch):
-    monkeypatch.setattr("koffline.policies.files._SAID", set())
+    say_it_runs_code.cache_clear()
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_policy_that_runs.py").write_text("def act(x):\n    return x[:, 0] * 0\n")
     scripted(torch.nn.Linear(2, 2), tmp_path / "policy.pt")

@@ -1,11 +1,16 @@
-"""Online configs: files load, wrong keys and values end in a line that says what to do."""
+"""Online configs, and ``koffline online`` as it is typed: what is wrong is one line, with exit code 2."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from koffline.errors import ConfigError
 from koffline.online.config import load_config
+from tests.online.small_online import small
+from tests.refusals import assert_refused, run_cli
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
 
@@ -16,7 +21,7 @@ def test_configs_load(path):
 
 
 @pytest.mark.parametrize(
-    ("assignment", "message"),
+    ("assignments", "message"),
     [
         ("max_divergance=1", "max_divergance is unknown; did you mean 'max_divergence'?"),
         ("environment=Other-v0", "environment is unknown; did you mean 'env'"),
@@ -29,17 +34,73 @@ def test_configs_load(path):
         ("num_envs=3", "no multiple of num_envs 3"),
         ("batch_size=1", "the kernel loss compares pairs"),
         ("memory=1", "memory is 1: input should be less than 1"),
+        ("streaming=true steps_per_iteration=1", "steps_per_iteration is 1; the kernel loss compares pairs"),
+        ("critic=memory standardise=false", "its kernel needs standardised inputs"),
     ],
 )
-def test_what_is_wrong_is_one_line(assignment, message):
+def test_what_is_wrong_is_one_line(assignments, message):
     with pytest.raises(ConfigError) as caught:
-        load_config({"env": "CartPole-v1"}, [assignment])
+        load_config({"env": "CartPole-v1"}, assignments.split())
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_critics_that_cannot_learn_from_what_they_get_are_refused():
-    with pytest.raises(ConfigError, match="steps_per_iteration is 1; the kernel loss compares pairs"):
-        load_config({"env": "CartPole-v1", "streaming": True, "steps_per_iteration": 1})
-    with pytest.raises(ConfigError, match="its kernel needs standardised inputs"):
-        load_config({"env": "CartPole-v1", "critic": "memory", "standardise": False})
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(small(steps=200)))
+    return str(path)
+
+
+def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = run_cli("online", config, "--seed-count", 2, "--quiet")
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    for words in ("CartPole-v1, kloss: 200 steps per seed", "IQM", "95% interval", "best 1 of 2"):
+        assert words in done.stdout
+    again = run_cli("online", config, "--seed-count", 2)
+    assert again.exit_code == 2
+    assert "go on with it by --resume runs/CartPole-v1-kloss" in again.stderr
+    resumed = run_cli("online", "--resume", "runs/CartPole-v1-kloss")
+    assert resumed.exit_code == 0
+    assert "IQM" in resumed.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "env=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
+        (["--seed-count", "0"], "'--seed-count': 0 is not in the range x>=1"),
+        (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
+    ],
+)
+def test_a_command_that_is_wrong_is_one_line_and_begins_nothing(
+    arguments, message, config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = run_cli("online", config, *arguments)
+    assert_refused(done, message)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_streaming_keeps_no_replay(config, tmp_path):
+    done = run_cli("online", config, "--streaming", "--seed-count", 1, "--quiet", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["streaming"] is True
+    assert (tmp_path / "run" / "seed_0" / "model.d3").exists()
+    assert not (tmp_path / "run" / "seed_0" / "replay.hdf5").exists()
+
+
+def test_an_option_that_is_a_setting_and_a_misspelt_setting_are_told_without_torch():
+    """The config is read before anything heavy is imported."""
+    code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
+    for words, said in (
+        (["--env", "CartPole-v1"], "there is no option '--env'; it is a setting: --set env=VALUE"),
+        (["configs/online/swimmer.yaml", "--set", "stepz=3"], "stepz is unknown; did you mean 'steps'?"),
+    ):
+        command = [sys.executable, "-c", code, "online", *words]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+        )
+        assert said in done.stderr
+        assert (done.returncode, done.stdout.strip()) == (2, "False")

@@ -1,12 +1,9 @@
-"""The bonus for unknown states: against an ensemble of regressions, within a stack, and over time."""
+"""The bonus for unknown states: against an ensemble of regressions, and over time."""
 
-import numpy as np
 import torch
 
-from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.learner import Exploration
 from tests.online import stacks
-from tests.online.lockstep_runs import SMALL, check_same, everything, iterate, playing
 
 
 def drawn_batch(seed=0):
@@ -25,20 +22,15 @@ def test_the_bonus_is_the_spread_of_an_ensemble_of_ridge_regressions():
     assert not found[1].any()
     # each member: its own prior weights and its own noise in every target
     psi, count = exploration._features(seen[0]), 20_000
-    noise, prior = (
-        torch.randn(n, count, generator=generator, dtype=torch.float64) for n in (30, psi.shape[1])
-    )
-    weights = torch.linalg.solve(
-        torch.eye(len(prior), dtype=torch.float64) + psi.T @ psi, psi.T @ noise + prior
-    )
+    normal = {"generator": generator, "dtype": torch.float64}
+    noise, prior = (torch.randn(n, count, **normal) for n in (30, psi.shape[1]))
+    weights = torch.linalg.solve(torch.eye(len(prior)) + psi.T @ psi, psi.T @ noise + prior)
     spread = (exploration._features(batch.inputs[0, :, 1:]) @ weights).std(dim=2)
-    covered = (
-        torch.zeros_like(found[0]).flatten().index_put((batch.rows[0],), batch.covered[0], accumulate=True)
-    )
+    counts = torch.zeros_like(found[0]).flatten()
+    covered = counts.index_put((batch.rows[0],), batch.covered[0], accumulate=True)
     inside = covered.view_as(found[0]) > 0
-    torch.testing.assert_close(
-        found[0][inside], 2.0 * spread[inside], rtol=0.03, atol=0.0
-    )  # error 0.5 % each
+    # error 0.5 % each
+    torch.testing.assert_close(found[0][inside], 2.0 * spread[inside], rtol=0.03, atol=0.0)
 
 
 def test_known_states_lose_their_bonus_and_unknown_ones_keep_it():
@@ -51,16 +43,3 @@ def test_known_states_lose_their_bonus_and_unknown_ones_keep_it():
         exploration.update(batch.inputs.flatten(1, 2)[:, :1] + 1e3)
     known = exploration.add(batch).rewards - batch.rewards
     assert known.max() < 0.3
-
-
-def test_a_run_in_a_stack_is_the_run_alone():
-    config = OnlineConfig("CartPole-v1", critic="td0", **SMALL)
-    runs = [OnlineRun(config.with_changes(exploration=scale), 3) for scale in (0.0, 0.5, 2.0)]
-    with playing(runs, dtype=torch.float64) as stack:
-        together = everything(iterate(stack, 30))
-    for place, run in enumerate(runs):
-        with playing([run], dtype=torch.float64) as alone:
-            [single] = everything(iterate(alone, 30))
-        check_same(together[place], single, rtol=1e-6, atol=1e-8)
-    moved = [np.abs(together[0]["value"] - one["value"]).max() for one in together[1:]]
-    assert min(moved) > 1e-4

@@ -35,50 +35,40 @@ def check(agents, settings, per_run, starts=None, **others):
         assert float(step.diagnostics["loss"][run]) == pytest.approx(loss)
 
 
+@pytest.mark.parametrize("count", [0, 1], ids=["all windows", "one on each path"])
 @pytest.mark.parametrize("discrete", [False, True], ids=["box", "discrete"])
 @pytest.mark.parametrize("length", LENGTHS)
-def test_every_critic_over_all_windows(length, discrete):
+def test_every_critic(length, discrete, count):
     settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
-    check(stacks.make_agents(5, discrete), settings, stacks.draw(5, discrete, seed=length))
-
-
-@pytest.mark.parametrize("length", LENGTHS)
-def test_every_critic_over_one_window_on_each_path(length):
-    settings = [replace(SETTINGS, critic=critic, window_length=length) for critic in CRITICS]
-    per_run, rng = stacks.draw(5, seed=length), np.random.default_rng(length)
-    starts = [[int(rng.integers(len(path))) for path in paths] for paths in per_run]
-    check(stacks.make_agents(5), settings, per_run, starts, windows_per_path=1)
+    per_run, rng = stacks.draw(5, discrete, seed=length), np.random.default_rng(length)
+    starts = [[int(rng.integers(len(path))) for path in paths] for paths in per_run] if count else None
+    check(stacks.make_agents(5, discrete), settings, per_run, starts, windows_per_path=count)
 
 
 STACKS = {
-    "windows and weights": [
-        {"window_length": length, "gamma": gamma, "kl_coef": kl_coef, "critic": critic}
-        for length, gamma, kl_coef, critic in zip(
-            (*LENGTHS, 3), (0.5, 0.9, 0.995, 1.0, 0.9), (0.0, 0.1, 5.0, 500.0, 0.1), CRITICS, strict=True
-        )
-    ],
+    "windows and weights": {
+        "window_length": (*LENGTHS, 3),
+        "gamma": (0.5, 0.9, 0.995, 1.0, 0.9),
+        "kl_coef": (0.0, 0.1, 5.0, 500.0, 0.1),
+        "critic": CRITICS,
+    },
     # nothing is clipped, everything, what is beyond
-    "clips": [
-        {"clip_adv": clip_adv, "critic": critic}
-        for clip_adv, critic in zip((0.0, 1e-3, 0.5, 1e-3, 0.1), CRITICS, strict=True)
-    ],
+    "clips": {"clip_adv": (0.0, 1e-3, 0.5, 1e-3, 0.1), "critic": CRITICS},
     # U-statistic, mixture, residual gradient, V-statistic; wide and narrow kernels
-    "kernel losses": [
-        {"diag_weight": weight, "bandwidth_scale": scale, "kernel_inputs": inputs, "critic": critic}
-        for weight, scale, inputs, critic in (
-            (0.0, 1.0, "state_action", "kloss"),
-            (0.3, 0.5, "state", "kloss"),
-            (1.0, 0.1, "state_action", "kloss"),
-            (None, 2.0, "state", "kloss"),
-            (0.3, 0.5, "state_action", "kloss_slow"),
-        )
-    ],
+    "kernel losses": {
+        "diag_weight": (0.0, 0.3, 1.0, None, 0.3),
+        "bandwidth_scale": (1.0, 0.5, 0.1, 2.0, 0.5),
+        "kernel_inputs": ("state_action", "state", "state_action", "state", "state_action"),
+        "critic": (*["kloss"] * 4, "kloss_slow"),
+    },
 }
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_other_settings_in_one_stack(name):
-    check(stacks.make_agents(5), [replace(SETTINGS, **one) for one in STACKS[name]], stacks.draw(5))
+    rows = zip(*STACKS[name].values(), strict=True)
+    settings = [replace(SETTINGS, **dict(zip(STACKS[name], row, strict=True))) for row in rows]
+    check(stacks.make_agents(5), settings, stacks.draw(5))
 
 
 @pytest.mark.parametrize("largest", [0.05, 40.0])

@@ -1,4 +1,4 @@
-"""Runs in lock-step: alone or stacked, stopped and resumed, evaluated; changing coefficients."""
+"""Runs in lock-step: alone or stacked, stopped and resumed, evaluated; the trust region's coefficient."""
 
 import math
 
@@ -6,9 +6,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from koffline.online.collector import TrustRegion
-from koffline.online.config import CRITICS, OnlineConfig, OnlineRun
+from koffline.online.collector import TrustRegion, solve_coefficients
+from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.paths import replay_transitions
 from tests.online import reference_trust_pcl as reference
 from tests.online.lockstep_runs import (
@@ -24,16 +26,30 @@ from tests.online.lockstep_runs import (
 )
 
 
-@pytest.mark.parametrize("environment", ENVIRONMENTS)
-def test_a_run_in_a_stack_is_the_run_alone(environment):
+def exploring_runs():
+    config = OnlineConfig("CartPole-v1", critic="td0", **SMALL)
+    return [OnlineRun(config.with_changes(exploration=scale), 3) for scale in (0.0, 0.5, 2.0)]
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        *map(make_runs, ENVIRONMENTS),
+        make_runs("CartPole-v1", streaming=True),  # where one run played one path and another two
+        exploring_runs(),
+    ],
+    ids=[*ENVIRONMENTS, "streaming", "exploring"],
+)
+def test_a_run_in_a_stack_is_the_run_alone(runs):
     """In float64, where the rounding of stacked products has no time to grow."""
-    runs = make_runs(environment)
     with playing(runs, dtype=torch.float64) as stack:
         together = everything(iterate(stack, 30))
     for place, run in enumerate(runs):
         with playing([run], dtype=torch.float64) as alone:
             [single] = everything(iterate(alone, 30))
         check_same(together[place], single, rtol=1e-6, atol=1e-8)
+    moved = [np.abs(together[0]["value"] - one["value"]).max() for one in together[1:]]
+    assert min(moved) > 1e-4
 
 
 def test_evaluating_and_looking_change_nothing():
@@ -45,8 +61,7 @@ def test_evaluating_and_looking_change_nothing():
             watched.evaluate()
             watched.state_dict()
             watched.agent(0)
-        watched_numbers, quiet_numbers = everything(watched), everything(quiet)
-        for left, right in zip(quiet_numbers, watched_numbers, strict=True):
+        for left, right in zip(everything(quiet), everything(watched), strict=True):
             # What was earned by sampling is told once: since the last evaluation.
             left.pop("evaluation.sampled_return"), right.pop("evaluation.sampled_return")
             check_same(left, right)
@@ -100,16 +115,6 @@ def test_the_trust_region_follows_the_last_episodes(unit, allowance):
     assert min(len(finished) for finished in episodes) > 9
 
 
-@pytest.mark.parametrize(("length", "inert"), [(20, False), (400, True)])
-def test_a_region_wider_than_episodes_can_diverge_is_known(length, inert):
-    """Twenty weighted episodes diverge by ln 20 = 3 at most; 0.05 a step allows 1 in 20 steps, 20 in 400."""
-    (run,) = make_runs("CartPole-v1", 1, divergence_per="step", max_divergence=0.05)
-    region = TrustRegion([run.config])
-    region.update([[(float(k), length) for k in range(20)]], np.array([True]))
-    assert region.is_inert.tolist() == [inert]
-    assert (region.wanted[0] < 0.1) == inert
-
-
 def episodes_of(paths):
     """Lengths, which are the returns, of the finished episodes."""
     over = paths.terminated | paths.truncated
@@ -154,8 +159,8 @@ def test_streaming_is_a_replay_of_the_last_path():
     critics = [("td0", 3), ("rg", 10), ("memory", 4), ("fvi", 1)]
     last = {**SMALL, "capacity": 1, "batch_size": 1, "learning_starts": 1, "windows_per_path": 0}
     found = []
-    for settings in ({**SMALL, "streaming": True}, last):
-        configs = [OnlineConfig("Pendulum-v1", critic=c, window_length=d, **settings) for c, d in critics]
+    for own in ({**SMALL, "streaming": True}, last):
+        configs = [OnlineConfig("Pendulum-v1", critic=c, window_length=d, **own) for c, d in critics]
         with playing([OnlineRun(config, seed) for seed, config in enumerate(configs)]) as stack:
             iterate(stack, 30)
             found.append([agent_arrays(stack.agent(run)) for run in range(4)])
@@ -176,15 +181,41 @@ def test_streaming_learns_from_every_step_once():
     assert len({paths.lengths.shape for paths in learned}) > 1
 
 
-def test_paths_without_steps_change_no_gradient():
-    """A run that played one path beside one that played two learns what it would alone."""
-    settings = {**SMALL, "streaming": True, "num_envs": 1}
-    runs = [
-        OnlineRun(OnlineConfig("CartPole-v1", critic=c, **settings), seed) for seed, c in enumerate(CRITICS)
-    ]
-    with playing(runs, dtype=torch.float64) as stack:
-        together = everything(iterate(stack, 25))
-    for run, numbers in zip(runs, together, strict=True):
-        with playing([run], dtype=torch.float64) as stack:
-            (alone,) = everything(iterate(stack, 25))
-        check_same(numbers, alone, rtol=1e-9, atol=1e-9)
+HALVED = 1000.0 / 2**14  # width of the last interval
+
+
+def solve(returns, allowed):
+    return float(solve_coefficients(np.asarray(returns)[None], np.array([allowed]))[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    count=st.integers(9, 20),
+    spread=st.sampled_from([0.1, 5.0, 300.0, 1e4]),
+    shift=st.sampled_from([-1e4, 0.0, 1e5]),
+    allowed=st.sampled_from([1e-3, 0.02, 0.5, 2.0, 10.0]),
+)
+def test_coefficient_is_the_root(seed, count, spread, shift, allowed):
+    returns = (shift + spread * np.random.default_rng(seed).normal(size=count)).tolist()
+    found = solve(returns, allowed)
+    assert 0.0 <= found <= 1000.0
+    # The answer is the middle of the last interval; rounding of 1e5-large returns adds a little.
+    assert found == pytest.approx(
+        reference.root(returns, allowed), abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5
+    )
+
+
+@pytest.mark.parametrize(("count", "expected"), [(0, 500.0), (8, 500.0), (9, 0.0)])
+def test_few_or_equal_returns(count, expected):
+    """Up to eight episodes say nothing; equal ones allow any step."""
+    assert solve(np.full(count, 7.0), 0.01) == pytest.approx(expected, abs=HALVED)
+
+
+@pytest.mark.parametrize(("length", "inert"), [(20, False), (400, True)])
+def test_a_region_wider_than_episodes_can_diverge_is_known(length, inert):
+    """Twenty weighted episodes diverge by ln 20 = 3 at most; 0.05 a step allows 1 in 20 steps, 20 in 400."""
+    region = TrustRegion([OnlineConfig("none", divergence_per="step", max_divergence=0.05)])
+    region.update([[(float(k), length) for k in range(20)]], np.array([True]))
+    assert region.is_inert.tolist() == [inert]
+    assert (region.wanted[0] < 0.1) == inert

@@ -12,7 +12,7 @@ import torch
 import koffline
 from koffline import Continuous, Discrete, load_policy
 from koffline.online.config import CRITICS, OnlineConfig
-from koffline.online.networks import Agent, AgentStack, Shape, trust_pcl_model, write_model
+from koffline.online.networks import Agent, AgentStack, Shape, trust_pcl_model
 from koffline.policy_specs import as_policy
 from tests.algos.makers import COLUMNS, d3rlpy, fit, make_log
 from tests.algos.test_model_files import run_file
@@ -51,7 +51,7 @@ def mean_action(agent: Agent, observations: np.ndarray) -> np.ndarray:
 def test_predict_is_the_mean_action_in_memory_on_disk_and_exported(space: Any, tmp_path: Path) -> None:
     agent, observations = make_agent(space), rows()
     expected = mean_action(agent, observations)
-    write_model(agent, CONFIG, tmp_path / "model.d3")
+    trust_pcl_model(agent, CONFIG).save(str(tmp_path / "model.d3"))
     loaded = koffline.load(tmp_path / "model.d3")
     assert loaded.config.get_type() == ("discrete_trust_pcl" if isinstance(space, Discrete) else "trust_pcl")
     answers = [trust_pcl_model(agent, CONFIG).predict(observations), loaded.predict(observations)]
@@ -126,7 +126,8 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
     """The values are not shifted before the first step, as those of a fresh model are."""
     discrete = name.startswith("Discrete")
     agent = make_agent(Discrete(3) if discrete else BOX)
-    write_model(agent, CONFIG.with_changes(learning_rate=0.0, critic="kloss"), tmp_path / "model.d3")
+    config = CONFIG.with_changes(learning_rate=0.0, critic="kloss")
+    trust_pcl_model(agent, config).save(str(tmp_path / "model.d3"))
     model = koffline.load(tmp_path / "model.d3")
     log = make_log(discrete)
     fit(model, koffline.ColumnarReplayBuffer(log, seed=0), steps=2)
@@ -138,6 +139,7 @@ def test_training_goes_on_from_the_model(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CRITICS)
 def test_every_critic_has_a_model_that_goes_on(name: str, tmp_path: Path) -> None:
     """A remembered kernel loss is the kernel loss with a memory there."""
-    write_model(make_agent(Continuous(3)), CONFIG.with_changes(critic=name), tmp_path / "model.d3")
+    model = trust_pcl_model(make_agent(Continuous(3)), CONFIG.with_changes(critic=name))
+    model.save(str(tmp_path / "model.d3"))
     config = koffline.load(tmp_path / "model.d3").config
     assert (config.critic, config.memory) == (("kloss", 0.97) if name == "memory" else (name, 0.0))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +21,8 @@ from tests.online.small_online import rows, small
 def test_what_a_run_leaves(tmp_path):
     result = train(small(), tmp_path / "run", 2, seed=3)
     out = result.out
-    assert result.summary.seeds == (3, 4)
-    for seed in result.summary.seeds:
+    assert result.seeds == (3, 4)
+    for seed in result.seeds:
         folder = out / f"seed_{seed}"
         evaluations = rows(folder / "evaluation.csv")
         assert [row["step"] for row in evaluations] == ["100", "200", "300", "400"]
@@ -65,7 +66,7 @@ def test_seeds_may_be_trained_in_several_processes(tmp_path):
         for file in ("evaluation.csv", "metrics.csv"):
             assert (both.out / name / file).read_bytes() == (single.out / name / file).read_bytes()
     again = train(None, resume=tmp_path / "both")  # with another number of workers: the same stacks
-    assert again.summary == both.summary
+    assert again == both
 
 
 def diverge(monkeypatch, runs, step):
@@ -83,7 +84,7 @@ def diverge(monkeypatch, runs, step):
 def test_divergence_of_one_seed(tmp_path, caplog, monkeypatch):
     diverge(monkeypatch, [1], 190)
     result = train(small(), tmp_path / "run", 3)
-    assert result.summary.diverged == {1: 200}
+    assert result.diverged == {1: 200}
     assert "seed 1 diverged by step 200" in caplog.text
     assert [len(rows(tmp_path / "run" / f"seed_{k}" / "evaluation.csv")) for k in range(3)] == [4, 1, 4]
     assert [(tmp_path / "run" / f"seed_{k}" / "replay.hdf5").exists() for k in range(3)] == [
@@ -96,7 +97,7 @@ def test_divergence_of_one_seed(tmp_path, caplog, monkeypatch):
 def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):
     diverge(monkeypatch, [0, 1], 90)
     result = train(small(), tmp_path / "run", 2)
-    assert (result.summary.steps, result.summary.diverged) == (100, {0: 100, 1: 100})
+    assert (result.steps, result.diverged) == (100, {0: 100, 1: 100})
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["iqm"] is None
 
 
@@ -104,27 +105,26 @@ CONFIG = OnlineConfig("Swimmer-v5", critic="rg", steps=300)
 FINAL = (10.0, 60.0, 30.0, 40.0, 50.0, 20.0)
 
 
-def summary_of(diverged=None, **known):
+def summary_of(diverged=None, out=Path("run"), **known):
     """Of returns that rise evenly to their last value in three evaluations; sampled ones are half of them.
 
     known: how many evaluations some seeds have.
     """
-    curves = {
-        seed: [
+    logs = {
+        f"seed_{seed}/evaluation.csv": [
             {"step": 100 * k, **dict(zip(COLUMNS, (final * k / 3, 7.0, final * k / 6), strict=True))}
             for k in range(1, 1 + known.get(f"seed_{seed}", 3))
         ]
         for seed, final in enumerate(FINAL)
     }
-    return summarise(
-        CONFIG, [GroupResult(steps=300, seconds=10.0, diverged=diverged or {}, evaluations=curves)]
-    )
+    result = GroupResult(steps=300, seconds=10.0, diverged=diverged or {}, logs=logs)
+    return summarise(out, CONFIG, {tuple(range(6)): result})
 
 
 def test_six_seeds_by_hand():
     summary = summary_of()
     assert summary.best_name == "best_5_of_6"
-    final, sampled, length = summary.last
+    final, sampled, length = summary.last.values()
     assert final.per_seed == FINAL
     assert final.spread.iqm == 35.0  # (20 + 30 + 40 + 50) / 4
     assert final.best == 40.0  # without 10
@@ -136,13 +136,13 @@ def test_six_seeds_by_hand():
 
 
 def test_a_diverged_seed_is_infinitely_bad(tmp_path):
-    summary = summary_of({1: 200}, seed_1=1)
-    final = summary.last[0]
+    summary = summary_of({1: 200}, tmp_path, seed_1=1)
+    final = summary.last["return"]
     assert final.per_seed[1] == -math.inf
     assert final.spread.iqm == 25.0  # (10 + 20 + 30 + 40) / 4
     assert final.best == 30.0
     assert summary.curves["return"][0].per_seed[1] == FINAL[1] / 3
-    write_summary(summary, tmp_path)
+    write_summary(summary)
     content = json.loads((tmp_path / "summary.json").read_text())
     assert (content["iqm"], content["best_5_of_6"], content["diverged"]) == (25.0, 30.0, {"1": 200})
     assert content["return"]["per_seed"]["1"] is None
@@ -151,5 +151,5 @@ def test_a_diverged_seed_is_infinitely_bad(tmp_path):
 def test_where_all_seeds_diverged_none_has_a_last_return():
     summary = summary_of(dict.fromkeys(range(6), 200), **{f"seed_{seed}": 1 for seed in range(6)})
     assert summary.points == (100, 200)
-    assert summary.last[0].per_seed == (-math.inf,) * 6
+    assert summary.last["return"].per_seed == (-math.inf,) * 6
     assert summary.curves["return"][0].per_seed == tuple(final / 3 for final in FINAL)
