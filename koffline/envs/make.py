@@ -11,6 +11,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -19,7 +20,7 @@ from gymnasium import spaces
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.envs.boxes import WORLDS
-from koffline.errors import ConfigError, KofflineError, nearest_name
+from koffline.errors import ConfigError, KofflineError
 
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # largest whole number that float32 holds exactly
@@ -33,8 +34,10 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
             warnings.filterwarnings("ignore", ".*Using the latest versioned environment")
             return gymnasium.make(identifier, **options)
     except gymnasium.error.NameNotFound:
-        near = nearest_name(identifier, [*WORLDS, *gymnasium.registry])
-        raise ConfigError(f"there is no environment '{identifier}'; {near}") from None
+        known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
+        near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
+        hint = f"did you mean {near[0]}?" if near else "check its name, or write package:name to import it"
+        raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
         raise ConfigError(

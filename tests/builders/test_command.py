@@ -63,7 +63,7 @@ BAD = [
     ((*UNIFORM, "--out", "broken/x.hdf5"), "is not a manifest"),
     ((*UNIFORM[:4], "10000000000000", *UNIFORM[5:]), "not enough memory"),
     ((*ROLLOUTS[:6], "0"), "episodes"),
-    (("rollouts", "--env", "CartPoel-v1", *ROLLOUTS[3:]), "did you mean 'CartPole-v1'?"),
+    (("rollouts", "--env", "CartPoel-v1", *ROLLOUTS[3:]), "did you mean CartPole-v1?"),
     ((*ROLLOUTS, "--policy", "uniform", "--weight", "1"), "2 policies"),
     ((*ROLLOUTS, "--weight", "-1"), "weights"),
     ((*ROLLOUTS, "--num-envs", "0"), "num_envs is 0"),

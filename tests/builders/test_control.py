@@ -120,7 +120,7 @@ def test_medium_is_half_way():
     [
         (("--env", "Pendulum-v1", "--kind", "medium", "--policy", "uniform", "--policy", "uniform"), "has 1"),
         (("--env", "Acrobot-v1", "--kind", "expert"), "--train-steps"),
-        (("--env", "Pendulm-v1", "--kind", "random"), "did you mean 'Pendulum-v1'"),
+        (("--env", "Pendulm-v1", "--kind", "random"), "did you mean Pendulum-v1"),
         (("--env", "koffline-tests/Endless-v0", "--kind", "random"), "time limit"),
         (("--env", "CartPole-v1", "--kind", "medium", "--noise", "2"), "give a probability in [0, 1]"),
     ],
