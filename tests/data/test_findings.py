@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from koffline.data.findings import inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.spaces import Discrete
-from koffline.data.summary import summarise
+from koffline.data.statistics import summarise
 from koffline.data.transitions import Metadata
 from tests.data.logs import drawn_logs, in_shards, leaves, numbered_log, roll_out
 
@@ -37,7 +37,7 @@ class TestSummary:
     def test_numbers_by_hand(self):
         rollout = roll_out(("truncated", "terminated", "truncated", "neither"), (4, 2, 4, 1))
         log = rollout.transitions(metadata=Metadata(source="walk", gamma=0.9, notes=("made up",)))
-        found = summarise(log).to_json()
+        found = summarise(log)
         returns = [sum(row.reward for row in rollout.episode(i)) for i in range(4)]
         rewards = [row.reward for row in rollout.rows]
         expected = {
@@ -59,7 +59,7 @@ class TestSummary:
     def test_a_time_limit_is_one_only_if_all_cuts_share_it(self):
         cut, ended = "truncated", "terminated"
         for ends, lengths in (((cut, ended), (4, 5)), ((cut, cut), (4, 3)), ((ended, ended), (4, 3))):
-            assert summarise(roll_out(ends, lengths).transitions()).to_json()["time_limit"] is None
+            assert summarise(roll_out(ends, lengths).transitions())["time_limit"] is None
 
 
 class TestWarningsInMemory:
@@ -115,9 +115,9 @@ class TestOnDisk:
             lazy = in_shards(log, tmp_path_factory.mktemp("log") / "shards", 20)
             whole = lazy.load()
             assert inspect_log(lazy) == inspect_log(raw_of(whole))
-            found = summarise(lazy).to_json()
+            found = summarise(lazy)
         assert found.pop("shards", 1) == len(lazy.shards)
-        assert leaves(found) == pytest.approx(leaves(summarise(whole).to_json()))
+        assert leaves(found) == pytest.approx(leaves(summarise(whole)))
 
     def test_one_stream_cut_into_shards(self, tmp_path):
         """The next observation of a shard's last row is the first observation of the next shard."""
