@@ -50,19 +50,21 @@ _BATCH_BYTES = 2**26
 _PROBED_ROWS, _MOST_SHOWN = 256, 60
 
 
-def is_table_source(name: str) -> bool:
-    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
-
-    A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
-    """
+def is_log_source(name: str) -> bool:
+    """Whether a path or URL is a folder of shards or a Minari dataset."""
     from koffline.data.disk.writer import is_shard_folder
     from koffline.data.minari import data_folder
 
-    if name.startswith(MINARI) or is_shard_folder(name):
-        return False
-    if not remote.is_url(name) and data_folder(Path(name)) is not None:
-        return False
-    return any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
+    is_minari = name.startswith(MINARI) or (not remote.is_url(name) and data_folder(Path(name)) is not None)
+    return is_minari or is_shard_folder(name)
+
+
+def is_table_source(name: str) -> bool:
+    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
+
+    A folder is one where it holds such files and is no log of another kind.
+    """
+    return not is_log_source(name) and any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
