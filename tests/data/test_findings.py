@@ -41,19 +41,13 @@ class TestSummary:
         returns = [sum(row.reward for row in rollout.episode(i)) for i in range(4)]
         rewards = [row.reward for row in rollout.rows]
         expected = {
-            "rows": 11,
-            "episodes": 4,
+            "rows": 11, "episodes": 4, "terminated": 1, "truncated": 2, "unfinished": 1, "time_limit": 4,
             "returns": {"min": min(returns), "mean": np.mean(returns), "max": max(returns)},
             "rewards": {"min": min(rewards), "mean": np.mean(rewards), "max": max(rewards)},
             "lengths": {"min": 1.0, "mean": 2.75, "max": 4.0},
-            "terminated": 1,
-            "truncated": 2,
-            "unfinished": 1,
-            "time_limit": 4,
             "action_counts": [sum(row.action == action for row in rollout.rows) for action in range(3)],
-            "action_ranges": None,
-            "notes": ("made up",),
-        }
+            "action_ranges": None, "notes": ("made up",),
+        }  # fmt: skip
         assert leaves({name: found[name] for name in expected}) == pytest.approx(leaves(expected))
 
     def test_a_time_limit_is_one_only_if_all_cuts_share_it(self):
@@ -71,32 +65,20 @@ class TestWarningsInMemory:
         [
             (lambda log: {"action_space": Discrete(5)}, "actions 3, 4 never appear"),
             (lambda log: {"rewards": np.ones(48)}, "rewards are all 1"),
-            (
-                lambda log: {
-                    name: np.where([True, False, False], np.float32(2), getattr(log, name))
-                    for name in ("observations", "next_observations")
-                },
-                r"observations: 1 of 3 columns are constant \(0\)",
-            ),
+            (lambda log: {name: np.where([True, False, False], np.float32(2), getattr(log, name))
+                          for name in ("observations", "next_observations")},
+             r"observations: 1 of 3 columns are constant \(0\)"),
             (lambda log: {"truncated": np.zeros(48, dtype=bool)}, "6 episodes end without a flag"),
-            (
-                lambda log: {"next_observations": log.next_observations + 1},
-                r"row below in 36 rows \(first: row 0",
-            ),
-            (
-                lambda log: {"next_observations": np.roll(log.observations, -1, axis=0)},
-                r"following episode in 6 rows \(first: row 4\); is it one stream cut",
-            ),
+            (lambda log: {"next_observations": log.next_observations + 1},
+             r"row below in 36 rows \(first: row 0"),
+            (lambda log: {"next_observations": np.roll(log.observations, -1, axis=0)},
+             r"following episode in 6 rows \(first: row 4\); is it one stream cut"),
             (lambda log: {"metadata": Metadata(sha256="0" * 64)}, "it was edited"),
-            (
-                lambda log: (
-                    {"episode_ids": np.arange(48) // 24, "steps": np.arange(48) % 24}
-                    | dict.fromkeys(("terminated", "truncated"), np.zeros(48, dtype=bool))
-                ),
-                "only 2 episodes",
-            ),
+            (lambda log: {"episode_ids": np.arange(48) // 24, "steps": np.arange(48) % 24,
+                          "terminated": np.zeros(48, bool), "truncated": np.zeros(48, bool)},
+             "only 2 episodes"),
         ],
-    )
+    )  # fmt: skip
     def test_each(self, log, change, words):
         raw = raw_of(log, **change(log))
         assert said(raw, "error") == []

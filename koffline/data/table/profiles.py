@@ -195,7 +195,7 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
             has_digits = each.values.dtype == pl.String and each.values.str.contains(r"\d").all()
             if each.name.lower() in words.split() and (role != "time" or has_digits):
                 each.reason = f"its name says {role}, its values do not: {remedy}"
-                each.problem = each.problem or each.reason
+                each.problem = f"{each.problem}; {each.reason}".removeprefix("; ")
         for each in likely[1:] if role == "action" else ():  # a vector of actions: action_0, action_1
             stem, first = (re.sub(r"\d+$", "", one.name) for one in (each, likely[0]))
             if stem and first == stem != each.name:
