@@ -19,7 +19,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.readers import faults
-from koffline.data.table.rows import Room
+from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, hashed, prepare_table
 from koffline.data.table.values import TableCounts, read_flags
 from koffline.data.transitions import Metadata, Transitions
@@ -111,18 +111,18 @@ class TableStream:
 def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
     waiting = pl.DataFrame(schema=table.rows.schema)
-    cut, room = 0, Room(table.rows.itemsize, _SPLIT)
+    cut = taken = 0
     for frame in table.rows.frames(again=True):
         above = max(waiting.height - 1, 0)
-        room.take(frame)
+        taken += frame_bytes(frame, table.rows.itemsize)
+        check_room(taken, _SPLIT)
         waiting = waiting.vstack(frame)
         starts = _starts(waiting[above:], table)
         cut = above + int(starts[-1]) if len(starts) else cut
         if waiting.height >= piece_rows and cut:
             yield waiting[:cut]
             waiting, cut = waiting[cut:], 0
-            room = Room(table.rows.itemsize, _SPLIT)
-            room.take(waiting)
+            taken = frame_bytes(waiting, table.rows.itemsize)
     if waiting.height:
         yield waiting
 
@@ -164,7 +164,7 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
             paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
             _distribute(table, parts, paths)
             for path in paths:
-                Room(table.rows.itemsize, _SPLIT).check(path.stat().st_size)
+                check_room(path.stat().st_size, _SPLIT)
                 with pa.ipc.open_stream(str(path)) as opened:
                     yield pl.DataFrame(opened.read_all()).cast(pl.Schema(table.rows.schema))
                 path.unlink()
