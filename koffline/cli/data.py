@@ -94,14 +94,14 @@ def info(log: Log, as_json: bool) -> None:
       koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
       koffline data info shards/ --workers 8
     """
-    from koffline.data.summary import print_summary, summarise
+    from koffline.data.statistics import print_summary, summarise
 
     rows = log.open()
     found = summarise(rows, log.stream, progress=True) if log.stays_on_disk else summarise(rows)
     if as_json:
-        click.echo(json.dumps(found.to_json(), default=str))
+        click.echo(json.dumps(found, default=str))
     else:
-        print_summary(found)
+        print_summary(rows, found)
 
 
 @data.command(cls=LogCommand)

@@ -32,18 +32,14 @@ class Encoding:
         """Names of the features that encode the column."""
         return tuple(f"{column}={name}" for name in self.categories) if self.kind == ONE_HOT else (column,)
 
-    def numbers(self, codes: np.ndarray) -> np.ndarray:
-        """Encode positions (N,) as numbers (N, features); position −1 is no category."""
-        return codes[:, None] == np.arange(len(self.categories)) if self.kind == ONE_HOT else codes[:, None]
-
     def texts(self, numbers: np.ndarray) -> list[str | None]:
         """Decode numbers (N, features) into categories; None for an unknown one."""
-        codes = numbers.argmax(axis=1) if self.kind == ONE_HOT else numbers[:, 0]
-        known = (
-            numbers.any(axis=1) if self.kind == ONE_HOT else np.isin(codes, np.arange(len(self.categories)))
-        )
-        chosen = zip(codes.tolist(), np.asarray(known).tolist(), strict=True)
-        return [self.categories[int(code)] if is_known else None for code, is_known in chosen]
+        if self.kind == ONE_HOT:
+            codes = np.where(numbers.any(axis=1), numbers.argmax(axis=1), -1)
+        else:
+            codes = numbers[:, 0]
+        names = dict(enumerate(self.categories))
+        return [names.get(code) for code in codes.tolist()]
 
 
 @dataclass(frozen=True)

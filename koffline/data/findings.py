@@ -15,7 +15,7 @@ from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
-from koffline.data.statistics import LogTally, tally_of
+from koffline.data.statistics import ColumnStatistics, LogTally, tally_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError
@@ -61,7 +61,7 @@ class WarningTally(LogTally):
 
     def __init__(self, log: Transitions | LazyTransitions) -> None:
         super().__init__(log.action_space, log.has_episodes, log.observation_shape)
-        self.weighted = self.positive = 0  # rows with weights, and rows with positive weights
+        self.weights = ColumnStatistics(())
         self._broken, self._shifted = RowCount(), RowCount()
         self._first: Transitions | None = None  # first and last row so far
         self._last: Transitions | None = None
@@ -79,8 +79,7 @@ class WarningTally(LogTally):
     def add(self, block: Transitions) -> None:
         """Add the next rows of a shard."""
         if block.weights is not None:
-            self.weighted += len(block)
-            self.positive += int((block.weights > 0).sum())
+            self.weights.add(block.weights)
         if block.steps is not None:
             first, last = block.part(np.array([0])), block.part(np.array([len(block) - 1]))  # copies
             if self._last is not None:
@@ -157,7 +156,7 @@ def inspect_log(
         except DataError as error:
             return [Finding("error", said) for said in _all_errors(log, 0) or [str(error)]]
     total = tally_of(log, WarningTally(log), settings=settings, progress=progress)
-    if not total.errors and total.weighted and not total.positive:
+    if not total.errors and total.weights.maximum == 0:
         total.errors.append("weights are all 0; give at least one row a positive weight")
     if total.errors:
         return [Finding("error", said) for said in total.errors]

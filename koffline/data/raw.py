@@ -171,26 +171,31 @@ def raw_log(
     return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
 
 
-def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
-    """Add next observations, those of the rows below inside episodes, in place; return notes.
+def followed(log: Mapping[str, np.ndarray], last: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
+    """Columns with next observations, those of the rows below inside episodes; the rows that were left out.
 
-    The last row of an episode has none. A terminal one keeps its own observation; any other is left out, and
-    where it was truncated, the row above it becomes the truncated one. Raises DataError if no row is left.
+    The ``last`` row of an episode has none. A terminal one keeps its own observation; any other is left out,
+    and where it was truncated, the row above it becomes the truncated one.
     """
-    observations, last, ended = log["observations"], checks.last_rows(log), log["terminated"] == 1
-    log["next_observations"] = np.append(observations[1:], observations[-1:], axis=0)
-    log["next_observations"][last] = observations[last]
-    lost, notes = last & ~ended, []
-    if lost.all():
+    truncated, lost = log["truncated"] == 1, last & (log["terminated"] != 1)
+    moved = np.append(lost[1:] & truncated[1:] & ~last[:-1], False)
+    kept = np.flatnonzero(~lost)
+    found = {name: column[kept] for name, column in {**log, "truncated": truncated | moved}.items()}
+    return found | {"next_observations": log["observations"][kept + ~last[kept]]}, int(lost.sum())
+
+
+def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
+    """Add next observations in place, as `followed` does; return notes.
+
+    Raises DataError if no row is left.
+    """
+    found, lost = followed(log, checks.last_rows(log))
+    log.update(found)
+    if not len(log["rewards"]):
         raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
-    if lost.any():
-        moved = np.zeros(len(lost), dtype=np.bool_)
-        moved[:-1] = lost[1:] & (log["truncated"][1:] == 1) & ~last[:-1]
-        log["truncated"] = moved | (log["truncated"] == 1)
-        log.update({name: column[~lost] for name, column in log.items()})
-        said = checks.counted(int(lost.sum()), "row", "was", "were")
-        notes.append(f"{said} left out: {UNFOLLOWED} in this file")
-    if (last & ended).any():
+    said = f"{checks.counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
+    notes = [said] if lost else []
+    if (checks.last_rows(log) & (log["terminated"] == 1)).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")
     return notes
 

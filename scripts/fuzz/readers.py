@@ -30,7 +30,7 @@ class Reader:
 def _log(path: Path) -> None:
     from koffline.data.findings import inspect_log
     from koffline.data.sources import open_raw, open_transitions
-    from koffline.data.summary import summarise
+    from koffline.data.statistics import summarise
 
     raw = open_raw(path)
     inspect_log(raw)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from koffline.data.sources import open_transitions, write_transitions
-from koffline.data.summary import summarise
+from koffline.data.statistics import summarise
 from koffline.data.transitions import Discrete, Metadata
 from tests.data.logs import d4rl_arrays, leaves, roll_out
 from tests.refusals import assert_refused, run_cli
@@ -43,7 +43,7 @@ def spoil(files, row, value):
 
 class TestInfo:
     def test_json_is_that_of_the_log_wherever_it_lies(self, folder, shards):
-        expected = json.loads(json.dumps(summarise(LOG).to_json()))
+        expected = json.loads(json.dumps(summarise(LOG)))
         for source, more in (("log.hdf5", ()), ("shards", ()), ("shards", ("--workers", "2"))):
             found = info(source, *more)
             assert found.pop("source") == source

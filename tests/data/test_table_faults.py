@@ -191,5 +191,3 @@ class TestStreams:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
         with pytest.raises(DataError, match="TMPDIR"):
             list(TableStream(path, MAPPING, piece_rows=1))
-        with pytest.raises(DataError, match="at least 1"):
-            TableStream(path, MAPPING, piece_rows=0)

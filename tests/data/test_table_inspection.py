@@ -249,7 +249,7 @@ class TestGuesses:
         found = inspect_table(write_text(rows + "\n", tmp_path / "log.csv"))
         said = " | ".join(found.problems)
         for words in (
-            "x: 1 value is missing", "r: 1 value is missing", "done: its name says terminal",
+            "x: 1 value is missing", "r: 1 value is missing", "done: 1 of 40", "its name says terminal",
             "y: 1 of 40 values is no number ('oops'); write a number there, or leave it empty",
         ):  # fmt: skip
             assert words in said

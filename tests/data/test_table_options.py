@@ -11,7 +11,6 @@ from koffline.cli import cli
 from koffline.data.sources import open_transitions
 from koffline.data.table.mapping import parse_formula
 from koffline.errors import DataError, PolicyError
-from koffline.policy_specs import as_policy
 from tests.data.table_rows import MAPPING, assert_same_in_pieces, read, refusal, shuffled, walk, write_text
 
 N = 8  # rows of walk(): episodes of 3 (ends), 1 and 4
@@ -52,17 +51,10 @@ class TestCategories:
             assert (lazy.feature_names, len(lazy.shards)) == (log.feature_names, 2)
 
     def test_a_policy_asks_for_the_table(self, tmp_path):
-        log = read(walk(city=CITY), tmp_path, observations=["x_1", "city"], encode={"city": "one-hot"})
-
-        def target(table):
-            left = (table["city"] == "a").to_numpy() & (table["x_1"] > 0).to_numpy()
-            return np.stack([left, ~left], axis=1)
-
-        policy = as_policy(target, log.action_space, log.observation_shape, features=log.metadata.features)
-        np.testing.assert_array_equal(policy.probabilities(log.observations)[:, 0], [0, 1, 0, 0, 0, 0])
-        plain = log.with_metadata(koffline.data.transitions.Metadata())
+        """A log of a table has it: test_table_inspection."""
+        plain = read(walk(), tmp_path).with_metadata(koffline.data.transitions.Metadata())
         with pytest.raises(PolicyError, match="asks for a table"):
-            koffline.evaluate(plain, target, gamma=0.9, steps=10)
+            koffline.evaluate(plain, lambda table: table["city"] == "a", gamma=0.9, steps=10)
 
     def test_missing_categories(self, tmp_path):
         table = walk(city=["b", None, *CITY[2:]])
@@ -193,23 +185,19 @@ class TestEndsOfEpisodes:
         assert np.isfinite(log.rewards).all()
 
 
-class TestRepeatedRows:
-    def test_what_is_kept(self, tmp_path):
-        table = walk((3, 3), (True, True))
-        doubled = {name: [*column, column[1], column[4]] for name, column in table.items()}
-        assert "--drop-duplicates exact" in refusal(doubled, tmp_path)
-        log = read(doubled, tmp_path, drop_duplicates="exact")
-        whole = read(table, tmp_path, "whole.parquet")
-        np.testing.assert_array_equal(log.rewards, whole.rewards)
-        assert "2 repeated rows were dropped" in log.metadata.notes
-        path = tmp_path / "log.parquet"
-        assert_same_in_pieces(path, {**MAPPING, "drop_duplicates": "exact"}, log)
-        doubled["r"][-1] = 99.0
-        assert "1 row has the time of another row" in refusal(doubled, tmp_path, drop_duplicates="exact")
-        assert 99.0 not in read(doubled, tmp_path, drop_duplicates="first").rewards
-        last = read(doubled, tmp_path, drop_duplicates="last").rewards
-        assert last[4] == 99.0
-        assert len(last) == 6
+def test_which_of_repeated_rows_is_kept(tmp_path):
+    table = walk((3, 3), (True, True))
+    doubled = {name: [*column, column[1], column[4]] for name, column in table.items()}
+    assert "--drop-duplicates exact" in refusal(doubled, tmp_path)
+    log = read(doubled, tmp_path, drop_duplicates="exact")
+    np.testing.assert_array_equal(log.rewards, table["r"])
+    assert "2 repeated rows were dropped" in log.metadata.notes
+    assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, "drop_duplicates": "exact"}, log)
+    doubled["r"][-1] = 99.0
+    assert "1 row has the time of another row" in refusal(doubled, tmp_path, drop_duplicates="exact")
+    for kept, reward in (("first", 5.0), ("last", 99.0)):
+        rewards = read(doubled, tmp_path, drop_duplicates=kept).rewards
+        np.testing.assert_array_equal(rewards, [1, 2, 3, 4, reward, 6])
 
 
 class TestRowsThatAreEpisodes:
@@ -250,7 +238,11 @@ def test_refusals_name_all_that_is_wrong_with_the_mapping_then_with_the_rows(tmp
             ["has 3 problems: (1) ", "values are missing (x_1: 1, of 9 rows)",
              "1 row has the time of another row", "column done is set in 1 row whose episode goes on"],
         ),
-        (lacking, ["impute is 'median'", "unknown key 'tme'", "gamma is 2", "lacks action, reward"]),
+        (
+            lacking,
+            ["impute is 'median': input should be 'zero', 'mean', 'forward' or 'cut', or input",
+             "unknown key 'tme'; did you mean 'time'?", "gamma is 2", "lacks action, reward"],
+        ),
     ):  # fmt: skip
         with pytest.raises(DataError) as caught:
             open_transitions(path, mapping=given)

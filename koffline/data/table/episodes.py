@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import RawLog, shaped_actions
+from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.table.mapping import CUT
 from koffline.data.table.survey import Table
 from koffline.data.table.values import number_type, read_flags
@@ -32,6 +32,9 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     for flag, is_so in (("terminated", "terminal"), ("truncated", "cut")):
         if roles.last_row == is_so:
             log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
+    marks_cuts = roles.truncated is None and not roles.stands_alone
+    if marks_cuts:
+        log["truncated"] = last & ~log["terminated"]
     if roles.by is not None:
         log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
     frame = _imputed(frame, episodes, table)
@@ -52,13 +55,13 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         counts.episodes += int(episodes[-1]) + 1
     if roles.one_step:
         log["next_observations"] = log["observations"]
-    elif not roles.next_observations:
-        log = _with_next(log, last, table)
-    else:
+    elif roles.next_observations:
         log["next_observations"] = _vectors(frame, roles.next_observations, table)
-        if roles.truncated is None and not roles.stands_alone:
-            log["truncated"] = last & ~log["terminated"]
-            counts.cut += int(log["truncated"].sum())
+    else:
+        log, lost = followed(log, last)
+        counts.derived, counts.left_out = True, counts.left_out + lost
+    if marks_cuts:
+        counts.cut += int(log["truncated"].sum())
     table.problems.refuse()
     labels, ids = log.pop("labels", None), log.get("episode_ids")
     if labels is not None and ids is not None:
@@ -127,23 +130,6 @@ def _cut(
     frame = frame.filter(~found["gone"] | found["kept"])
     frame = frame.with_columns(pl.col(named).forward_fill().backward_fill())
     return frame, pl.Series(episodes[~gone | stays]).rle_id().cast(pl.Int64).to_numpy()
-
-
-def _with_next(log: dict[str, np.ndarray], last: np.ndarray, table: Table) -> dict[str, np.ndarray]:
-    """Next observations from the rows below; last rows of open episodes are left out.
-
-    After a termination the next observation has no influence: the row's own stands in for it.
-    """
-    counts, has_truncated = table.counts, table.roles.truncated is not None
-    lost = last & ~log["terminated"]
-    cut = lost & log["truncated"] if has_truncated else lost
-    moved = np.append(cut[1:] & ~last[:-1], False)
-    counts.cut += 0 if has_truncated else int(moved.sum())
-    counts.derived, counts.left_out = True, counts.left_out + int(lost.sum())
-    log["truncated"] = log["truncated"] | moved
-    kept = np.flatnonzero(~lost)
-    following = log["observations"][kept + ~last[kept]]
-    return {**{name: column[kept] for name, column in log.items()}, "next_observations": following}
 
 
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 import yaml
 
-from koffline.data import remote
 from koffline.data.columns import counted
-from koffline.data.disk.writer import is_shard_folder
 from koffline.data.flat import REQUIRED, used_keys
-from koffline.data.minari import data_folder
 from koffline.data.table import profiles
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.profiles import IGNORED, NEXT, Profile
 from koffline.data.table.readers import CSV, HDF5, NPZ, faults
-from koffline.data.table.rows import TableRows, find_tables, header_of, open_rows
+from koffline.data.table.rows import TableRows, find_tables, header_of, is_log_source, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.values import CLOCK, ORDER, Problems, is_pattern
 from koffline.errors import DataError, printable
-from koffline.store.files import MINARI
 
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
@@ -90,12 +84,14 @@ class Inspection:
 def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspection:
     """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
-    is_log = name.startswith(MINARI) or (
-        remote.is_folder(name) and (is_shard_folder(name) or data_folder(Path(name)) is not None)
-    )
-    kind, files = ("", ("",)) if is_log else find_tables(name, is_table=True)
-    stored = {} if is_log else dict(header_of(files[0], kind).fields)
-    if is_log or own_mapping(stored) or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()):
+    has_roles = is_log_source(name)
+    kind, files = ("", ("",)) if has_roles else find_tables(name, is_table=True)
+    stored = {} if has_roles else dict(header_of(files[0], kind).fields)
+    if (
+        has_roles
+        or own_mapping(stored)
+        or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys())
+    ):
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
@@ -111,24 +107,16 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     problems = found.problems
-    if kind == CSV and all(map(_is_number, stored)) and not all(map(str.isdecimal, stored)):
-        first = ", ".join(list(stored)[:3])
-        problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
     for each in columns:
-        if each.role == profiles.UNFIT:
-            each.role = IGNORED
-            problems.append(f"{each.name}: {each.reason}")
+        if each.problem:
+            problems.append(f"{each.name}: {each.problem}")
         if each.kind == profiles.DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
-        if each.kind == profiles.TWO_WAYS:
-            said = f"{each.example!r} may be a thousand or a number with decimals"
-            problems.append(f"{each.name}: {said}; write it without the comma, or say decimal_comma: true")
-    _check_ends(found)
-    for each in columns:
         if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):
             problems.append(f"{each.name}: times of day beside dates; write both into one column")
         if each.role == "time" and (rule := each.time_rule()):
             found.notes.append(f"times in {each.name}: {rule}")
+    _check_ends(found)
     _propose(found, held)
     _check_states(found)
     found.is_open = "episode" not in found.mapping
@@ -137,10 +125,6 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     if not missing:
         _survey(found, rows)
     return found
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\s*[+-]?\d*[.,]?\d*(e[+-]?\d+)?\s*", text, re.I) is not None
 
 
 def _check_ends(found: Inspection) -> None:
@@ -197,8 +181,6 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
             each.role, each.reason = IGNORED, "only some observations have a next one"
     used = [each for each in found.columns if each.role != IGNORED]
     for each in used:
-        if each.stray:
-            found.problems.append(f"{each.name}: {each.stray}; write a number there, or leave it empty")
         if each.missing:
             found.problems.append(f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing")
             if each.role in ("episode", "time", "terminal", "truncated") or each.values.dtype.is_nested():

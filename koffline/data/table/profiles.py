@@ -13,13 +13,13 @@ from koffline.data.columns import counted
 from koffline.data.table.values import CLOCK, TEXT_WAYS, is_pattern, read_texts, unread
 from koffline.errors import printable
 
-IGNORED, UNFIT = "ignored", "unfit"  # unfit: ignored because the values do not fit the name
+IGNORED = "ignored"
 MOST_ONE_HOT = 50  # at most so many categories become features by default
 _FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
 # 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
 _MIXED = "times in a form that is not read"
-DECIMAL_COMMA, TWO_WAYS = "numbers with decimal commas", "numbers with commas, to be read in two ways"
+DECIMAL_COMMA = "numbers with decimal commas"
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 _DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
@@ -32,21 +32,21 @@ NEXT = re.compile(r"^(?:next|new)[_. -]?(.+)$|^(.+)[_. -]next$", re.I)
 class Profile:
     """One column of the rows looked at: its ``values`` as they would be read, their ``kind`` in words.
 
-    ``texts``: what a column of text holds; ``stray``: how many of them are no numbers, and one of them.
+    ``texts``: what a column of text holds; ``problem``: what may be wrong with them, and a remedy.
     """
 
     name: str
     kind: str
     values: pl.Series
     texts: pl.Series | None = None
-    stray: str = ""
+    problem: str = ""
     role: str = IGNORED
     reason: str = ""
 
     def __post_init__(self) -> None:
         there = self.values.drop_nulls()
         is_plain = not there.dtype.is_nested() and there.dtype not in (pl.Binary, pl.Object, pl.Unknown)
-        self.missing = (self.texts if self.stray and self.texts is not None else self.values).null_count()
+        self.missing = (self.texts if self.problem and self.texts is not None else self.values).null_count()
         self.present = len(self.values) - self.missing
         is_vector = getattr(there.dtype, "inner", pl.String()).is_numeric()
         self.distinct = there.n_unique() if is_plain else len(there) * is_vector
@@ -54,7 +54,7 @@ class Profile:
         self.high: Any = there.max() if is_plain and self.distinct else None
         shown = there if self.texts is None or not self.is_time else self.texts.drop_nulls()
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
-        is_pair = 0 < self.distinct <= 2 and is_plain and not self.stray
+        is_pair = 0 < self.distinct <= 2 and is_plain and not self.problem
         self.is_flag = is_pair and set(there.unique().cast(pl.String).str.to_lowercase()) <= _FLAGS
 
     @property
@@ -113,7 +113,9 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
         kind = way if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
         return Profile(name, kind, values.fill_nan(None) if values.dtype.is_float() else values, texts)
     if there.str.contains(_THOUSANDS).all():
-        return Profile(name, TWO_WAYS, texts, texts)
+        said = f"'{there[0]}' may be a thousand or a number with decimals; write it without the comma"
+        kind = "numbers with commas, to be read in two ways"
+        return Profile(name, kind, texts, texts, f"{printable(said)}, or say decimal_comma: true")
     if there.str.contains(_DECIMAL_COMMA).all():
         numbers = texts.str.replace(",", ".", literal=True).cast(pl.Float64)
         return Profile(name, DECIMAL_COMMA, numbers, texts)
@@ -123,8 +125,9 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     if len(strays) > (1.0 - _MOSTLY) * len(there):
         return Profile(name, "text", texts, texts)
     are = "is no number" if len(strays) == 1 else "are no numbers"
-    stray = f"{len(strays)} of {len(there)} values {are} ({printable(strays[0])[:24]!r})"
-    return Profile(name, "numbers and texts", texts.cast(pl.Float64, strict=False), texts, stray)
+    said = f"{len(strays)} of {len(there)} values {are} ({printable(strays[0])[:24]!r})"
+    said += "; write a number there, or leave it empty"
+    return Profile(name, "numbers and texts", texts.cast(pl.Float64, strict=False), texts, said)
 
 
 _FLAGGED = "give true and false, or 1 and 0"
@@ -179,7 +182,7 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
             each.role, each.reason = "next_observations", f"{now} one step later, by its name"
     left = [each for each in profiles if not each.reason]
     for role, (words, suits, remedy) in _ROLES.items():
-        free = [each for each in left if each.role == IGNORED]
+        free = [each for each in left if not each.reason]
         named = sorted((each for each in free if each.rank(role) < _NONE), key=lambda each: each.rank(role))
         likely = [each for each in named if suits(each)]
         if role == "time":
@@ -191,13 +194,14 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
             # "step 7" is meant as a time, "Monday" is a category
             has_digits = each.values.dtype == pl.String and each.values.str.contains(r"\d").all()
             if each.name.lower() in words.split() and (role != "time" or has_digits):
-                each.role, each.reason = UNFIT, f"its name says {role}, its values do not: {remedy}"
+                each.reason = f"its name says {role}, its values do not: {remedy}"
+                each.problem = f"{each.problem}; {each.reason}".removeprefix("; ")
         for each in likely[1:] if role == "action" else ():  # a vector of actions: action_0, action_1
             stem, first = (re.sub(r"\d+$", "", one.name) for one in (each, likely[0]))
             if stem and first == stem != each.name:
                 each.role, each.reason = role, f"beside {likely[0].name}"
     for each in left:
-        if each.role == IGNORED:
+        if not each.reason:
             each.role, each.reason = _as_observation(each)
     chosen = {each.role: each for each in profiles}
     if {"time", "episode"} <= chosen.keys() and not chosen["time"].is_time:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,13 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.readers import faults
-from koffline.data.table.rows import Room
+from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, hashed, prepare_table
 from koffline.data.table.values import TableCounts, read_flags
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
 
-_NO_ROWS = "{}: no row has a next observation; name --next-observations or --terminal"
 # Limit of open files; a table of more parts gets larger parts.
 _MOST_PARTS = 256
 _PART = "number of koffline's temporary file"  # a name that no column has
@@ -47,10 +46,21 @@ def read_table(
     table = prepare_table(source, mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
-        found = assemble(table.rows.held, table)
-    if found is None:
-        raise DataError(_NO_ROWS.format(table.source))
+        (found,) = _assembled(table, [table.rows.held])
     return replace(found, metadata=found.metadata.with_notes(*table.counts.sentences()))
+
+
+def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
+    """Columns of the pieces in which a row is left. Raises DataError if there is no such piece."""
+    any_row = False
+    for frame in frames:
+        if (found := assemble(frame, table)) is not None:
+            any_row = True
+            yield found
+    if not any_row:
+        raise DataError(
+            f"{table.source}: no row has a next observation; name --next-observations or --terminal"
+        )
 
 
 class TableStream:
@@ -70,8 +80,6 @@ class TableStream:
         *,
         piece_rows: int | None = None,
     ) -> None:
-        if piece_rows is not None and piece_rows < 1:
-            raise DataError(f"pieces of {piece_rows} rows were asked for; give at least 1")
         self._table = prepare_table(source, mapping, action_space, in_memory=False)
         self._table.problems.refuse()
         self._piece_rows = piece_rows or self._table.rows.batch_rows
@@ -95,32 +103,26 @@ class TableStream:
             frames = _contiguous_pieces(table, self._piece_rows)
         else:
             frames = _gathered_pieces(table, self._piece_rows)
-        any_row = False
         with faults(table.source, table.rows.kind):
-            for frame in frames:
-                found = assemble(frame, table)
-                if found is not None:
-                    any_row = True
-                    yield found.transitions()
-        if not any_row:
-            raise DataError(_NO_ROWS.format(table.source))
+            for found in _assembled(table, frames):
+                yield found.transitions()
 
 
 def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
     waiting = pl.DataFrame(schema=table.rows.schema)
-    cut, room = 0, Room(table.rows.itemsize, _SPLIT)
+    cut = taken = 0
     for frame in table.rows.frames(again=True):
         above = max(waiting.height - 1, 0)
-        room.take(frame)
+        taken += frame_bytes(frame, table.rows.itemsize)
+        check_room(taken, _SPLIT)
         waiting = waiting.vstack(frame)
         starts = _starts(waiting[above:], table)
         cut = above + int(starts[-1]) if len(starts) else cut
         if waiting.height >= piece_rows and cut:
             yield waiting[:cut]
             waiting, cut = waiting[cut:], 0
-            room = Room(table.rows.itemsize, _SPLIT)
-            room.take(waiting)
+            taken = frame_bytes(waiting, table.rows.itemsize)
     if waiting.height:
         yield waiting
 
@@ -162,7 +164,7 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
             paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
             _distribute(table, parts, paths)
             for path in paths:
-                Room(table.rows.itemsize, _SPLIT).check(path.stat().st_size)
+                check_room(path.stat().st_size, _SPLIT)
                 with pa.ipc.open_stream(str(path)) as opened:
                     yield pl.DataFrame(opened.read_all()).cast(pl.Schema(table.rows.schema))
                 path.unlink()

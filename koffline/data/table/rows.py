@@ -48,21 +48,25 @@ _MOST_COLUMNS = 2**17
 BATCH_ROWS = 65_536
 _BATCH_BYTES = 2**26
 _PROBED_ROWS, _MOST_SHOWN = 256, 60
+_SHORTER = "write shorter rows in smaller row groups"
+_IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
+
+
+def is_log_source(name: str) -> bool:
+    """Whether a path or URL is a folder of shards or a Minari dataset."""
+    from koffline.data.disk.writer import is_shard_folder
+    from koffline.data.minari import data_folder
+
+    is_minari = name.startswith(MINARI) or (not remote.is_url(name) and data_folder(Path(name)) is not None)
+    return is_minari or is_shard_folder(name)
 
 
 def is_table_source(name: str) -> bool:
     """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
 
-    A folder is one where it holds such files and is neither a folder of shards nor a Minari dataset.
+    A folder is one where it holds such files and is no log of another kind.
     """
-    from koffline.data.disk.writer import is_shard_folder
-    from koffline.data.minari import data_folder
-
-    if name.startswith(MINARI) or is_shard_folder(name):
-        return False
-    if not remote.is_url(name) and data_folder(Path(name)) is not None:
-        return False
-    return any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
+    return not is_log_source(name) and any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
@@ -130,31 +134,13 @@ def header_of(name: str, kind: str) -> Reader:
         return found
 
 
-@dataclass
-class Room:
-    """Memory of the rows that are held together, limited by ``memory_allowance``.
-
-    A number counts at least ``itemsize`` bytes, its size in the log. Without ``remedy`` frames are freed one
-    by one.
-    """
-
-    itemsize: int
-    remedy: str | None = None
-    taken: int = 0
-
-    def check(self, total: int, at_once: int = 0) -> None:
-        """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
-        needed, allowed = max(total * COPIES, at_once), memory_allowance()
-        if needed > allowed:
-            what = f"its rows need {shown_bytes(needed)} of memory to be read"
-            remedy = self.remedy or "write shorter rows in smaller row groups"
-            remedy += ", or allow more bytes (KOFFLINE_MAX_BYTES)"
-            raise Refused(f"{what}, allowed are {shown_bytes(allowed)}; {remedy}")
-
-    def take(self, frame: pl.DataFrame) -> None:
-        """Count the bytes of a frame. Raises Refused if they do not fit."""
-        self.taken = frame_bytes(frame, self.itemsize) + (self.taken if self.remedy else 0)
-        self.check(self.taken)
+def check_room(total: int, remedy: str = _SHORTER, at_once: int = 0) -> None:
+    """Raise Refused if ``total`` bytes of columns, or ``at_once`` bytes decoded together, do not fit."""
+    needed, allowed = max(total * COPIES, at_once), memory_allowance()
+    if needed > allowed:
+        what = f"its rows need {shown_bytes(needed)} of memory to be read"
+        remedy += ", or allow more bytes (KOFFLINE_MAX_BYTES)"
+        raise Refused(f"{what}, allowed are {shown_bytes(allowed)}; {remedy}")
 
 
 def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
@@ -204,7 +190,7 @@ class TableRows:
         if self.held is None:
             return found
         widths = [max(self.itemsize, width_of(kind)) for kind in found.schema.values()]
-        Room(self.itemsize).check(self.held.height * sum(widths))
+        check_room(self.held.height * sum(widths))
         return replace(found, computed=(), held=self.held.select(columns))
 
     def frames(self, again: bool = False) -> Iterator[pl.DataFrame]:
@@ -213,33 +199,35 @@ class TableRows:
             yield from self.held.iter_slices(self.batch_rows)
             return
         size = sum(map(remote.size, self.files))
-        total, room = 0, Room(self.itemsize)
-        for frame in self.stored(None if again else room):
-            room.take(frame)
+        total = 0
+        for frame in self.stored(sized=again):
+            check_room(frame_bytes(frame, self.itemsize))
             total += frame_bytes(frame)
             if total > max(memory_allowance(), size * EXPANSION):
                 found = f"its rows take more than {shown_bytes(total)}, the file {shown_bytes(size)}"
                 raise Refused(f"{found}; it is damaged or made to fill disks: export it again")
             if self.computed:
                 frame = frame.select(self.computed)
-                room.check(frame_bytes(frame, self.itemsize))
+                check_room(frame_bytes(frame, self.itemsize))
             yield frame
 
-    def stored(self, room: Room | None) -> Iterator[pl.DataFrame]:
+    def stored(self, sized: bool = False, whole: bool = False) -> Iterator[pl.DataFrame]:
         """The columns as the files have them, texts unread, in the first file's types.
 
-        Without ``room`` a file's size in memory is known. Raises DataError.
+        sized: their size in memory was checked before; else it is now, with ``whole`` that of all together.
+        Raises DataError.
         """
-        wanted = dict(self.types)
+        wanted, together = dict(self.types), 0
         for file in self.files:
             above = 0
             with table_reader(file, self.kind) as opened:
                 present = dict(opened.fields)
                 if missing := [name for name in wanted if name not in present]:
                     raise DataError(f"{file} lacks column {missing[0]}, which the first file has; mend it")
-                if room is not None:
-                    total, at_once = opened.declared(wanted, room.itemsize)
-                    room.check(room.taken + total if room.remedy else 0, at_once)
+                if not sized:
+                    total, at_once = opened.declared(wanted, self.itemsize)
+                    together += total if whole else 0
+                    check_room(together, _IN_PIECES if whole else _SHORTER, at_once)
                 for frame in opened.frames(wanted, self.batch_rows):
                     if frame.height:
                         yield frame if dict(frame.schema) == wanted else self._fitted(frame, file, above)
@@ -279,18 +267,17 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
 
     hold: all of them in memory, or the ``first``. Raises Refused where they do not fit.
     """
-    probe = next(rows.stored(Room(rows.itemsize)), None)
+    probe = next(rows.stored(), None)
     row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
     # a piece of whole episodes is more than one frame
     most = min(_BATCH_BYTES, memory_allowance() // (4 * COPIES))
     rows = replace(rows, batch_rows=max(1, min(BATCH_ROWS, most // row_bytes)))
     if not hold:
         return rows
-    in_pieces = "convert it in pieces (`koffline data convert … --shard-rows N`)"
-    room = Room(rows.itemsize, in_pieces if first is None else "look at fewer rows")
-    frames, count = [pl.DataFrame(schema=dict(rows.types))], 0
-    for frame in rows.stored(room if first is None else None):
-        room.take(frame)
+    frames, count, taken = [pl.DataFrame(schema=dict(rows.types))], 0, 0
+    for frame in rows.stored(sized=first is not None, whole=True):
+        taken += frame_bytes(frame, rows.itemsize)
+        check_room(taken, _IN_PIECES if first is None else "look at fewer rows")
         frames.append(frame)
         count += frame.height
         if first is not None and count >= first:
