@@ -20,7 +20,6 @@ from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.intervals.resampling import last_layer_bootstrap
 from koffline.ope.limits import contradiction
 from koffline.ope.network_estimates import estimate_by_networks
 from koffline.ope.out_of_bag import drl
@@ -80,7 +79,7 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
         found = drl(workspace.row_sums, workspace.fitted.spread, workspace.settings.level)
     else:
         found = estimate_by_networks(workspace, name)
-    found = _with_interval(workspace, name, found)
+    found = _with_interval(workspace, found)
     limits = workspace.limits.of_logged_returns() if name in names.OVER_EPISODES else workspace.limits
     return limits.settle(found, _reasons(workspace, found))  # drops intervals without evidence
 
@@ -107,7 +106,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     return reasons
 
 
-def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> PointEstimate:
+def _with_interval(workspace: Workspace, found: PointEstimate) -> PointEstimate:
     """The estimate with the requested kind of interval, and a warning if that excludes the estimate."""
     settings, kind = workspace.settings, workspace.settings.interval
     if kind in names.CERTIFIED_EPISODE_KINDS:
@@ -115,9 +114,6 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
         return dataclasses.replace(found, interval=interval, warnings=(*found.warnings, *told))
     if kind not in names.SYSTEM_KINDS:
         return found
-    if kind == names.BOOTSTRAP_PIVOT and name in names.FITTED:
-        interval = last_layer_bootstrap(workspace.fitted, name, settings.level, settings.seed)
-        return dataclasses.replace(found, interval=interval)
     result = system_interval(workspace, kind)
     warnings = [*found.warnings, *result.warnings]
     if result.interval is not None and not result.interval.holds(found.value):
