@@ -171,6 +171,25 @@ def raw_log(
     return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
 
 
+def episodic_log(
+    episodes: Iterable[Mapping[str, np.ndarray]],
+    described: FileDescription | None,
+    asked: SpaceRequest | None,
+    source: str,
+) -> RawLog:
+    """Build the RawLog of episodes (columns (T, ...)) that have one observation a step and no next ones.
+
+    Files that we described end open episodes by a step that is no row.
+    """
+    columns = join_episodes(episodes, source)
+    notes = follow(columns, source)
+    if described is None:
+        return raw_log(columns, FileDescription(), asked, source, notes)
+    if not described.episodes:
+        del columns["episode_ids"]
+    return raw_log(columns, described, asked, source)
+
+
 def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
     """Add next observations, those of the rows below inside episodes, in place; return notes.
 
