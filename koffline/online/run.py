@@ -26,7 +26,7 @@ from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
 from koffline.store.files import atomic_file, finite_json, write_text
-from koffline.store.run_record import describe_call, now, versions
+from koffline.store.run_record import now, start_run, versions
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
@@ -121,14 +121,10 @@ def train(
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
     settings = config.resolved()
     record = {
-        "format": 1,
-        "kind": _KIND,
+        **start_run(_KIND),
         "config": settings,
         "groups": groups,
         "versions": versions(),
-        "call": describe_call("online"),
-        "started": now(),
-        "finished": None,
     }
     with open_run(folder, record, _identity_of, resume is not None):
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -29,7 +29,7 @@ from koffline.report import make_console
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import RECORD, is_free, locked, read_record, write_config, write_record
 from koffline.store.files import finite_json, write_text
-from koffline.store.run_record import start_run
+from koffline.store.run_record import now, start_run
 from koffline.train.config import Setting, SweepPlan, TrainConfig
 from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
@@ -95,7 +95,7 @@ def run_sweep(
     with locked(out / RECORD):
         is_new = is_free(out)
         _take_folder(out, force)
-        write_record(out, {**started.finish(), "finished": None})
+        write_record(out, started)
         runs = [_find_folders(out / "runs", named) for named in names]
         jobs = [
             Job(folder.name, train_run, (config, device), folder / RECORD, _is_finished)
@@ -118,7 +118,8 @@ def run_sweep(
             raise JobError(f"every run failed, {first.name} first: {first.reason}", first.trace)
         summary = summarise(plan, records, done.failures)
         write_summary(summary, out, command)
-        write_record(out, started.finish(ran=done.ran, found=done.found, seconds=round(done.seconds, 3)))
+        counts = {"ran": done.ran, "found": done.found, "seconds": round(done.seconds, 3)}
+        write_record(out, {**started, **counts, "finished": now()})
         return summary
 
 

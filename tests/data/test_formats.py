@@ -1,4 +1,4 @@
-"""Every format we write but d3rlpy's: all of a log comes back, whatever the file's name; nothing is lost by chance."""
+"""Every format but d3rlpy's: all of a log comes back, whatever the file's name; nothing is lost by chance."""
 
 import shutil
 import sys
