@@ -21,7 +21,7 @@ from pydantic import BeforeValidator, TypeAdapter
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
-from koffline.untrusted.arrays import read_arrays
+from koffline.untrusted.arrays import open_npz, read_arrays
 from koffline.untrusted.hdf5 import new_hdf5
 
 VERSION = 1
@@ -207,7 +207,8 @@ def write_result(path: Path, parts: Mapping[str, Any]) -> None:
 def is_result(path: Path) -> bool:
     """Whether ``path`` is a complete result; anything else is computed again."""
     try:
-        return str(read_arrays(path, ("name",))["name"]) == path.stem
+        with open_npz(path) as archive:
+            return archive.text("name") == path.stem
     except Exception:  # any of many types, as in reading_result
         return False
 
