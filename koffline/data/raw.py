@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from koffline.data import columns as checks
-from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
+from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
@@ -85,11 +85,8 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
         return Continuous(max(1, math.prod(actions.shape[1:])))
     least, greatest = (int(bound) for bound in checks.extremes(actions))
     if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
-        n = greatest + 1
-        is_count = least >= 0 and n <= LARGEST_SPACE
-        choices = f"{n} choices (--discrete {n})" if is_count else "number choices 0, 1, 2, …"
         said = f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least} up to {greatest}"
-        remedy = f"declare quantities (--continuous LOW HIGH), or {choices}"
+        remedy = "declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, … (--discrete N)"
         raise DataError(f"{said}, and the file declares no action space; {remedy}")
     return Discrete(greatest + 1)
 
