@@ -128,8 +128,8 @@ def test_the_record_names_and_digests_every_input(
     assert run_cli("evaluate", log, *words, *given).exit_code == 0
     record = json.loads(Path("a/run.json").read_text())
     call = record["call"]
-    assert {str(log), "mine:act", "settings.yaml", "truth.json"} == set(call["inputs"])
-    assert call["inputs"]["mine:act"] == digest_of(Path("mine.py"))
+    assert {str(log), "epsilon:0.1:mine:act", "settings.yaml", "truth.json"} == set(call["inputs"])
+    assert call["inputs"]["epsilon:0.1:mine:act"] == digest_of(Path("mine.py"))
     assert call["command"] == shlex.join(["koffline", "evaluate", str(log), *words, *given])
     assert (call["directory"], record["kind"], record["seed"]) == (str(tmp_path), "evaluate", 0)
     assert record["settings"]["steps"] == 4

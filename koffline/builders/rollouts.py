@@ -26,7 +26,7 @@ from koffline.jobs import PassSettings
 from koffline.policies.base import DiscretePolicy, Policy, pick_actions
 from koffline.policy_specs import as_policy
 from koffline.store.files import atomic_file
-from koffline.store.run_record import digests_of, versions, within_epsilon
+from koffline.store.run_record import digests_of, versions
 from koffline.untrusted.arrays import read_arrays
 
 Columns = dict[str, np.ndarray]
@@ -238,7 +238,7 @@ class PartsFolder:
     def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
         if os.path.lexists(folder) and not folder.is_dir():
             raise DataError(f"{folder} is no unfinished build; move it or name another --out")
-        read = digests_of(map(within_epsilon, policies))
+        read = digests_of(policies)
         decides = (versions().get("koffline"), settings, list(policies), read)
         self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 

@@ -17,7 +17,7 @@ from koffline.cli.options import QUIET, Command, Option, added
 from koffline.errors import ConfigError, DataError
 from koffline.store import check_apart
 from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
-from koffline.store.run_record import named_in, start_run
+from koffline.store.run_record import named_in, now, start_run
 
 if TYPE_CHECKING:
     from koffline.report import Report
@@ -149,9 +149,12 @@ class Result:
             found = find(bar)
         shown = report(found)
         if run is not None:
-            seconds = round(found.seconds, 3)
-            record = run.finish(seed=found.seed, settings=plain(found.settings), seconds=seconds)
-            page = shown.write(Path(str(self.out)), self.force, record)
+            known = {
+                "seed": found.seed,
+                "settings": plain(found.settings),
+                "seconds": round(found.seconds, 3),
+            }
+            page = shown.write(Path(str(self.out)), self.force, {**run, **known, "finished": now()})
         if self.as_json:
             click.echo(found.to_json())
         else:

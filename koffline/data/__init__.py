@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import sys
 import warnings
@@ -33,24 +34,6 @@ def import_d3rlpy() -> ModuleType:
     return d3rlpy
 
 
-class _NeighborsLater:
-    """scikit-learn's NearestNeighbors, made when it is first asked for anything."""
-
-    def __init__(self, **options: Any) -> None:
-        self._options = options
-
-    @functools.cached_property
-    def _made(self) -> Any:
-        from sklearn.neighbors import NearestNeighbors
-
-        return NearestNeighbors(**self._options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self._made, name)
-
-
 @contextlib.contextmanager
 def _scikit_learn_later() -> Iterator[None]:
     """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and it takes a third of the time."""
@@ -58,8 +41,14 @@ def _scikit_learn_later() -> Iterator[None]:
     if names[0] in sys.modules:
         yield
         return
+
+    def made_when_used(**options: Any) -> Any:  # PRDC has one as an attribute of its class
+        return functools.cached_property(
+            lambda _: importlib.import_module(names[1]).NearestNeighbors(**options)
+        )
+
     sys.modules.update((name, ModuleType(name)) for name in names)
-    vars(sys.modules[names[1]])["NearestNeighbors"] = _NeighborsLater
+    vars(sys.modules[names[1]])["NearestNeighbors"] = made_when_used
     try:
         yield
     finally:

@@ -4,58 +4,37 @@ Layout: ``columns`` (names), ``num_episodes``, ``version``, and per episode i ``
 ``actions_i (T, k)``, ``rewards_i (T, 1)``, ``terminated_i``. d3rlpy takes the observation of step t + 1 as
 the next one of step t; an episode that did not terminate therefore has one transition less than steps. We
 write one step more there, whose observation is the last next observation and whose reward is 0, so that every
-transition is kept, for d3rlpy and for ourselves. What else a log holds goes into a group of its own, which
-d3rlpy does not look at.
+transition is kept, for d3rlpy and for ourselves. What d3rlpy does not know is not kept: probabilities and
+weights, next observations of terminal rows, and whether an episode was cut or just stops. Our description is,
+at which it does not look.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from koffline.data import raw
 from koffline.data.columns import as_array
 from koffline.data.flat import DESCRIPTION
+from koffline.data.raw import RawLog, cut_episodes, describe_columns, episodic_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import CheckedFile, new_hdf5, open_hdf5, write_text
 
-_VERSION = "2.1"
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
-# Group of columns that a dump cannot hold: one array per name, over all rows (or the terminal ones).
-_BESIDE = "koffline_columns"
-_BESIDE_COLUMNS = ("truncated", "behavior_log_probabilities", "weights")
-_BESIDE_TERMINAL = "terminal_next_observations"
 
 
-def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> raw.RawLog:
+def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
-        version = " ".join(file.strings("version")) if "version" in file else ""
-        if version != _VERSION:
-            raise DataError(
-                f"{path} is a d3rlpy dump of version {version or 'unknown'}, known is {_VERSION}; "
-                "dump the buffer again with d3rlpy 2"
-            )
-        names = file.strings("columns")
-        if missing := [name for name in _COLUMNS if name not in names]:
-            raise DataError(
-                f"{path} lacks {', '.join(missing)}: found columns {', '.join(names)}; dump it again"
-            )
-        columns = raw.join_episodes(_episodes(file, path), str(path))
-        notes = raw.follow(columns, str(path))
-        described = raw.read_description(file.text(DESCRIPTION))
-        if described is not None:
-            _put_back(columns, file, path)
-            notes = []
-            if not described.episodes:
-                del columns["episode_ids"]
-        return raw.raw_log(columns, described or raw.FileDescription(), action_space, str(path), notes)
+        described = read_description(file.text(DESCRIPTION))
+        return episodic_log(_episodes(file, path), described, action_space, str(path))
 
 
 def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
@@ -68,12 +47,11 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
                 file[f"{name}_{i}"] = steps[name]
             count = i + 1
         file["num_episodes"] = count
-        file["version"] = _VERSION
-        for name in _BESIDE_COLUMNS:
-            if getattr(log, name) is not None:
-                file[f"{_BESIDE}/{name}"] = getattr(log, name)
-        file[f"{_BESIDE}/{_BESIDE_TERMINAL}"] = log.next_observations[log.terminated]
-        write_text(file, DESCRIPTION, raw.describe_log(log))
+        file["version"] = "2.1"
+        lost = " and ".join(name for name in ("behavior_log_probabilities", "weights") if name in log.columns)
+        notes = [f"{lost} were left out: a d3rlpy dump has no place for them"] if lost else []
+        metadata = dataclasses.replace(log.metadata, sha256=None).with_notes(*notes)
+        write_text(file, DESCRIPTION, describe_columns(log.action_space, log.has_episodes, metadata))
 
 
 def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
@@ -81,7 +59,7 @@ def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
 
     observations (T, ...), actions (T, k), rewards (T, 1), terminated: one flag.
     """
-    for rows in raw.cut_episodes(log, "a d3rlpy dump"):
+    for rows in cut_episodes(log, "a d3rlpy dump"):
         yield steps_of(log, rows)
 
 
@@ -101,18 +79,6 @@ def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
 def action_matrix(log: Transitions) -> np.ndarray:
     """(N, 1) indices or (N, k) vectors: d3rlpy keeps a feature axis for discrete actions too."""
     return log.actions.reshape(len(log), -1)
-
-
-def _put_back(columns: dict[str, np.ndarray], file: CheckedFile, path: Path) -> None:
-    """Restore the columns of our own group. Raises DataError if they do not fit the episodes."""
-    names = [name for name in (*_BESIDE_COLUMNS, _BESIDE_TERMINAL) if f"{_BESIDE}/{name}" in file]
-    found = file.arrays([f"{_BESIDE}/{name}" for name in names])
-    beside = {name: found[f"{_BESIDE}/{name}"] for name in names}
-    terminal_next, terminal = beside.pop(_BESIDE_TERMINAL, np.zeros(0)), columns["terminated"]
-    if {len(column) for column in beside.values()} - {len(terminal)} or len(terminal_next) != terminal.sum():
-        raise DataError(f"{path}: {_BESIDE} does not fit the episodes; convert the log again")
-    columns.update(beside)
-    columns["next_observations"][terminal] = terminal_next
 
 
 def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:

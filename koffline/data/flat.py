@@ -23,7 +23,7 @@ from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
-from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
 from koffline.untrusted.limits import check_regular
 
@@ -60,18 +60,25 @@ def file_kind(path: Path) -> Literal["HDF5", "NPZ"] | None:
     return "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
 
 
-def read_hdf5(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
-    """Read a flat file: ours, D4RL's, or any with the same keys. Raises DataError."""
-    with reading(path, "HDF5"), open_hdf5(path) as file:
+def read_flat(
+    path: Path, kind: Literal["HDF5", "NPZ"], action_space: SpaceRequest | None = None, one_step: bool = False
+) -> RawLog:
+    """Read a flat file: ours, D4RL's, or any with the same keys; nothing is unpickled.
+
+    one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError.
+    """
+    opening: Any = open_hdf5 if kind == "HDF5" else open_npz
+    with reading(path, kind), opening(path) as file:
         keys = [key for key in KNOWN_KEYS if key in file]
-        check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path), one_step)
-        found = file.arrays(keys, counted_twice(keys))
+        _check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path), one_step)
+        # next observations are derived from observations in memory
+        found = file.arrays(keys, () if "next_observations" in keys else ("observations",))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
             # d3rlpy 1 marks the last row of every episode; unless terminal, it was truncated
             ends = file.arrays(["episode_terminals"])["episode_terminals"] == 1
             found["timeouts"] = ends & (found["terminals"] != 1)
         described = read_description(file.text(DESCRIPTION))
-        return read_flat(found, described, str(path), action_space, one_step)
+        return _aligned(found, described, str(path), action_space, one_step)
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
@@ -83,17 +90,6 @@ def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
             chunks = (min(len(array), rows), *array.shape[1:])
             file.create_dataset(key, data=array, chunks=chunks, **filters)
         write_text(file, DESCRIPTION, describe_log(log))
-
-
-def read_npz(path: Path, action_space: SpaceRequest | None = None, one_step: bool = False) -> RawLog:
-    """Read an archive that we wrote, or any with the same keys; nothing is unpickled. Raises DataError."""
-    with reading(path, "NPZ"):
-        headers = array_headers(path, KNOWN_KEYS)
-        check_layout(array_names(path), headers, str(path), one_step)
-        found = read_arrays(path, [*headers, DESCRIPTION], counted_twice(headers))
-        text = found.pop(DESCRIPTION, None)
-        described = read_description(None if text is None else str(text))
-        return read_flat(found, described, str(path), action_space, one_step)
 
 
 def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
@@ -108,7 +104,7 @@ def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
     return {KEYS[name][0]: column for name, column in log.columns.items()}
 
 
-def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, one_step: bool = False) -> None:
+def _check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, one_step: bool) -> None:
     """Raise DataError where a required key is missing, there are no rows, or columns differ in their number.
 
     names: of all arrays; found: those with keys we know. Asked before any column is read: a hostile one may
@@ -133,28 +129,22 @@ def check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, on
         raise DataError(f"{source} has no rows; give a log with at least one transition")
 
 
-def counted_twice(found: Iterable[str]) -> tuple[str, ...]:
-    """Columns from which further columns are derived in memory."""
-    return () if "next_observations" in found else ("observations",)
-
-
 def used_keys(found: Iterable[str]) -> dict[str, str]:
     """Key of the file from which each column is read, by column name."""
     found = set(found)
     return {name: next(filter(found.__contains__, keys)) for name, keys in KEYS.items() if found & set(keys)}
 
 
-def read_flat(
+def _aligned(
     found: Mapping[str, np.ndarray],
     described: FileDescription | None,
     source: str,
     action_space: SpaceRequest | None,
-    one_step: bool = False,
+    one_step: bool,
 ) -> RawLog:
     """Aligned columns from the arrays of a flat file; ``described`` is given for files that we wrote.
 
-    one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError where
-    the actions are of no space or no row has a next observation.
+    Raises DataError where the actions are of no space or no row has a next observation.
     """
     keys, notes = used_keys(found), list[str]()
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from koffline.data import columns as checks
-from koffline.data.spaces import LARGEST_SPACE, ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
+from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.untrusted.limits import parse_json
@@ -85,11 +85,8 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
         return Continuous(max(1, math.prod(actions.shape[1:])))
     least, greatest = (int(bound) for bound in checks.extremes(actions))
     if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
-        n = greatest + 1
-        is_count = least >= 0 and n <= LARGEST_SPACE
-        choices = f"{n} choices (--discrete {n})" if is_count else "number choices 0, 1, 2, …"
         said = f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least} up to {greatest}"
-        remedy = f"declare quantities (--continuous LOW HIGH), or {choices}"
+        remedy = "declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, … (--discrete N)"
         raise DataError(f"{said}, and the file declares no action space; {remedy}")
     return Discrete(greatest + 1)
 
@@ -169,6 +166,25 @@ def raw_log(
     columns["actions"] = shaped_actions(actions, space)
     notes = (*described.metadata.notes, *notes, *settled)
     return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
+
+
+def episodic_log(
+    episodes: Iterable[Mapping[str, np.ndarray]],
+    described: FileDescription | None,
+    asked: SpaceRequest | None,
+    source: str,
+) -> RawLog:
+    """Build the RawLog of episodes (columns (T, ...)) that have one observation a step and no next ones.
+
+    Files that we described end open episodes by a step that is no row.
+    """
+    columns = join_episodes(episodes, source)
+    notes = follow(columns, source)
+    if described is None:
+        return raw_log(columns, FileDescription(), asked, source, notes)
+    if not described.episodes:
+        del columns["episode_ids"]
+    return raw_log(columns, described, asked, source)
 
 
 def followed(log: Mapping[str, np.ndarray], last: np.ndarray) -> tuple[dict[str, np.ndarray], int]:

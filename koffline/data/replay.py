@@ -11,9 +11,9 @@ import numpy as np
 from koffline.data import import_d3rlpy
 from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.raw import follow, join_episodes
+from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
-from koffline.data.transitions import Continuous, Discrete, Metadata, Transitions
+from koffline.data.transitions import Continuous, Discrete, Transitions
 from koffline.errors import DataError
 
 d3rlpy = import_d3rlpy()
@@ -55,7 +55,7 @@ _refuse_whole = _refused(
 )
 
 
-class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
+class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot grow.
 
     Differences from d3rlpy's own buffer, all on purpose: every row can be drawn, also the last one of an
@@ -105,12 +105,6 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         step = int(self._log.columns["steps"][row])
         return self.trajectory_slicer(self._episode(row - step), step, length)
 
-    def sample_trajectory_batch(self, batch_size: int, length: int) -> Any:
-        """Draw ``batch_size`` trajectories."""
-        return _dataset.TrajectoryMiniBatch.from_partial_trajectories(
-            [self.sample_trajectory(length) for _ in range(batch_size)]
-        )
-
     @cached_property
     def episodes(self) -> Sequence[Any]:
         """Episodes as d3rlpy sees them, made when asked for."""
@@ -120,7 +114,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         return _LazySequence(len(starts), lambda i: self._episode(int(starts[i])))
 
     @cached_property
-    def dataset_info(self) -> Any:
+    def _dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
         space, kinds = self._log.action_space, d3rlpy.ActionSpace
         observations, actions = self._log.observations, self._actions
@@ -132,24 +126,20 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
             action_size=space.n if isinstance(space, Discrete) else space.k,
         )
 
-    def size(self) -> int:
-        """Number of episodes, or of windows."""
-        return len(self.episodes)
-
     @property
     def transition_count(self) -> int:
         """Number of rows."""
         return len(self._log)
 
     @cached_property
-    def transition_picker(self) -> Any:
+    def _transition_picker(self) -> Any:
         """d3rlpy's own picker for logs with episodes, else one for windows of rows."""
         if self._log.has_episodes:
             return _dataset.BasicTransitionPicker()
         return lambda window, i: self._transition(window.start + range(len(window))[i])
 
     @property
-    def buffer(self) -> Any:
+    def _buffer(self) -> Any:
         """The buffer itself, which serves as d3rlpy's BufferProtocol: episodes that cannot grow."""
         return self
 
@@ -157,7 +147,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBufferBase):
         """Write a dump that ``ReplayBuffer.load`` reads."""
         _dataset.io.dump([_stock_episode(steps) for steps in d3rlpy_steps(self._log)], f)
 
-    trajectory_slicer = _dataset.BasicTrajectorySlicer()
+    _trajectory_slicer = _dataset.BasicTrajectorySlicer()
     append = append_episode = clip_episode = _refused(
         "a ColumnarReplayBuffer shows a finished log and cannot grow; for online training use "
         "koffline.data.replay.to_d3rlpy(transitions)"
@@ -261,19 +251,15 @@ def from_d3rlpy(buffer: Any) -> Transitions:
         _refuse_whole()
     if isinstance(buffer, ColumnarReplayBuffer):
         return buffer.transitions
-    episodes = []
+    episodes, info, source = [], buffer.dataset_info, "the replay buffer"
     for episode in buffer.episodes:
         if not isinstance(episode.observations, np.ndarray):
-            raise DataError("the replay buffer holds tuple observations; flatten them into one array")
+            raise DataError(f"{source} holds tuple observations; flatten them into one array")
         ending = np.asarray(episode.rewards), bool(episode.terminated)
         episodes.append(episode_rows(episode.observations, episode.actions, *ending))
-    columns = join_episodes(episodes, "the replay buffer")
-    notes = follow(columns, "the replay buffer")
-    info = buffer.dataset_info
-    space: Discrete | Continuous = Continuous(info.action_size)
-    if info.action_space == d3rlpy.ActionSpace.DISCRETE:
-        space, columns["actions"] = Discrete(info.action_size), columns["actions"].reshape(-1)
-    return Transitions(**columns, action_space=space, metadata=Metadata(notes=tuple(notes)))
+    is_discrete = info.action_space == d3rlpy.ActionSpace.DISCRETE
+    space = Discrete(info.action_size) if is_discrete else Continuous(info.action_size)
+    return episodic_log(episodes, None, space, source).transitions()
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:

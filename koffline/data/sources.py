@@ -11,7 +11,7 @@ from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.disk.writer import ShardWriter, is_shard_folder, open_lazy
-from koffline.data.flat import file_kind, read_hdf5, read_npz, write_hdf5, write_npz
+from koffline.data.flat import file_kind, read_flat, write_hdf5, write_npz
 from koffline.data.minari import data_folder, read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
@@ -141,10 +141,10 @@ def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) ->
     import h5py
 
     kind = file_kind(path)
-    if kind == "NPZ":
-        return read_npz(path, action_space, one_step)
     if kind is None:
         raise DataError(f"{path} is no data file that koffline knows, whatever its name says; {_READABLE}")
+    if kind == "NPZ":
+        return read_flat(path, kind, action_space, one_step)
     with reading(path, kind), h5py.File(path, "r") as opened:
         is_dump, is_minari = {"columns", "num_episodes"} <= opened.keys(), "episode_0" in opened
     if one_step and (is_dump or is_minari):
@@ -153,7 +153,7 @@ def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) ->
         return read_d3rlpy_dump(path, action_space)
     if is_minari and data_folder(path.parent) == path.parent:  # Minari's main_data.hdf5 itself
         return read_minari(path.parent, str(path), action_space)
-    return read_hdf5(path, action_space, one_step)
+    return read_flat(path, kind, action_space, one_step)
 
 
 def write_transitions(

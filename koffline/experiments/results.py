@@ -20,8 +20,8 @@ from pydantic import BeforeValidator, TypeAdapter
 
 from koffline.errors import ConfigError
 from koffline.store.files import atomic_file, finite_json, write_text
-from koffline.store.run_record import FILE, StartedRun
-from koffline.untrusted.arrays import read_arrays
+from koffline.store.run_record import FILE, now
+from koffline.untrusted.arrays import open_npz, read_arrays
 from koffline.untrusted.hdf5 import new_hdf5
 
 VERSION = 1
@@ -169,12 +169,12 @@ def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
     return found
 
 
-def write_results(results: Results, run: StartedRun, path: Path) -> None:
+def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
     """Write NAME.json, numbers that are not finite as null, and NAME.run.json: how to run this again."""
     content = {"name": results.name, "version": VERSION, **asdict(results)}
     seconds = content.pop("seconds")
     write_text(path, finite_json(content, indent=1))
-    write_text(path.with_suffix(f".{FILE}"), finite_json(run.finish(seconds=seconds)))
+    write_text(path.with_suffix(f".{FILE}"), finite_json({**run, "seconds": seconds, "finished": now()}))
 
 
 def read_results(path: Path) -> Results:
@@ -207,7 +207,8 @@ def write_result(path: Path, parts: Mapping[str, Any]) -> None:
 def is_result(path: Path) -> bool:
     """Whether ``path`` is a complete result; anything else is computed again."""
     try:
-        return str(read_arrays(path, ("name",))["name"]) == path.stem
+        with open_npz(path) as archive:
+            return archive.text("name") == path.stem
     except Exception:  # any of many types, as in reading_result
         return False
 

@@ -31,7 +31,7 @@ from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record
 from koffline.store.files import atomic_file, finite_json, write_text
-from koffline.store.run_record import begin_run, now
+from koffline.store.run_record import now, start_run, versions
 
 DEFAULT_SEEDS = 6
 _KIND = "online"
@@ -112,7 +112,7 @@ def train(
             "leave them out, or begin another run"
         )
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
-    record = begin_run(_KIND, kind=_KIND, config=config.resolved(), groups=groups)
+    record = start_run(_KIND, config=config.resolved(), groups=groups, versions=versions())
     with open_run(folder, record, _identity_of, resume is not None):
         paths = {tuple(group): result_path(folder, group) for group in groups}
         _train_groups(config, paths, workers, show_progress)

@@ -18,7 +18,7 @@ from koffline.errors import DataError
 from koffline.ope.limits import reward_range, value_bounds
 from koffline.policies import DiscretePolicy, Policy
 from koffline.store.files import reading
-from koffline.untrusted.arrays import array_names, read_array, read_arrays
+from koffline.untrusted.arrays import open_npz, read_array
 
 # Bound of standardised next states and policy actions, so that one outlier does not dominate a network.
 _FAR = 10.0
@@ -290,11 +290,11 @@ def read_initial_states(source: str) -> np.ndarray:
                 magic = file.read(8)
         if magic.startswith(b"\x93NUMPY"):
             return read_array(path)
-        names = array_names(path) if magic.startswith(b"PK") else ["rewards"]
-        if "rewards" not in names:
-            name = next((name for name in _START_NAMES if name in names), None)
-            if name is None:
-                shown = ", ".join(names[:12])
-                raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
-            return read_arrays(path, [name])[name]
+        if magic.startswith(b"PK"):
+            with open_npz(path) as archive:
+                if "rewards" not in archive:
+                    if name := next((name for name in _START_NAMES if name in archive), None):
+                        return archive.arrays([name])[name]
+                    shown = ", ".join(archive.datasets[:12])
+                    raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
     return open_transitions(source).initial_observations()

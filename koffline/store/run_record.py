@@ -16,7 +16,6 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ PACKAGES = (
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
 _BLOCK = 1 << 20
-_EPSILON = re.compile("(epsilon:[^:]*:)+")
+_EPSILON = re.compile("^(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
 
 
@@ -68,39 +67,13 @@ def without_place(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-@dataclass(frozen=True, eq=False)
-class StartedRun:
-    """A run of a command: when it began, and its call (None where it was not begun from the command line)."""
+def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any) -> dict[str, Any]:
+    """Content of run.json as a run of the command ``kind`` begins; digests of its inputs are taken now.
 
-    kind: str
-    started: str
-    call: dict[str, Any] | None
-
-    def finish(self, **known: Any) -> dict[str, Any]:
-        """The content of run.json. known: seconds, seed, settings, and what else the command knows."""
-        record = {"format": FORMAT, "kind": self.kind, **known}
-        return {**record, "call": self.call, "started": self.started, "finished": now()}
-
-
-def start_run(kind: str, inputs: Iterable[str | Path | None] = ()) -> StartedRun:
-    """Start the record of a run of the command ``kind``, before its long part; digests of inputs are taken.
-
-    inputs: files and folders that it reads without being named on the command line.
+    inputs: files and folders that it reads without being named on the command line. known: more entries.
     """
-    return StartedRun(kind, now(), describe_call(kind, inputs))
-
-
-def begin_run(command: str, inputs: Iterable[str | Path | None] = (), **known: Any) -> dict[str, Any]:
-    """The content of run.json of a run that can be resumed, as it begins; arguments as in `start_run`."""
-    call = describe_call(command, inputs)
-    return {
-        "format": FORMAT,
-        **known,
-        "versions": versions(),
-        "call": call,
-        "started": now(),
-        "finished": None,
-    }
+    call = describe_call(kind, inputs)
+    return {"format": FORMAT, "kind": kind, **known, "call": call, "started": now(), "finished": None}
 
 
 def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[str, Any] | None:
@@ -162,23 +135,14 @@ def _running() -> tuple[str, ...]:
 
 
 def named_in(words: Iterable[str]) -> list[str]:
-    """All parts of the words that may name a file: KEY=A,B, epsilon:0.1:FILE."""
-    names: list[str] = []
-    for word in words:
-        value = word.partition("=")[2]  # a file name may itself contain = and commas
-        for part in dict.fromkeys([word, value, *value.split(",")]) if value else [word]:
-            names += dict.fromkeys([part, within_epsilon(part)])
-    return names
-
-
-def within_epsilon(spec: str) -> str:
-    """The policy's own spec in ``epsilon:0.1:epsilon:0.2:SPEC``."""
-    return spec[layers.end() :] if (layers := _EPSILON.match(spec)) else spec
+    """All parts of the words that may name a file: KEY=A,B too, as a name may hold = and commas."""
+    values = ((word, word.partition("=")[2]) for word in words)
+    return [name for word, value in values for name in (word, value, *value.split(","))]
 
 
 def path_of(name: str) -> Path | None:
-    """File or folder of a name, file://… and minari:<id> included; None if there is none."""
-    name = name.removeprefix("file://")
+    """File or folder of a name, file://…, minari:<id> and epsilon:0.1:… included; None if there is none."""
+    name = _EPSILON.sub("", name.removeprefix("file://"))
     if name.startswith("-") or name in ("", "/"):
         return None
     with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home

@@ -28,7 +28,7 @@ from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.policies.base import describe_actions, refuse
-from koffline.store.run_record import begin_run, digest_of
+from koffline.store.run_record import digest_of, start_run, versions
 from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
@@ -163,7 +163,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
     source = {"source": config.data.source, **counts, "lazy": isinstance(data.log, LazyTransitions)}
     known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}
-    return begin_run("train", config.files(), config=config.resolved(), **known)
+    return start_run("train", config.files(), config=config.resolved(), versions=versions(), **known)
 
 
 def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:

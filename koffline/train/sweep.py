@@ -28,7 +28,7 @@ from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import RECORD, is_free, locked, read_record, write_config, write_record
 from koffline.store.files import finite_json, write_text
-from koffline.store.run_record import start_run
+from koffline.store.run_record import now, start_run
 from koffline.train.config import Setting, SweepPlan, TrainConfig
 from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
@@ -92,7 +92,7 @@ def run_sweep(
     names = _name_runs(plan, device)
     with PassSettings(workers, ray).kept(), locked(out / RECORD):
         _take_folder(out, force)
-        write_record(out, {**started.finish(), "finished": None})
+        write_record(out, started)
         runs = [_find_folders(out / "runs", named) for named in names]
         jobs = [
             Job(folder.name, train_run, (config, device), folder / RECORD, _read_finished)
@@ -104,8 +104,9 @@ def run_sweep(
         records = [[_read_finished(folder / RECORD) for folder in folders] for folders in runs]
         summary = summarise(plan, records, failures)
         write_summary(summary, out, command)
-        known = {"ran": len(jobs) - found - len(failures), "found": found}
-        write_record(out, started.finish(**known, seconds=round(perf_counter() - began, 3)))
+        counts = {"ran": len(jobs) - found - len(failures), "found": found}
+        seconds = round(perf_counter() - began, 3)
+        write_record(out, {**started, **counts, "seconds": seconds, "finished": now()})
         return summary
 
 

@@ -8,12 +8,13 @@ the model's choice.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import pickle
 import warnings
 import zipfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -34,30 +35,58 @@ class Header:
     dtype: np.dtype
 
 
-def array_names(path: Path) -> list[str]:
-    """Names of everything in an .npz, as numpy gives them. Raises Refused."""
-    with _opened(path) as archive:
-        return [entry.filename.removesuffix(".npy") for entry in archive.infolist()]
+class CheckedArchive:
+    """An open .npz, whose arrays are checked on access, as those of an HDF5 file are.
 
-
-def array_headers(path: Path, wanted: Collection[str]) -> dict[str, Header]:
-    """Headers of those arrays of an .npz that it has. Raises Refused."""
-    with _opened(path) as archive:
-        return _headers(archive, _members(archive, wanted))
-
-
-def read_arrays(
-    path: Path, wanted: Collection[str] | None = None, twice: Collection[str] = ()
-) -> dict[str, np.ndarray]:
-    """The arrays of an .npz with these names, or all: numbers and text. Raises Refused for anything else.
-
-    Their total memory is checked before the first is read; those named in ``twice`` count twice.
+    datasets: names of everything in it, as numpy gives them.
     """
-    with _opened(path) as archive:
-        members = _members(archive, wanted)
-        needed = {name: kept_bytes(h.shape, h.dtype) for name, h in _headers(archive, members).items()}
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive, entries = archive, archive.infolist()
+        self.datasets = [entry.filename.removesuffix(".npy") for entry in entries]
+        arrays = [entry for entry in entries if entry.filename.endswith(".npy")]
+        self._members = {entry.filename.removesuffix(".npy"): entry for entry in arrays}
+        if len(self._members) != len(arrays):
+            raise Refused("two of its arrays have the same name; write it again")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def dataset(self, name: str) -> Header:
+        """Shape and dtype of an array of numbers or text. Raises Refused for anything else."""
+        entry = self._members[name]
+        if entry.compress_type not in _METHODS:
+            raise Refused(f"{name} is compressed in a way NumPy never uses; write it with savez_compressed")
+        with self._archive.open(entry) as file:
+            return _header(file, name, entry.file_size)
+
+    def arrays(self, names: Collection[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
+        """Some arrays; their memory is added up before the first is read. Raises Refused.
+
+        twice: those of the names that count twice, as more columns will be made of them.
+        """
+        headers = {name: self.dataset(name) for name in names}
+        needed = {name: kept_bytes(header.shape, header.dtype) for name, header in headers.items()}
         check_memory(sum(needed.values()) + sum(needed[name] for name in twice))
-        return {name: _read(archive.open(entry)) for name, entry in members.items()}
+        return {name: _read(self._archive.open(self._members[name])) for name in names}
+
+    def text(self, name: str) -> str | None:
+        """The text that an array holds; None where there is none. Raises Refused."""
+        return str(self.arrays([name])[name]) if name in self else None
+
+
+@contextlib.contextmanager
+def open_npz(path: Path) -> Iterator[CheckedArchive]:
+    """Open an .npz for reading. Raises Refused for two arrays of one name; BadZipFile where it is none."""
+    check_regular(path)
+    with zipfile.ZipFile(path) as archive:
+        yield CheckedArchive(archive)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of an .npz: numbers and text. Raises Refused for anything else."""
+    with open_npz(path) as archive:
+        return archive.arrays([name for name in archive.datasets if name in archive])
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -68,32 +97,6 @@ def read_array(path: Path) -> np.ndarray:
         check_memory(kept_bytes(header.shape, header.dtype))
         file.seek(0)
         return _read(file)
-
-
-def _opened(path: Path) -> zipfile.ZipFile:
-    check_regular(path)
-    return zipfile.ZipFile(path)
-
-
-def _members(archive: zipfile.ZipFile, wanted: Collection[str] | None) -> dict[str, zipfile.ZipInfo]:
-    """Wanted array entries of an archive by their names in NumPy; other entries are ignored."""
-    entries = [entry for entry in archive.infolist() if entry.filename.endswith(".npy")]
-    members = {entry.filename.removesuffix(".npy"): entry for entry in entries}
-    if len(members) != len(entries):
-        raise Refused("two of its arrays have the same name; write it again")
-    chosen = {name: entry for name, entry in members.items() if wanted is None or name in wanted}
-    for name, entry in chosen.items():
-        if entry.compress_type not in _METHODS:
-            raise Refused(f"{name} is compressed in a way NumPy never uses; write it with savez_compressed")
-    return chosen
-
-
-def _headers(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipInfo]) -> dict[str, Header]:
-    found = {}
-    for name, entry in members.items():
-        with archive.open(entry) as file:
-            found[name] = _header(file, name, entry.file_size)
-    return found
 
 
 def _header(file: IO[bytes], name: str, size: int) -> Header:

@@ -26,7 +26,6 @@ from koffline.untrusted.limits import Refused, shown_bytes
 LARGEST_PIECE = 64 * 2**20
 # Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
 _CACHED_BYTES = 2**19
-_MOST_STRINGS = 1000
 _DEEPEST = 50  # looking a path up takes time for each of its groups
 _LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
 
@@ -73,24 +72,9 @@ class CheckedFile:
         twice: those of the names that count twice, as more columns will be made of them.
         """
         needed = {name: max(check_dataset(self.raw[name], name)) for name in names}
-        self._count(sum(needed.values()) + sum(needed[name] for name in twice))
-        return {name: np.asarray(self.raw[name][()]) for name in names}
-
-    def _count(self, needed: int) -> None:
-        """Add bytes to what was read of the file, before they are taken. Raises Refused beyond the limit."""
-        self._needed += needed
+        self._needed += sum(needed.values()) + sum(needed[name] for name in twice)
         limits.check_memory(self._needed)
-
-    def strings(self, name: str) -> list[str]:
-        """The words in a small array of text. Raises Refused."""
-        import h5py
-
-        found = self.raw[name]
-        self._count(max(_sizes(found, name)))
-        is_text = h5py.check_string_dtype(found.dtype) is not None and found.shape is not None
-        if not is_text or math.prod(found.shape) > _MOST_STRINGS:
-            raise Refused(f"{name} holds {found.dtype} of shape {found.shape}, not words; write it again")
-        return [_word(value) for value in np.asarray(found[()], dtype=object).reshape(-1)]
+        return {name: np.asarray(self.raw[name][()]) for name in names}
 
     def text(self, attribute: str) -> str | None:
         """The text of a root attribute; None where there is none. Raises Refused for anything else."""
@@ -102,7 +86,11 @@ class CheckedFile:
         is_text = found.shape == () and h5py.check_string_dtype(found.dtype) is not None
         if not is_text or found.dtype.itemsize > limits.TEXT_BYTES:
             raise Refused(f"its attribute '{attribute}' is no text, or too long; write the file again")
-        return _word(self.raw.attrs[attribute])
+        value = self.raw.attrs[attribute]
+        text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
+        if len(text) > limits.TEXT_BYTES:
+            raise Refused("a text in it is too long; write the file again")
+        return text
 
     def episodes(self, count: int) -> range:
         """Numbers of ``count`` episodes, each of one array or more. Raises Refused where there are fewer."""
@@ -174,29 +162,6 @@ def write_text(file: Any, name: str, text: str) -> None:
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
-def check_dataset(found: Any, name: str) -> tuple[int, int]:
-    """Bytes of an array as a column, and of its smallest piece that can be read.
-
-    Raises Refused unless ``found`` is an array of numbers kept inside its file.
-    """
-    import h5py
-
-    if not isinstance(found, h5py.Dataset):
-        raise Refused(f"{name} is no array; export it again")
-    sizes = _sizes(found, name)
-    if found.shape is None or found.dtype.kind not in "biuf" or found.dtype.subdtype is not None:
-        held = "nothing" if found.shape is None else f"values of type {found.dtype}"
-        raise Refused(f"{name} holds {held}; give numbers, one row per transition")
-    return sizes
-
-
-def _word(value: Any) -> str:
-    text = value.decode("utf-8") if isinstance(value, bytes) else str(value)
-    if len(text) > limits.TEXT_BYTES:
-        raise Refused("a text in it is too long; write the file again")
-    return text
-
-
 def _walk(file: Any) -> list[str]:
     """Paths of all arrays. Raises Refused at a link that leaves the file."""
     import h5py
@@ -216,10 +181,16 @@ def _walk(file: Any) -> list[str]:
     return [path for path in hard if h5py.h5o.get_info(file.id, path.encode()).type == h5py.h5o.TYPE_DATASET]
 
 
-def _sizes(found: Any, name: str) -> tuple[int, int]:
-    """`check_dataset` for an array of any type. Raises Refused if values are elsewhere or unreadable."""
+def check_dataset(found: Any, name: str) -> tuple[int, int]:
+    """Bytes of an array as a column, and of its smallest piece that can be read.
+
+    Raises Refused unless ``found`` is a readable array of numbers kept inside its file.
+    """
+    import h5py
     from h5py import h5d, h5z
 
+    if not isinstance(found, h5py.Dataset):
+        raise Refused(f"{name} is no array; export it again")
     try:
         dtype: np.dtype = found.dtype
     except (TypeError, ValueError, NotImplementedError):
@@ -230,8 +201,10 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
         raise Refused(f"{name} is a virtual dataset, a view of other files, {_LEAVES_THE_FILE}")
     if plan.get_external_count():
         raise Refused(f"{name} keeps its numbers in another file, {_LEAVES_THE_FILE}")
-    shape = found.shape or ()
-    piece = math.prod(shape[1:]) * dtype.itemsize
+    if found.shape is None or dtype.kind not in "biuf" or dtype.subdtype is not None:
+        held = "nothing" if found.shape is None else f"values of type {dtype}"
+        raise Refused(f"{name} holds {held}; give numbers, one row per transition")
+    piece = math.prod(found.shape[1:]) * dtype.itemsize
     if layout == h5d.CHUNKED:
         for code in (plan.get_filter(i)[0] for i in range(plan.get_nfilters())):
             if not h5z.filter_avail(code):
@@ -245,4 +218,4 @@ def _sizes(found: Any, name: str) -> tuple[int, int]:
                         f"{name} has a chunk of {short[0]} bytes with a checksum of 4; it is damaged"
                     )
         piece = max(piece, math.prod(plan.get_chunk()) * dtype.itemsize)
-    return limits.kept_bytes(shape, dtype) if found.shape is not None else 0, piece
+    return limits.kept_bytes(found.shape, dtype), piece

@@ -136,11 +136,9 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
     """Top-level mapping of a file. name, kind: its name in errors, and their type."""
     remedy = "write lines of 'key: value'"
     try:
-        found = parse_yaml(read_bytes(path, LARGEST_YAML).decode("utf-8").removeprefix("\ufeff"))
+        found = parse_yaml(read_bytes(path, LARGEST_YAML))
     except OSError as error:
         raise kind(f"{name} cannot be read: {error.strerror}; check the path") from None
-    except UnicodeDecodeError:
-        raise kind(f"{name} is not text in UTF-8; {remedy}") from None
     except Refused as error:
         raise kind(f"{name} is not read: {error}") from None
     except yaml.YAMLError as error:
@@ -152,7 +150,7 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
     raise kind(f"{name} holds a {type(found).__name__}; {remedy}")
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str | bytes) -> Any:
     """Value of a YAML text of plain values.
 
     Raises Refused for one that is too deep, repeats keys, repeats values by aliases or names types by tags,

@@ -205,7 +205,7 @@ class TestWriting:
 
 
 class TestConverting:
-    @pytest.mark.parametrize("format_", ["hdf5", "npz", "d3rlpy", "minari"])
+    @pytest.mark.parametrize("format_", ["hdf5", "npz", "minari"])
     def test_from_any_file_also_without_weight_in_a_block(self, tmp_path, format_):
         log = LOG.replace(weights=np.where(np.arange(70) < 50, 0.0, 1.0))
         write_transitions(log, tmp_path / "log", format_)

@@ -162,8 +162,8 @@ REFUSALS = [
     ({"a": ["x"] * 7 + ["y"]}, {"action_names": ["x"]}, "holds 'y', action_names are ('x',)"),
     ({"a": ["l"] * 7 + ["x" * 2000]}, {}, "or a text of more than 1000 bytes"),
     ({"a": [*range(7), 2**62]}, {}, f"up to {2**62}, and the file declares no action "
-     "space; declare quantities (--continuous LOW HIGH), or number choices 0, 1, 2, …"),
-    ({"a": [*range(7), 19_999]}, {}, "20000 choices (--discrete 20000)"),
+     "space; declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, … (--discrete N)"),
+    ({"a": [*range(7), 19_999]}, {}, "whole numbers from 0 up to 19999, and the file declares"),
     ({"t": [0, 1, 1, 0, 0, 1, 2, 3]}, {},
      "1 row has the time of another row of their episode (first: episode 'e0', t 1)"),
     ({}, {"episode": None}, "name the episode column"),

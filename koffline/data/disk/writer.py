@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from koffline.data import remote
 from koffline.data.columns import COUNTED
@@ -101,11 +101,7 @@ def _read_manifest(folder: str) -> LazyTransitions:
         found = _Manifest.model_validate_json(remote.read_bytes(name, TEXT_BYTES))
         metadata = dataclasses.replace(METADATA.validate_python(found.model_extra or {}), source=folder)
     except (ValueError, TypeError, AttributeError) as error:
-        said = str(error)
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            said = " ".join([*map(str, first["loc"]), first["msg"][:1].lower() + first["msg"][1:]])
-        reason = " ".join(said.split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
     needed = {*REQUIRED_COLUMNS, *(COUNTED if found.episodes else ())}
     files, rows = {shard.name for shard in found.shards}, sum(shard.rows for shard in found.shards)

@@ -20,7 +20,7 @@ import polars as pl
 from koffline.data import remote
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
-from koffline.untrusted.arrays import array_headers, array_names, read_arrays
+from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
@@ -57,12 +57,12 @@ def table_reader(name: str, kind: str) -> Iterator[Reader]:
         if kind == CSV:
             yield _csv_reader(name)
         elif kind == NPZ:
-            path = stack.enter_context(remote.local_file(name))
+            archive = stack.enter_context(open_npz(stack.enter_context(remote.local_file(name))))
             headers: dict[str, Any] = {}
-            for each in array_names(path):
+            for each in filter(archive.__contains__, archive.datasets):
                 with contextlib.suppress(Refused):  # it cannot be read
-                    headers |= array_headers(path, [each])
-            yield _arrays_reader(read_arrays(path, _columns(headers, name)))
+                    headers[each] = archive.dataset(each)
+            yield _arrays_reader(archive.arrays(_columns(headers, name)))
         elif kind == HDF5:
             file = stack.enter_context(open_hdf5(stack.enter_context(remote.local_file(name))))
             datasets = {each: file.raw[each] for each in file.datasets}
