@@ -4,8 +4,8 @@ A closed form chooses the last layer θ by instruments: minimise ‖v − Bθ‖
 critics · Zᵀ and v that of critics · r. Its value cᵀθ, c the mean features of start states, is linear in the
 rewards: the mean of ω r with ω = criticsᵀ B (BᵀB + λ)⁻¹ c. The same ω minimises ‖Bᵀα − c‖² + λ‖α‖² over
 ω = criticsᵀα: the marginalised importance weights that balance Z against c. So one fit is both a value
-function (minimax Q-learning) and a density ratio d^π/μ (minimax weight learning). The spread over rows of one
-network does not show what its features miss: each form is solved for every network, on its own units.
+function (minimax Q-learning) and a density ratio d^π/μ (minimax weight learning). Each form is solved for
+every network, on its own units: the spread over rows of one does not show what its features miss.
 """
 
 from __future__ import annotations
@@ -67,14 +67,12 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
     Raises DataError and PolicyError where it does not apply.
     """
     if workspace.initial_observations is not None:
-        told = "is of the logged episodes, and other start states were given; leave them out"
-        raise DataError(f"{name} {told}")
-    episodes, settings = workspace.episodes, workspace.settings
+        raise DataError(f"{name} is of logged episodes, and other start states were given; leave them out")
+    settings = workspace.settings
     kind = settings.interval if settings.interval in names.EPISODE_KINDS else names.EPISODES_T
     model = workspace.row_values_of_episodes if name in names.WITH_MODEL else None
-    return estimate_one(
-        name, episodes, model, settings.level, kind, reward_range=settings.reward_bounds, seed=settings.seed
-    )
+    more: dict[str, Any] = {"reward_range": settings.reward_bounds, "seed": settings.seed}
+    return estimate_one(name, workspace.episodes, model, settings.level, kind, **more)
 
 
 def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
@@ -82,8 +80,7 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
     fitted = workspace.fitted
     values = fitted.replica_values[name] if name in names.FITTED else closed_form(name, fitted)
     found, interval = fitted.summarise(values), fitted.interval(values)
-    diagnostics: dict[str, Any] = {}
-    warnings: tuple[str, ...] = ()
+    diagnostics, warnings = dict[str, Any](), tuple[str, ...]()
     if name in names.FITTED:
         diagnostics = _diagnostics_of_networks(workspace, name)
         warnings = tuple(_doubts(workspace, diagnostics, interval))
@@ -140,7 +137,6 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     """J of a closed form by name in the features of each network, on its own rows; units of the return.
 
     Start states as its sample weighs them, and as the log does.
-
     ``mql``: minimax Q-learning with critics in an RKHS, the kernel loss minimised over Q = φᵀθ, θ drawn to
     zero (Feng et al. 2019, equ:vstat). ``lstdq``: critics are the features themselves (cor:same_as_td).
     ``mwl``: the mean of ω r, ω in the RKHS that balances Z against c: the dual of ``mql``, and like it in all
@@ -205,8 +201,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     if found.interval.kind in names.CERTIFIED_KINDS:
         return None
     by_rows = found.interval.kind in names.SYSTEM_KINDS and found.interval.kind != names.BOOTSTRAP_PIVOT
-    reasons = workspace.limits.reasons_for_no_interval(by_rows)
-    size = found.effective_sample_size
+    reasons, size = workspace.limits.reasons_for_no_interval(by_rows), found.effective_sample_size
     if found.name in names.OVER_EPISODES and size is not None and size < _FEWEST_WEIGHTED:
         reasons.append(f"{size:.1f} episodes carry all the weight")
     elif found.name not in names.OVER_EPISODES:
@@ -236,8 +231,11 @@ def _with_interval(workspace: Workspace, name: str, found: PointEstimate) -> Poi
         own = "" if result.value is None else f": fixed features say {result.value:.4g}"
         warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
     details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
-    found = dataclasses.replace(found, diagnostics={**found.diagnostics, "interval": details})
-    return dataclasses.replace(found, interval=result.interval, warnings=tuple(warnings))
+    more: dict[str, Any] = {
+        "warnings": tuple(warnings),
+        "diagnostics": {**found.diagnostics, "interval": details},
+    }
+    return dataclasses.replace(found, interval=result.interval, **more)
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:

@@ -97,8 +97,8 @@ class EvaluationProblem(Measures):
 
     @cached_property
     def kernel_inputs(self) -> Float[np.ndarray, "row column"]:
-        """What the kernel compares: states and actions."""
-        return _compared(self.inputs, self.readout)
+        """What the kernel compares: states and actions, discrete ones one-hot."""
+        return self.inputs if self.readout is None else np.concatenate([self.inputs, self.readout], axis=1)
 
     @cached_property
     def lengths(self) -> Int[np.ndarray, " unit"]:
@@ -176,7 +176,8 @@ def prepare_problem(
         asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first}
     if history:
         reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
-        _remember(asked, *memories(_compared(**asked), reward[:, None], units, history))
+        rows = np.concatenate([asked[name] for name in ("inputs", "readout") if name in asked], axis=1)
+        _remember(asked, *memories(rows, reward[:, None], units, history))
     return EvaluationProblem(
         **known.measures,
         **asked,
@@ -205,11 +206,6 @@ def memories(
         left.append(np.roll(left[-1], 1, axis=0))
         left[-1][starts] = 0.0
     return np.concatenate(left[1:], axis=1), np.concatenate(left[:-1], axis=1)
-
-
-def _compared(inputs: np.ndarray, readout: np.ndarray | None = None, **_: Any) -> np.ndarray:
-    """States with one-hot actions; inputs that hold the actions as they are."""
-    return inputs if readout is None else np.concatenate([inputs, readout], axis=1)
 
 
 def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> None:

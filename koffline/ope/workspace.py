@@ -25,7 +25,7 @@ from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Resampling
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
-from koffline.ope.out_of_bag import PassOverRows, Reader, RowSums, reader_of
+from koffline.ope.out_of_bag import PassOverRows, RowSums, reader_of
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
@@ -146,10 +146,10 @@ class Workspace:
         if self.log.is_whole:
             return self.held_sums
         found = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
-        if self.problem.fixed_starts:  # they belong to no part
-            given = self.held_sums
-            found = replace(found, start_value=given.start_value, start_weight=given.start_weight)
-        return found
+        if not self.problem.fixed_starts:
+            return found
+        given = self.held_sums  # given start states belong to no part
+        return replace(found, start_value=given.start_value, start_weight=given.start_weight)
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -269,6 +269,6 @@ def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
     return starts.astype(dtype) if dtype.kind == "f" else starts
 
 
-def _weigh(reader: Reader, problem: EvaluationProblem) -> RowSums:
+def _weigh(reader: Any, problem: EvaluationProblem) -> RowSums:
     """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem).values)
