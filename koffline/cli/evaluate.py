@@ -111,23 +111,19 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
 
     Raises ConfigError for a name that is none, and for a kind of interval that none of them has.
     """
-    from koffline.ope.names import AUTO, DEFAULT, ESTIMATORS, check_estimator, check_interval, kinds_for
+    from koffline.ope.names import AUTO, DEFAULT, check_interval, having
 
     text, interval = settings.get("estimator", AUTO), settings.get("interval", DEFAULT)
     if text != _ALL and "," not in text:
         check_interval(text, interval)
         return None
     del settings["estimator"]
-    given = ESTIMATORS if text == _ALL else [name.strip() for name in text.split(",") if name.strip()]
-    if not (names := tuple(dict.fromkeys(given))) or {_ALL, AUTO} & set(names):
+    given = [name.strip() for name in text.split(",") if name.strip()]
+    if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
         raise ConfigError(
             f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' by itself"
         )
-    for name in names:
-        check_estimator(name)
-    if not any(interval in kinds_for(name) for name in names):
-        check_interval(names[0], interval)
-    return names
+    return having(interval, None if text == _ALL else given)
 
 
 def _read_truth(text: str) -> float:

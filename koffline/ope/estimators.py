@@ -1,37 +1,45 @@
-"""Run an estimator by its name, with its own interval or one of the requested kind."""
+"""Run an estimator by its name, with its own interval or one of the requested kind.
+
+A closed form chooses the last layer θ by instruments: minimise ‖v − Bθ‖² + λ‖θ‖² with B the mean of
+critics · Zᵀ and v that of critics · r. Its value cᵀθ, c the mean features of start states, is linear in the
+rewards: the mean of ω r with ω = criticsᵀ B (BᵀB + λ)⁻¹ c. The same ω minimises ‖Bᵀα − c‖² + λ‖α‖² over
+ω = criticsᵀα: the marginalised importance weights that balance Z against c. So one fit is both a value
+function (minimax Q-learning) and a density ratio d^π/μ (minimax weight learning). Each form is solved for
+every network, on its own units: the spread over rows of one does not show what its features miss.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from koffline.config import EvaluationSettings
-from koffline.data.features import ACTIONS
-from koffline.data.table.values import GAPS, ORDER
-from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
+from koffline.kernels import FourierFeatures
 from koffline.ope import names
+from koffline.ope.fitted import FittedValues, uplift_of
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.limits import contradiction
-from koffline.ope.network_estimates import estimate_by_networks
+from koffline.ope.last_layer import critic_moments, ridge_solve, usual_ridge
+from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.out_of_bag import drl
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict
-from koffline.ope.verdict import FEW_EPISODES, judge
+from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
 from koffline.ope.workspace import Workspace
-from koffline.policies import ContinuousPolicy, DiscretePolicy
 
-_FEW_ACTIONS = 8
-_ATOM = 0.2  # share of episodes of one length above which it is no chance
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # effective numbers of episodes
-_OTHER_STARTS = "is of the logged episodes, and other start states were given; leave them out"
+_CRITICS, _CRITIC_RIDGE = 300, 0.1  # critics of DualDICE, and their ridge
+_LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero value function are below one
 
 
 def choose_estimator(workspace: Workspace) -> str:
@@ -58,13 +66,115 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
     Raises DataError and PolicyError where it does not apply.
     """
     if workspace.initial_observations is not None:
-        raise DataError(f"{name} {_OTHER_STARTS}")
-    episodes, settings = workspace.episodes, workspace.settings
+        raise DataError(f"{name} is of logged episodes, and other start states were given; leave them out")
+    settings = workspace.settings
     kind = settings.interval if settings.interval in names.EPISODE_KINDS else names.EPISODES_T
     model = workspace.row_values_of_episodes if name in names.WITH_MODEL else None
-    return estimate_one(
-        name, episodes, model, settings.level, kind, reward_range=settings.reward_bounds, seed=settings.seed
+    more: dict[str, Any] = {"reward_range": settings.reward_bounds, "seed": settings.seed}
+    return estimate_one(name, workspace.episodes, model, settings.level, kind, **more)
+
+
+def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
+    """A head or a closed form: mean over the networks, interval from the spread of the resampled ones."""
+    fitted = workspace.fitted
+    values = fitted.replica_values[name] if name in names.FITTED else closed_form(name, fitted)
+    found, interval = fitted.summarise(values), fitted.interval(values)
+    diagnostics, warnings = dict[str, Any](), tuple[str, ...]()
+    if name in names.FITTED:
+        diagnostics = _diagnostics_of_networks(workspace, name)
+        warnings = tuple(_doubts(workspace, diagnostics, interval))
+    elif name == "mwl":  # weights of rows are those of mql
+        diagnostics, warnings = workspace.row_sums.diagnostics(), workspace.row_sums.warnings()
+    return PointEstimate(
+        name=name,
+        value=found.value,
+        standard_error=found.deviation,
+        interval=interval,
+        uplift=uplift_of(fitted, workspace.behavior_values, values),
+        effective_sample_size=diagnostics.get("effective_units"),
+        warnings=warnings,
+        diagnostics=diagnostics,
     )
+
+
+def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
+    """Diagnostics of the trained networks as plain numbers."""
+    fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head()
+    agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
+    shifts = {"memory": workspace.memory_shift, "drift": workspace.drift_shift}
+    diagnostics = {
+        **workspace.held_pass.diagnostics(workspace.problem.reward_scale),
+        "effective_bandwidth": fitted.bandwidth,
+        "estimates_by_head": heads,
+        "head_disagreement": max(agreeing) - min(agreeing),
+        "replica_standard_deviation": fitted.summarise(fitted.replica_values[fitted.head]).deviation,
+        "training_steps": fitted.record.steps,
+    }
+    for name, shift in shifts.items():
+        diagnostics |= {f"{name}_shift": shift and shift.value, f"{name}_p_value": shift and shift.p_value}
+    return {name: plain(value) for name, value in diagnostics.items()}
+
+
+def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interval) -> Iterator[str]:
+    """Yield warnings about the trained networks."""
+    fitted, scale, rms = workspace.fitted, workspace.problem.reward_scale, diagnostics["residual_rms"]
+    if diagnostics["head_disagreement"] > max(0.5 * interval.width, NOTABLE * scale):
+        heads = ", ".join(f"{name} {value:.4g}" for name, value in diagnostics["estimates_by_head"].items())
+        yield f"Estimators that should agree do not ({heads}); train longer or collect more data."
+    if not fitted.alive.all():
+        yield f"{fitted.describe_diverged()}, and were left out; lower learning_rate."
+    if rms is None or rms > _LARGE_RESIDUAL * scale:
+        yield (
+            f"Bellman residuals (rms {math.inf if rms is None else rms:.3g}) are larger than the logged "
+            f"returns themselves (rms {scale:.3g}): the values mean nothing; look at coverage first, since "
+            "what the log does not show cannot be learnt, then at outliers, then lower learning_rate."
+        )
+
+
+@torch.no_grad()
+def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2"]:
+    """J of a closed form by name in the features of each network, on its own rows; units of the return.
+
+    Start states as its sample weighs them, and as the log does.
+    ``mql``: minimax Q-learning with critics in an RKHS, the kernel loss minimised over Q = φᵀθ, θ drawn to
+    zero (Feng et al. 2019, equ:vstat). ``lstdq``: critics are the features themselves (cor:same_as_td).
+    ``mwl``: the mean of ω r, ω in the RKHS that balances Z against c: the dual of ``mql``, and like it in all
+    but the ridge, which is the networks' own (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function
+    Learning). ``dualdice``: ω = ζ of min_ν max_ζ E ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2 − E ν(x0), both
+    ridged: the inner maximum regresses ν(x) − discount ν(x') on x before it is squared (Nachum et al. 2019),
+    which is ``mql`` in units in which the critics' second moment is the identity.
+    """
+    systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
+    matrix, vector = systems.kernel_matrix, systems.kernel_vector
+    if name == "lstdq":
+        curvature, slope = systems.temporal_matrix, systems.temporal_vector
+        ridge = usual_ridge(fitted.rows, 1.0)
+    else:
+        ridge = fitted.settings.ridge if name == "mwl" else usual_ridge(fitted.rows, 1.5)
+        if name == "dualdice":
+            matrix, vector = _whitened(fitted, matrix, vector)
+        curvature, slope = matrix.mT @ matrix, (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
+    theta = ridge_solve(curvature, slope, ridge, outputs)
+    return (starts @ theta.unsqueeze(-1)).squeeze(-1).cpu().numpy() * fitted.problem.reward_scale
+
+
+def _whitened(fitted: FittedValues, matrix: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+    """B and v of the first critics, in units in which their ridged second moment is the identity."""
+    frequencies = fitted.instruments.frequencies
+    count = min(_CRITICS // 2, frequencies.shape[1])
+    chosen = torch.cat((torch.arange(count), torch.arange(count) + frequencies.shape[1]))  # cosines, sines
+    total = fitted.fold(partial(critic_moments, FourierFeatures(frequencies[:, :count])))
+    second = (total / fitted.rows).to(matrix)
+    ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(len(second)).to(second)
+    root, failed = torch.linalg.cholesky_ex(ridged)
+    if bool(failed):
+        raise DataError(
+            "DualDICE's critics cannot be told apart on these rows; give more rows of like weight"
+        )
+    both = torch.cat((matrix[:, chosen], vector[:, chosen, None]), dim=-1)
+    both = both * (frequencies.shape[1] / count) ** 0.5  # critics of squared length one again
+    solved = torch.linalg.solve_triangular(root, both, upper=False)
+    return solved[..., :-1], solved[..., -1]
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
@@ -72,7 +182,6 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
 
     Raises KofflineError where the estimator does not apply.
     """
-    names.check_interval(name, workspace.settings.interval)
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
@@ -91,8 +200,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
     if found.interval.kind in names.CERTIFIED_KINDS:
         return None
     by_rows = found.interval.kind in names.SYSTEM_KINDS and found.interval.kind != names.BOOTSTRAP_PIVOT
-    reasons = workspace.limits.reasons_for_no_interval(by_rows)
-    size = found.effective_sample_size
+    reasons, size = workspace.limits.reasons_for_no_interval(by_rows), found.effective_sample_size
     if found.name in names.OVER_EPISODES and size is not None and size < _FEWEST_WEIGHTED:
         reasons.append(f"{size:.1f} episodes carry all the weight")
     elif found.name not in names.OVER_EPISODES:
@@ -101,8 +209,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         fitted = workspace.fitted
         values = fitted.replica_values
         heads = {head: fitted.interval(values[head]) for head in fitted.estimate_by_head() if head != "lstd"}
-        clash = contradiction(heads, fitted.problem.reward_scale)
-        reasons += [clash] if clash else []
+        reasons += contradiction(heads, fitted.problem.reward_scale)
     return reasons
 
 
@@ -120,8 +227,11 @@ def _with_interval(workspace: Workspace, found: PointEstimate) -> PointEstimate:
         own = "" if result.value is None else f": fixed features say {result.value:.4g}"
         warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
     details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
-    found = dataclasses.replace(found, diagnostics={**found.diagnostics, "interval": details})
-    return dataclasses.replace(found, interval=result.interval, warnings=tuple(warnings))
+    more: dict[str, Any] = {
+        "warnings": tuple(warnings),
+        "diagnostics": {**found.diagnostics, "interval": details},
+    }
+    return dataclasses.replace(found, interval=result.interval, **more)
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
@@ -177,94 +287,10 @@ def _bound(workspace: Workspace, kind: str) -> BoundRow:
         result = system_interval(workspace, kind)
     except (KofflineError, torch.linalg.LinAlgError) as error:
         return BoundRow(kind, None, str(error))
-    limits, reasons = workspace.limits, []
-    if kind not in names.CERTIFIED_KINDS:
+    if result.interval is not None and kind not in names.CERTIFIED_KINDS:
+        limits = workspace.limits
         impossible = None if result.value is None else limits.impossible(result.value)
-        reasons = limits.reasons_for_no_interval(by_rows=True) + workspace.coverage.reasons
-        reasons += [impossible] if impossible else []
-    if result.interval is not None and reasons:
-        return BoundRow(kind, None, "; ".join(reasons))
+        against = [*limits.reasons_for_no_interval(by_rows=True), *workspace.coverage.reasons, impossible]
+        if reasons := list(filter(None, against)):
+            return BoundRow(kind, None, "; ".join(reasons))
     return BoundRow(kind, result.interval, " ".join(result.warnings) or None)
-
-
-def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
-    """Whether the log answers the question."""
-    by_networks = found.name not in names.OVER_EPISODES
-    sums = workspace.held_sums if by_networks else None  # all rows would need another pass
-    robust = None if sums is None else drl(sums, workspace.fitted.spread, workspace.settings.level)
-    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
-    gaps += _unforeseen_end(workspace.transitions)
-    if robust is not None and found.interval is not None:
-        gaps += _assumptions(robust.value, found.interval, workspace)
-    scale = workspace.problem.reward_scale
-    return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
-
-
-def _unforeseen_end(log: Transitions) -> list[str]:
-    """Reason for care if episodes end by themselves after a fixed number of steps that no feature tells."""
-    if not log.has_episodes or (length := int(log.episode_lengths.max())) < 2:
-        return []
-    last = log.episode_ends[log.episode_lengths == length]
-    if len(last) < max(FEW_EPISODES, _ATOM * log.n_episodes) or not log.terminated[last].all():
-        return []
-    rows = np.asarray(log.observations).reshape(len(log), -1)
-    there, before = rows[last], np.delete(rows, last, axis=0)
-    if np.any((there.min(axis=0) > before.max(axis=0)) | (there.max(axis=0) < before.min(axis=0))):
-        return []
-    told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
-    remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
-    return [f"{told} longer, and no feature tells that step; {remedy}"]
-
-
-def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:
-    """Yield reasons for care if the logged state is no state, or the world changes along the log."""
-    shift, rows = workspace.memory_shift, (workspace.settings.history or 0) + 1
-    if shift is not None and shift.matters(interval):
-        before = "the row before" if rows == 1 else f"{rows} rows before"
-        told = (
-            f"{names.STATE}what happened earlier matters beyond the logged state; with {before} as part of it"
-        )
-        yield f"{told} the value would be about {value + shift.value:.4g}: try --set history={rows}"
-    shift = workspace.drift_shift
-    if shift is not None and shift.matters(interval):
-        told = (
-            f"{names.DRIFT}the world changes along the log; if evenly, the value where the log ends is about"
-        )
-        yield f"{told} {value + shift.value:.4g}: evaluate the later part of the log by itself"
-
-
-def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
-    """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
-    facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
-    return {
-        "coverage": workspace.coverage.fraction,
-        "n_terminated": facts.terminated,
-        "n_truncated": facts.truncated,
-        "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,
-        "reward_scale": problem.reward_scale,
-        "logged_return": facts.returns.mean if facts.episodes else None,
-        "logged_return_se": facts.returns.standard_error,
-        "beyond_cuts": facts.beyond.mean if facts.episodes else None,
-        **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
-        **_action_overlap(log, workspace.policy),
-    }
-
-
-def _action_overlap(log: Transitions, policy: DiscretePolicy | ContinuousPolicy) -> dict[str, Any]:
-    """Discrete actions: how probable the logged ones are to the policy.
-
-    Of few actions also how often the policy and the log take each: misnumbered actions show there.
-    """
-    if not isinstance(policy, DiscretePolicy):
-        return {}
-    probabilities, count = policy.probabilities(log.observations), policy.n
-    taken = probabilities[np.arange(len(log)), log.actions]
-    overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
-    if count <= _FEW_ACTIONS:
-        logged = np.bincount(log.actions, minlength=count) / len(log)
-        shares = zip(probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
-        both = ({"policy": own, "log": seen} for own, seen in shares)
-        overlap["actions"] = dict(
-            zip(map(str, log.metadata.extra.get(ACTIONS) or range(count)), both, strict=True)
-        )
-    return overlap

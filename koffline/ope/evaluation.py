@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -13,39 +12,34 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.features import ACTIONS
+from koffline.data.table.values import GAPS, ORDER
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
-from koffline.fitting import Progress, threads
-from koffline.ope.estimators import (
-    bounds_of,
-    choose_estimator,
-    common_diagnostics,
-    run_estimator,
-    verdict_on,
-)
+from koffline.errors import ConfigError, KofflineError
+from koffline.fitting import Progress
+from koffline.ope import names as known
+from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.markov import Shift
-from koffline.ope.names import (
-    AUTO,
-    CERTIFIED_KINDS,
-    DEFAULT,
-    ESTIMATORS,
-    FITTED,
-    check_estimator,
-    check_interval,
-    kinds_for,
+from koffline.ope.out_of_bag import drl
+from koffline.ope.results import (
+    Estimate,
+    EstimateRow,
+    EstimateTable,
+    Evidence,
+    Interval,
+    PointEstimate,
+    Verdict,
 )
-from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.verdict import without_guess, without_guesswork
-from koffline.ope.working_log import hold
-from koffline.ope.workspace import Workspace
+from koffline.ope.verdict import FEW_EPISODES, judge, without_guess, without_guesswork
+from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policy_specs import as_policy
 
-_TOLD_APART_BY = 1000  # states
 _ANY_GAMMA = 0.5
+_FEW_ACTIONS = 8
+_ATOM = 0.2  # share of episodes of one length above which it is no chance
 
 
 def evaluate(
@@ -76,10 +70,12 @@ def evaluate(
     (Feng et al. 2019, equ:vstat)
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
-    check_interval(settings.estimator, settings.interval)
+    known.check_interval(settings.estimator, settings.interval)
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
-        settings = settings.model_copy(update={"estimator": FITTED[0]} if settings.estimator == AUTO else {})
+        settings = settings.model_copy(
+            update={"estimator": "kloss"} if settings.estimator == known.AUTO else {}
+        )
         check_by(by, settings.estimator, settings.interval)
 
     def ask(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:
@@ -101,21 +97,19 @@ def evaluate(
 
 def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
     """Whether settings leave it open if the row before is part of the state; a certificate does not."""
-    return estimator == AUTO and history is None and interval not in CERTIFIED_KINDS
+    return estimator == known.AUTO and history is None and interval not in known.CERTIFIED_KINDS
 
 
 def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | None]:
     """The estimate, and what the row before changes if that matters."""
     groups, name = None if by is None else groups_of(workspace, by), choose_estimator(workspace)
     found = run_estimator(workspace, name)
-    evidence = _evidence(workspace) if name in FITTED else None
+    evidence = _evidence(workspace) if name in known.FITTED else None
     verdict = verdict_on(workspace, found)
     found = without_guesswork(found, verdict)
-    value_function = None
-    if evidence and not workspace.settings.history:
-        value_function = workspace.fitted.value_function(workspace.transitions)
     shift = workspace.memory_shift if evidence and found.interval is not None else None
     matters = shift is not None and found.interval is not None and shift.matters(found.interval)
+    has_function = evidence and not workspace.settings.history
     estimate = Estimate(
         verdict=verdict,
         value=found.value,
@@ -128,10 +122,87 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
         diagnostics={**common_diagnostics(workspace), **found.diagnostics},
         warnings=(*workspace.log.copies, *found.warnings),
         evidence=evidence,
-        value_function=value_function,
+        value_function=workspace.fitted.value_function(workspace.transitions) if has_function else None,
         **workspace.describe(),
     )
     return estimate, shift if matters else None
+
+
+def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
+    """Whether the log answers the question."""
+    robust = None
+    if found.name not in known.OVER_EPISODES:  # of the rows in memory: all would need another pass
+        robust = drl(workspace.held_sums, workspace.fitted.spread, workspace.settings.level)
+    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
+    gaps += _unforeseen_end(workspace.transitions)
+    if robust is not None and found.interval is not None:
+        gaps += _assumptions(robust.value, found.interval, workspace)
+    scale = workspace.problem.reward_scale
+    return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
+
+
+def _unforeseen_end(log: Transitions) -> list[str]:
+    """Reason for care if episodes end by themselves after a fixed number of steps that no feature tells."""
+    if not log.has_episodes or (length := int(log.episode_lengths.max())) < 2:
+        return []
+    last = log.episode_ends[log.episode_lengths == length]
+    if len(last) < max(FEW_EPISODES, _ATOM * log.n_episodes) or not log.terminated[last].all():
+        return []
+    rows = np.asarray(log.observations).reshape(len(log), -1)
+    there, before = rows[last], np.delete(rows, last, axis=0)
+    if np.any((there.min(axis=0) > before.max(axis=0)) | (there.max(axis=0) < before.min(axis=0))):
+        return []
+    told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
+    remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
+    return [f"{told} longer, and no feature tells that step; {remedy}"]
+
+
+def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:
+    """Yield reasons for care if the logged state is no state, or the world changes along the log."""
+    shift, rows = workspace.memory_shift, (workspace.settings.history or 0) + 1
+    if shift is not None and shift.matters(interval):
+        before = "the row before" if rows == 1 else f"{rows} rows before"
+        told = f"{known.STATE}what happened earlier matters beyond the logged state; with {before} as part of"
+        yield f"{told} it the value would be about {value + shift.value:.4g}: try --set history={rows}"
+    shift = workspace.drift_shift
+    if shift is not None and shift.matters(interval):
+        told = f"{known.DRIFT}the world changes along the log; if evenly, the value where the log ends is"
+        yield f"{told} about {value + shift.value:.4g}: evaluate the later part of the log by itself"
+
+
+def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
+    """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
+    facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
+    return {
+        "coverage": workspace.coverage.fraction,
+        "n_terminated": facts.terminated,
+        "n_truncated": facts.truncated,
+        "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,
+        "reward_scale": problem.reward_scale,
+        "logged_return": facts.returns.mean if facts.episodes else None,
+        "logged_return_se": facts.returns.standard_error,
+        "beyond_cuts": facts.beyond.mean if facts.episodes else None,
+        **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
+        **_action_overlap(log, workspace.policy),
+    }
+
+
+def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
+    """Discrete actions: how probable the logged ones are to the policy.
+
+    Of few actions also how often the policy and the log take each: misnumbered actions show there.
+    """
+    if not isinstance(policy, DiscretePolicy):
+        return {}
+    probabilities, count = policy.probabilities(log.observations), policy.n
+    taken = probabilities[np.arange(len(log)), log.actions]
+    overlap: dict[str, Any] = {"mean_probability_of_logged_actions": float(taken.mean())}
+    if count <= _FEW_ACTIONS:
+        logged = np.bincount(log.actions, minlength=count) / len(log)
+        names = map(str, log.metadata.extra.get(ACTIONS) or range(count))
+        rows = zip(names, probabilities.mean(axis=0).tolist(), logged.tolist(), strict=True)
+        overlap["actions"] = {name: {"policy": own, "log": seen} for name, own, seen in rows}
+    return overlap
 
 
 def _evidence(workspace: Workspace) -> Evidence:
@@ -147,47 +218,6 @@ def _evidence(workspace: Workspace) -> Evidence:
         replica_values=fitted.replica_values[fitted.head][:, 0],
         replica_roles=fitted.resampling.roles,
     )
-
-
-@contextlib.contextmanager
-def open_workspace(
-    transitions: Transitions | LazyTransitions,
-    policy: Any,
-    settings: EvaluationSettings,
-    initial_observations: np.ndarray | None = None,
-    stream: StreamSettings | None = None,
-    progress: Progress | None = None,
-) -> Iterator[Workspace]:
-    """Check the log, the policy and the start states against each other, and read what is held in memory.
-
-    Inside, threads are those of the settings and workers are kept. Raises KofflineError.
-    """
-    about = transitions.action_space, transitions.observation_shape, None, transitions.metadata.features
-    policy = as_policy(policy, *about)
-    stream = stream or StreamSettings()
-    with torch.no_grad(), threads(settings.threads), stream.kept():
-        log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
-        if len(log.sample.transitions) < 2:
-            raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
-        if initial_observations is not None:
-            initial_observations = _checked_starts(log.sample.transitions, initial_observations)
-        answers, again = (_answers(policy, log.sample.transitions.observations) for _ in range(2))
-        if not np.allclose(answers, again, rtol=1e-3, atol=1e-6):
-            raise PolicyError(
-                f"{policy.name} answers the same states in another way each time; return probabilities, or "
-                "draw with the generator that it is given"
-            )
-        if stream.partial is not None and not log.is_whole:
-            log = dataclasses.replace(log, answers=policy.name.encode() + answers.tobytes())
-        yield Workspace(log, policy, settings, initial_observations)
-
-
-def _answers(policy: Policy, observations: np.ndarray) -> np.ndarray:
-    """Probabilities, or draws from one seed, in some logged states."""
-    some = observations[:_TOLD_APART_BY]
-    if isinstance(policy, DiscretePolicy):
-        return policy.probabilities(some)
-    return policy.sample(some, np.random.default_rng(0))
 
 
 def merge_settings(
@@ -214,17 +244,6 @@ def _is_one_step(log: Transitions | LazyTransitions) -> bool:
     return all(bool(block.terminated.all()) for shard in shards for block in log.shard_blocks(shard))
 
 
-def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
-    """Given start states in the shape and dtype of the log's observations. Raises DataError."""
-    starts, expected = np.asarray(given), transitions.observation_shape
-    has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
-    if not has_shape or not len(starts) or not np.isfinite(starts).all():
-        received = f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN among them"
-        raise DataError(f"{received}; give finite numbers (E, …), each of the observations' shape {expected}")
-    dtype = transitions.observations.dtype
-    return starts.astype(dtype) if dtype.kind == "f" else starts
-
-
 def estimate_all(
     transitions: Transitions | LazyTransitions,
     policy: Any,
@@ -246,13 +265,9 @@ def estimate_all(
     is a row with its reason. Raises KofflineError for what concerns them all.
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
-    wanted = [names] if isinstance(names, str) else list(names or ESTIMATORS)
-    for name in wanted:
-        check_estimator(name)
-    if settings.interval != DEFAULT:
-        wanted = [name for name in wanted if settings.interval in kinds_for(name)]
+    wanted = known.having(settings.interval, [names] if isinstance(names, str) else names)
     with open_workspace(transitions, policy, settings, initial_observations, stream, progress) as workspace:
-        rows = tuple(_row(name, ESTIMATORS[name], workspace) for name in wanted)
+        rows = tuple(_row(name, workspace) for name in wanted)
         found = {row.name: row.estimate for row in rows if row.estimate is not None}
         if not found:
             raise KofflineError(f"no estimator applies to this log; {rows[0].name}: {rows[0].reason}")
@@ -271,11 +286,11 @@ def estimate_all(
     )
 
 
-def _row(name: str, family: str, workspace: Workspace) -> EstimateRow:
+def _row(name: str, workspace: Workspace) -> EstimateRow:
     """Row of one estimator; if it fails on this log, with the reason."""
-    started = time.perf_counter()
+    started, estimate, reason = time.perf_counter(), None, None
     try:
         estimate = run_estimator(workspace, name)
     except (KofflineError, torch.linalg.LinAlgError) as error:
-        return EstimateRow(name, family, None, str(error), time.perf_counter() - started)
-    return EstimateRow(name, family, estimate, None, time.perf_counter() - started)
+        reason = str(error)
+    return EstimateRow(name, known.ESTIMATORS[name], estimate, reason, time.perf_counter() - started)

@@ -48,7 +48,6 @@ class FeatureSystem:
     start_weights: Float[Tensor, " start"]
     kernel_inputs: Float[Tensor, "row column"]
     instruments: FourierFeatures
-    bandwidth: float
     unit_starts: np.ndarray
     fixed_starts: bool
     value_bounds: tuple[float, float]
@@ -144,7 +143,6 @@ def make_feature_system(
         start_weights=torch.as_tensor(problem.start_weights),
         kernel_inputs=kernel_inputs,
         instruments=psi,
-        bandwidth=width,
         unit_starts=problem.episode_starts,
         fixed_starts=problem.fixed_starts,
         start_draws=problem.start_inputs.shape[1],

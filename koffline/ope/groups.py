@@ -110,30 +110,29 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
 
     Raises ConfigError and DataError.
     """
-    log, given, fold = workspace.log.log, workspace.initial_observations, workspace.log
-    column, features = by if isinstance(by, (str, int)) else None, log.metadata.features
-    name = next(iter(by)) if isinstance(by, Mapping) else str(by)
+    log, given, working = workspace.log.log, workspace.initial_observations, workspace.log
+    column, labelled = (None, by) if isinstance(by, Mapping) else (by, {})
+    name = str(by) if column is not None else next(iter(labelled))
+    if labelled and given is not None:
+        raise ConfigError("labels are of the log's episodes, and other start states were given; drop one")
     if given is not None:
-        if column is None:
-            raise ConfigError("labels are of the log's episodes, and other start states were given; drop one")
-        found = _columns(np.arange(len(given)), np.ones(len(given)), given, column, features)
+        found = _columns(np.arange(len(given)), np.ones(len(given)), given, column, log.metadata.features)
     else:
-        found = fold.fold(partial(_starts_of_part, column, features)).joined()
+        found = working.fold(partial(_starts_of_part, column, log.metadata.features)).joined()
     units = found["unit"]
-    if isinstance(by, Mapping):
-        labels, count = list(by[name]), log.n_episodes if log.has_episodes else len(log)
+    if labelled:
+        labels, count = list(labelled[name]), log.n_episodes if log.has_episodes else len(log)
         if len(labels) != count:
             kind = counted(count, "episode" if log.has_episodes else "row")
             raise DataError(f"{name} has {len(labels)} labels, the log {kind}; give one for each")
-        numbers = fold.sample.units[fold.merged.kept][units] if fold.is_whole else units
+        numbers = working.sample.units[working.merged.kept][units] if working.is_whole else units
         found["label"] = np.array([_text(labels[number]) for number in numbers])
     distinct = sorted(set(found["label"].tolist()), key=_order)
     if len(distinct) > _MOST_GROUPS:
         several = f"{len(distinct)} different values among the start states"
         raise DataError(f"{name} has {several}, more than {_MOST_GROUPS}; make fewer groups of them first")
     codes, weights = np.zeros(int(units.max()) + 1, dtype=np.int64), np.zeros(int(units.max()) + 1)
-    places = {text: place for place, text in enumerate(distinct)}
-    codes[units], weights[units] = [places[text] for text in found["label"].tolist()], found["weight"]
+    codes[units], weights[units] = list(map(distinct.index, found["label"].tolist())), found["weight"]
     return Groups(name, tuple(distinct), codes, weights)
 
 
@@ -156,10 +155,9 @@ def _columns(
     found = {"unit": units, "weight": weight}
     if column is None:
         return found
-    flat = starts.reshape(len(starts), -1)
-    names = features.names if features is not None and len(features.names) == flat.shape[1] else ()
-    table = features.table(flat) if features is not None and names else None
-    if table is not None and column in table.columns:
+    flat, names = starts.reshape(len(starts), -1), () if features is None else features.names
+    names = names if len(names) == flat.shape[1] else ()
+    if features is not None and names and column in (table := features.table(flat)).columns:
         values = table[str(column)].to_list()
     elif column in names or (str(column).isdecimal() and int(column) < flat.shape[1]):
         values = flat[:, names.index(str(column)) if column in names else int(column)].tolist()

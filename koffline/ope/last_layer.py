@@ -24,6 +24,7 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
+_BLOCK = 8192
 _LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
 
 
@@ -193,6 +194,24 @@ def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int)
     level[-outputs:] = outputs**-0.5
     spared = torch.eye(len(level)).to(matrix) - (1.0 - _LEVEL) * torch.outer(level, level)
     return scale[..., None, None] * spared
+
+
+def usual_ridge(rows: float, power: float) -> float:
+    """Relative ridge by the number n of rows alone: n^−power, between 1e-10 and 0.1.
+
+    power: 1.5 for curvatures BᵀB, 1 for LSTD's matrix, found by measurement.
+    """
+    return min(max(rows**-power, 1e-10), 0.1)
+
+
+def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Float[Tensor, "critic critic"]:
+    """Σ w ψψᵀ over the rows of a part of the log."""
+    inputs, weights = torch.as_tensor(problem.kernel_inputs).double(), torch.as_tensor(problem.row_weights)
+    total = torch.zeros(2 * critics.frequencies.shape[1], 2 * critics.frequencies.shape[1]).double()
+    for block, own in zip(inputs.split(_BLOCK), weights.split(_BLOCK), strict=True):
+        psi = critics(block)
+        total.addmm_(psi.mT, psi * own[:, None])
+    return total
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,33 +29,15 @@ _NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 class Limits:
     """Limits that a log sets to estimates from it.
 
-    ``units``: effective number of different episodes (rows, where there are none, as ``by_episode`` says),
-    the parts that are independent. ``fixed_starts``: start states were given from outside. ``longest``: steps
-    of the longest episode, None where there are none. ``ending_rate``: share of the rows that end an episode
-    by themselves. ``copies``: share of the rows that are copies of others and were not merged. ``bounds``: of
-    every discounted sum of rewards like the log's, or within given bounds. ``is_alike``: rewards and endings
-    are the same in all rows. ``endings``: rows that end an episode where rewards tell nothing else,
-    because all before an end are the same, and all at an end; None where they differ.
+    ``facts``: of all its rows. ``bounds``: of every discounted sum of rewards like the log's, or within given
+    bounds. ``fixed_starts``: start states were given from outside. ``copies``: share of the rows that are
+    copies of others and were not merged.
     """
 
-    units: float
-    by_episode: bool
-    fixed_starts: bool
-    longest: int | None
-    ending_rate: float
-    gamma: float
+    facts: LogFacts
     bounds: tuple[float, float]
+    fixed_starts: bool = False
     copies: float = 0.0
-    is_alike: bool = False
-    endings: int | None = None
-
-    @property
-    def unseen(self) -> float:
-        """Share of a constant reward's value that lies beyond what any episode shows.
-
-        (γ (1 − ending_rate))^longest: a process that ends has less of a future. 0 without episodes.
-        """
-        return 0.0 if self.longest is None else (self.gamma * (1.0 - self.ending_rate)) ** self.longest
 
     def of_logged_returns(self) -> Limits:
         """Limits for returns up to the log's cuts, without a future after them."""
@@ -68,16 +50,17 @@ class Limits:
         by_rows: the interval asks only that rewards and next states are drawn independently, row by row; then
         one episode is enough to tell how the value at given start states varies.
         """
-        kind, unseen = "episode" if self.by_episode else "row", self.unseen
+        facts, (low, high) = self.facts, self.facts.bounds()
+        kind, unseen = "episode" if facts.episodes else "row", facts.unseen
         reasons = {
             f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of "
-            "spread": self.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts),
+            "spread": facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts),
             "rewards and endings are the same in all rows, so that nothing in the log tells policies apart; "
-            "log what can go otherwise": self.is_alike,
+            "log what can go otherwise": low == high,
             f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold all "
             "rows": self.copies > 0.0,
             f"{unseen:.0%} of a constant reward's value lies beyond what any episode shows (the longest has "
-            f"{self.longest} steps); log longer episodes, or ask for a smaller gamma": unseen > _MOST_UNSEEN,
+            f"{facts.longest} steps); log longer episodes, or ask for a smaller gamma": unseen > _MOST_UNSEEN,
         }
         return [reason for reason, holds in reasons.items() if holds]
 
@@ -128,18 +111,16 @@ class Limits:
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
 
-def contradiction(intervals: Mapping[str, Interval | None], scale: float) -> str | None:
-    """Sentence if the intervals of two heads of the same networks are disjoint; else None.
-
-    scale: the rms return.
-    """
-    found = {head: interval for head, interval in intervals.items() if interval is not None}
-    low = min(found, key=lambda head: found[head].high, default=None)
-    high = max(found, key=lambda head: found[head].low, default=None)
-    if low is None or high is None or not found[high].low - found[low].high > NOTABLE * scale:
-        return None
-    texts = [f"{head} says [{found[head].low:.4g}, {found[head].high:.4g}]" for head in (low, high)]
-    return f"heads of the same networks contradict each other ({', '.join(texts)})"
+def contradiction(intervals: Mapping[str, Interval], scale: float) -> list[str]:
+    """Sentence if the intervals of two heads of the same networks are disjoint. scale: the rms return."""
+    if not intervals:
+        return []
+    low = min(intervals.items(), key=lambda item: item[1].high)
+    high = max(intervals.items(), key=lambda item: item[1].low)
+    if not high[1].low - low[1].high > NOTABLE * scale:
+        return []
+    texts = [f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)]
+    return [f"heads of the same networks contradict each other ({', '.join(texts)})"]
 
 
 def value_bounds(
@@ -201,13 +182,15 @@ class MeanAndSpread:
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Additive facts of a log. ``returns``: discounted, of episodes up to their cuts. ``beyond``: share
-    γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of each unit's rows.
+    """Additive facts of a log at a ``gamma``. ``returns``: discounted, of episodes up to their cuts.
+    ``beyond``: share γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of
+    each unit's rows.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
     weight, of those after which an episode goes on and of those that end one, as by `reward_range`.
     """
 
+    gamma: float
     rows: int
     episodes: int
     terminated: int
@@ -220,20 +203,38 @@ class LogFacts:
     beyond: MeanAndSpread
     weights: MeanAndSpread
 
-    def bounds(self, gamma: float, given: tuple[float, float] | None = None) -> tuple[float, float]:
+    def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
         """Bounds of every discounted sum of such rewards, or of rewards within the given bounds."""
         if given is None:
-            return value_bounds(self.going_on, self.final, gamma)
-        return value_bounds(given, given if self.final[0] <= self.final[1] else self.final, gamma)
+            return value_bounds(self.going_on, self.final, self.gamma)
+        return value_bounds(given, given if self.final[0] <= self.final[1] else self.final, self.gamma)
+
+    @property
+    def units(self) -> float:
+        """Effective number of episodes (rows, where there are none): the parts that are independent."""
+        return self.weights.effective_count
+
+    @property
+    def unseen(self) -> float:
+        """Share of a constant reward's value that lies beyond what any episode shows.
+
+        (γ · (1 − share of rows that end an episode))^longest: a process that ends has less of a future. 0
+        without episodes.
+        """
+        left = self.gamma * (1.0 - self.terminated / self.rows)
+        return left**self.longest if self.episodes else 0.0
 
     @property
     def endings(self) -> int | None:
-        """Rows that end an episode, where rewards tell nothing else; None where they do."""
+        """Rows that end an episode where rewards tell nothing else: all before an end are the same, and all
+        at an end. None where they differ.
+        """
         tells = self.going_on[0] < self.going_on[1] or self.final[0] < self.final[1]
         return None if tells else self.terminated
 
     def __add__(self, other: LogFacts) -> LogFacts:
         return LogFacts(
+            gamma=self.gamma,
             **{name: getattr(self, name) + getattr(other, name) for name in _ADDED},
             longest=max(self.longest, other.longest),
             going_on=_joined(self.going_on, other.going_on),
@@ -250,6 +251,7 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
     rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
     counted, is_cut = weights > 0.0, ~terminated[firsts + lengths - 1]
     return LogFacts(
+        gamma=gamma,
         rows=len(log),
         episodes=log.n_episodes,
         terminated=int(terminated.sum()),

@@ -5,6 +5,8 @@ Nothing heavy is imported here: a command refuses a misspelt name at once.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from koffline.errors import ConfigError, nearest_name
 
 # Estimators over episodes.
@@ -64,6 +66,16 @@ def check_estimator(name: str) -> None:
         raise ConfigError(f"there is no estimator '{name}'; {nearest_name(name, ESTIMATORS)}")
 
 
+def having(kind: str, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
+    """Those of the estimators (None: of all) that have this kind of interval. Raises ConfigError for none."""
+    names = tuple(dict.fromkeys(wanted or ESTIMATORS))
+    for name in names:
+        check_estimator(name)
+    if not (found := tuple(name for name in names if kind in kinds_for(name))):
+        check_interval(names[0], kind)
+    return found
+
+
 def check_interval(name: str, kind: str) -> None:
     """Raise ConfigError for an unknown kind, or one that this estimator does not have."""
     if name != AUTO:
@@ -71,10 +83,9 @@ def check_interval(name: str, kind: str) -> None:
     if kind not in KINDS:
         raise ConfigError(f"there is no interval '{kind}'; {nearest_name(kind, KINDS)}")
     if kind not in kinds_for(name):
-        fitting = [other for other in ESTIMATORS if kind in kinds_for(other)]
         raise ConfigError(
             f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
-            f"estimator that has it ({', '.join(fitting)})"
+            f"estimator that has it ({', '.join(having(kind))})"
         )
 
 

@@ -97,10 +97,7 @@ class PassOverRows(Sums):
         }
 
 
-Reader = Callable[[EvaluationProblem], PassOverRows]
-
-
-def reader_of(fitted: FittedValues, head: str) -> Reader:
+def reader_of(fitted: FittedValues, head: str) -> Callable[[EvaluationProblem], PassOverRows]:
     """`pass_over_rows` with the replicas of a head that did not diverge."""
     whole, full = fitted.resampling, fitted.resampling.full
     kept = np.flatnonzero(fitted.alive).tolist()

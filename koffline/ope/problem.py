@@ -82,7 +82,6 @@ class EvaluationProblem(Measures):
     actions: np.ndarray
     rewards: np.ndarray
     discounts: np.ndarray
-    kernel_inputs: np.ndarray
     episode_starts: np.ndarray
     units: np.ndarray
     row_weights: np.ndarray
@@ -95,6 +94,11 @@ class EvaluationProblem(Measures):
     def n_rows(self) -> int:
         """Number N of rows."""
         return len(self.rewards)
+
+    @cached_property
+    def kernel_inputs(self) -> Float[np.ndarray, "row column"]:
+        """What the kernel compares: states and actions, discrete ones one-hot."""
+        return self.inputs if self.readout is None else np.concatenate([self.inputs, self.readout], axis=1)
 
     @cached_property
     def lengths(self) -> Int[np.ndarray, " unit"]:
@@ -143,19 +147,17 @@ def prepare_problem(
             "weights are zero in the first row of every episode; give start states (initial_observations) "
             "or a first row a positive weight"
         )
-    rewards, discounts = np.asarray(log.rewards, dtype=np.float64), gamma * (1.0 - log.terminated)
+    rewards = np.asarray(log.rewards, dtype=np.float64)
     known = like or _measure(log, policy, gamma, own, given is not None, history)
     weights, starts = own / known.weight_scale, log.initial_observations() if given is None else given
     if isinstance(policy, DiscretePolicy):  # the action reads out one of n outputs
-        inputs, readout = known.standardise(log.observations), np.eye(policy.n)[np.asarray(log.actions)]
         asked: dict[str, Any] = {
-            "inputs": inputs,
+            "inputs": known.standardise(log.observations),
             "next_inputs": known.standardise(log.next_observations)[:, None],
             "start_inputs": known.standardise(starts)[:, None],
-            "readout": readout,
+            "readout": np.eye(policy.n)[np.asarray(log.actions)],
             "next_probabilities": policy.probabilities(log.next_observations),
             "start_probabilities": policy.probabilities(starts),
-            "kernel_inputs": np.concatenate([inputs, readout], axis=1),
         }
     else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
 
@@ -163,7 +165,6 @@ def prepare_problem(
             return known.standardise(observations, policy.sample(observations, generator))
 
         draws = 1 if policy.deterministic else action_draws
-        inputs = known.standardise(log.observations, log.actions)
         following = np.stack([drawn(log.next_observations) for _ in range(draws)], axis=1)
         # few start states have more draws each; a part of a log is one of many, and needs fewer
         several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
@@ -171,16 +172,18 @@ def prepare_problem(
             first = drawn(np.repeat(starts, several, axis=0)).reshape(len(starts), several, -1)
         else:
             first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
-        asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first, "kernel_inputs": inputs}
+        inputs = known.standardise(log.observations, log.actions)
+        asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first}
     if history:
         reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
-        _remember(asked, *memories(asked["kernel_inputs"], reward[:, None], units, history))
+        rows = np.concatenate([asked[name] for name in ("inputs", "readout") if name in asked], axis=1)
+        _remember(asked, *memories(rows, reward[:, None], units, history))
     return EvaluationProblem(
         **known.measures,
         **asked,
         actions=np.asarray(log.actions),
         rewards=rewards / known.reward_scale,
-        discounts=discounts,
+        discounts=gamma * (1.0 - log.terminated),
         episode_starts=units,
         units=np.arange(len(units)) if numbers is None else numbers,
         row_weights=weights,
@@ -208,9 +211,6 @@ def memories(
 def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> None:
     """Append memories to the inputs of rows, of next states and of start states, which have none."""
     asked["inputs"] = np.concatenate([asked["inputs"], before], axis=1)
-    asked["kernel_inputs"] = asked["inputs"]
-    if "readout" in asked:
-        asked["kernel_inputs"] = np.concatenate([asked["inputs"], asked["readout"]], axis=1)
     for name, known in (("next_inputs", after), ("start_inputs", np.zeros_like(before[:1]))):
         every = np.broadcast_to(known[:, None], (*asked[name].shape[:2], known.shape[1]))
         asked[name] = np.concatenate([asked[name], every], axis=2)

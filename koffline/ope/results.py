@@ -240,11 +240,11 @@ class EstimateRow(Record):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
-        found, entry = self.estimate, {"estimator": self.name, "family": self.family}
-        if found is None:
+        entry = {"estimator": self.name, "family": self.family}
+        if self.estimate is None:
             return {**entry, "value": None, "reason": self.reason}
-        own = {name: value for name, value in found.as_dict().items() if name != "name"}
-        return {**entry, **own, "seconds": round(self.seconds, 3)}
+        found = {**entry, **self.estimate.as_dict(), "seconds": round(self.seconds, 3)}
+        return {name: value for name, value in found.items() if name != "name"}
 
     def __str__(self) -> str:
         if self.estimate is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,6 @@ from koffline.ope.last_layer import (
 from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, sum_starts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
-from koffline.ope.working_log import S
 from koffline.policies import Policy
 from koffline.replicas import StackedMLP
 
@@ -182,8 +182,7 @@ def _best_constant(problem: EvaluationProblem) -> float:
     """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
     weights = problem.row_weights
     constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
-    low, high = problem.value_bounds
-    return min(max(constant, low), high)
+    return float(np.clip(constant, *problem.value_bounds))
 
 
 def fit_value_functions(
@@ -207,7 +206,11 @@ def fit_value_functions(
         Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
     )
     record = Training(table, problem, resampling, settings, instruments, progress).run()
-    network, reach = record.network, fold or partial(_summary_of, problem)
+    network = record.network
+
+    def reach(summarise: Summarise[Any]) -> Any:
+        return summarise(problem) if fold is None else fold(summarise)
+
     sums = reach(partial(systems_of_part, network, instruments, resampling))
     systems = sums.systems.mean()
     heads = {
@@ -234,10 +237,6 @@ def fit_value_functions(
         units=effective_units or float(len(problem.episode_starts)),
         rows=float(sums.systems.weight[0]),
     )
-
-
-def _summary_of(problem: EvaluationProblem, summarise: Summarise[S]) -> S:
-    return summarise(problem)
 
 
 def fit_value_function(

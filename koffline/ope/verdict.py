@@ -174,13 +174,13 @@ def _doubts(
     assert found.interval is not None
     if coverage < LOW_COVERAGE:
         yield f"support: {describe_coverage(coverage)}"
-    if limits.units < FEW_EPISODES:
-        yield f"size: {counted(round(limits.units), 'independent unit')} (episodes or rows) in the log"
-    if limits.endings is not None and limits.endings < _FEW_WEIGHTED:
-        which = counted(limits.endings, "episode", "ends by itself", "end by themselves")
+    if limits.facts.units < FEW_EPISODES:
+        yield f"size: {counted(round(limits.facts.units), 'independent unit')} (episodes or rows) in the log"
+    if limits.facts.endings is not None and limits.facts.endings < _FEW_WEIGHTED:
+        which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
         yield f"size: only {which}, and no reward tells policies apart"
-    if limits.unseen >= MUCH_UNSEEN:
-        yield f"horizon: {limits.unseen:.0%} of a constant reward lies beyond what any episode shows"
+    if limits.facts.unseen >= MUCH_UNSEEN:
+        yield f"horizon: {limits.facts.unseen:.0%} of a constant reward lies beyond what any episode shows"
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield f"size: the interval reaches {half:.0%} of the rms return either way"

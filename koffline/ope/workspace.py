@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from koffline.config import EvaluationSettings
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
+from koffline.errors import DataError, PolicyError
+from koffline.fitting import Progress, threads
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise, behavior_values
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
@@ -18,13 +25,17 @@ from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Resampling
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
-from koffline.ope.out_of_bag import PassOverRows, Reader, RowSums, reader_of
+from koffline.ope.out_of_bag import PassOverRows, RowSums, reader_of
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
+from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.training import fit_value_functions
 from koffline.ope.verdict import Coverage, measure_coverage
-from koffline.ope.working_log import S, WorkingLog, in_problem
-from koffline.policies import Policy
+from koffline.ope.working_log import S, WorkingLog, hold, in_problem
+from koffline.policies import DiscretePolicy, Policy
+from koffline.policy_specs import as_policy
+
+_TOLD_APART_BY = 1000  # states
 
 
 @dataclass(eq=False)
@@ -77,25 +88,14 @@ class Workspace:
     @cached_property
     def limits(self) -> Limits:
         """Limits that the log sets to any estimate."""
-        facts, merged, gamma = self.facts, self.log.merged, self.settings.gamma
-        has_episodes, (low, high) = self.transitions.has_episodes, facts.bounds(gamma)
-        return Limits(
-            units=facts.weights.effective_count,
-            by_episode=has_episodes,
-            fixed_starts=self.initial_observations is not None,
-            longest=facts.longest if has_episodes else None,
-            ending_rate=facts.terminated / facts.rows,
-            gamma=gamma,
-            bounds=facts.bounds(gamma, self.settings.reward_bounds),
-            is_alike=low == high,
-            endings=facts.endings,
-            copies=0.0 if self.log.is_whole or not merged.merged else 1.0 - merged.distinct / merged.units,
-        )
+        bounds, merged = self.facts.bounds(self.settings.reward_bounds), self.log.merged
+        copies = 0.0 if self.log.is_whole or not merged.merged else 1.0 - merged.distinct / merged.units
+        return Limits(self.facts, bounds, self.initial_observations is not None, copies)
 
     @cached_property
     def fitted(self) -> FittedValues:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
-        settings, units = self.settings, self.facts.weights.effective_count
+        settings, units = self.settings, self.facts.units
         drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
         resampling = Resampling.draw(self.problem, *drawn)
         fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, self.fold, units)
@@ -146,10 +146,10 @@ class Workspace:
         if self.log.is_whole:
             return self.held_sums
         found = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
-        if self.problem.fixed_starts:  # they belong to no part
-            given = self.held_sums
-            found = replace(found, start_value=given.start_value, start_weight=given.start_weight)
-        return found
+        if not self.problem.fixed_starts:
+            return found
+        given = self.held_sums  # given start states belong to no part
+        return replace(found, start_value=given.start_value, start_weight=given.start_weight)
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -206,18 +206,69 @@ class Workspace:
 
     def describe(self) -> dict[str, Any]:
         """Description of the run for every result record."""
-        about, read = describe_log(self.log.log, self.settings.seed, self.started), self.log.sample
-        rows, episodes = (
-            len(read.transitions),
-            read.transitions.n_episodes,
-        )  # with the copies that were merged
-        if not read.is_all:
-            rows, episodes = self.facts.rows, self.facts.episodes
-        settings = self.settings.model_dump(exclude={"gamma", "estimator", "seed"})
-        about |= {"n_transitions": rows, "n_episodes": episodes, "settings": settings}
-        return {"gamma": self.settings.gamma, "policy": self.policy.name, **about}
+        read, facts = self.log.sample.transitions, self.facts
+        counts = (len(read), read.n_episodes) if self.log.is_whole else (facts.rows, facts.episodes)
+        return {
+            **describe_log(self.log.log, self.settings.seed, self.started),
+            "gamma": self.settings.gamma,
+            "policy": self.policy.name,
+            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # with copies that were merged
+            "settings": self.settings.model_dump(exclude={"gamma", "estimator", "seed"}),
+        }
 
 
-def _weigh(reader: Reader, problem: EvaluationProblem) -> RowSums:
+@contextlib.contextmanager
+def open_workspace(
+    transitions: Transitions | LazyTransitions,
+    policy: Any,
+    settings: EvaluationSettings,
+    initial_observations: np.ndarray | None = None,
+    stream: StreamSettings | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Workspace]:
+    """Check the log, the policy and the start states against each other, and read what is held in memory.
+
+    Inside, threads are those of the settings and workers are kept. Raises KofflineError.
+    """
+    about = transitions.action_space, transitions.observation_shape, None, transitions.metadata.features
+    policy = as_policy(policy, *about)
+    stream = stream or StreamSettings()
+    with torch.no_grad(), threads(settings.threads), stream.kept():
+        log = hold(transitions, settings.sample_rows, settings.seed, stream, progress)
+        if len(log.sample.transitions) < 2:
+            raise DataError("the log has 1 row; an estimate needs at least 2, an honest one hundreds")
+        if initial_observations is not None:
+            initial_observations = _checked_starts(log.sample.transitions, initial_observations)
+        answers, again = (_answers(policy, log.sample.transitions.observations) for _ in range(2))
+        if not np.allclose(answers, again, rtol=1e-3, atol=1e-6):
+            raise PolicyError(
+                f"{policy.name} answers the same states in another way each time; return probabilities, or "
+                "draw with the generator that it is given"
+            )
+        if stream.partial is not None and not log.is_whole:
+            log = dataclasses.replace(log, answers=policy.name.encode() + answers.tobytes())
+        yield Workspace(log, policy, settings, initial_observations)
+
+
+def _answers(policy: Policy, observations: np.ndarray) -> np.ndarray:
+    """Probabilities, or draws from one seed, in some logged states."""
+    some = observations[:_TOLD_APART_BY]
+    if isinstance(policy, DiscretePolicy):
+        return policy.probabilities(some)
+    return policy.sample(some, np.random.default_rng(0))
+
+
+def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
+    """Given start states in the shape and dtype of the log's observations. Raises DataError."""
+    starts, expected = np.asarray(given), transitions.observation_shape
+    has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
+    if not has_shape or not len(starts) or not np.isfinite(starts).all():
+        received = f"initial states have shape {starts.shape} and dtype {starts.dtype}, or NaN among them"
+        raise DataError(f"{received}; give finite numbers (E, …), each of the observations' shape {expected}")
+    dtype = transitions.observations.dtype
+    return starts.astype(dtype) if dtype.kind == "f" else starts
+
+
+def _weigh(reader: Any, problem: EvaluationProblem) -> RowSums:
     """Doubly robust sums of a part of the log."""
     return RowSums.of(problem, reader(problem).values)

@@ -9,7 +9,9 @@ import koffline
 from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Metadata
 from koffline.ope.learning import make_table
+from koffline.ope.limits import LogFacts, log_facts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.working_log import LogPart
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.replicas import StackedMLP
 
@@ -49,6 +51,10 @@ def continuous_log(n: int = 50) -> koffline.Transitions:
         truncated=np.zeros(n, bool),
         action_space=koffline.Continuous(1, -1.0, 1.0),
     )
+
+
+def facts_of(log: koffline.Transitions, gamma: float) -> LogFacts:
+    return log_facts(LogPart(log, np.arange(log.n_episodes)), gamma)
 
 
 SOFT = DiscretePolicy(3, lambda s: _softmax(np.stack([s[:, 0], s[:, 1], 0.0 * s[:, 0]], axis=1)))

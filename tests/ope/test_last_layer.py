@@ -9,18 +9,19 @@ from scipy import stats
 
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope import network_estimates
+from koffline.ope import estimators
 from koffline.ope.estimators import run_estimator
-from koffline.ope.evaluation import open_workspace
 from koffline.ope.fitted import ReplicaMean
 from koffline.ope.last_layer import (
     accumulate_systems,
     dual_weights,
     last_layer,
     minimise_kernel_loss,
+    usual_ridge,
     with_last_layer,
 )
 from koffline.ope.names import CLOSED_FORMS
+from koffline.ope.workspace import open_workspace
 from tests import reference_closed_form as reference
 from tests.ope.problems import NOISY, SOFT, plain_hidden, prepared, stack, uneven_log
 
@@ -129,22 +130,22 @@ def seen_by(fitted, replica):
 
 @pytest.mark.parametrize("name", CLOSED_FORMS)
 def test_each_network_has_the_solution_of_its_own_system(workspace, name, monkeypatch):
-    monkeypatch.setattr(network_estimates, "_CRITICS", 16)
+    monkeypatch.setattr(estimators, "_CRITICS", 16)
     fitted = workspace.fitted
-    found = network_estimates.closed_form(name, fitted) / fitted.problem.reward_scale
+    found = estimators.closed_form(name, fitted) / fitted.problem.reward_scale
     np.testing.assert_array_equal(found[0, 0], found[0, 1])  # the network of the whole log
     for replica in range(4):
         columns, critics = seen_by(fitted, replica)
         if name == "lstdq":
             matrix, vector = reference.moments(list(columns["now"]), columns)
-            share = network_estimates.usual_ridge(fitted.rows, 1.0)
+            share = usual_ridge(fitted.rows, 1.0)
             ridge = reference.ridge_matrix(matrix, share, columns["constants"])
             expected = reference.start_mean(columns) @ np.linalg.solve(matrix + ridge, vector)
         elif name == "mwl":
             _, omega = reference.minimax(critics, columns, fitted.settings.ridge)
             expected = reference.weighted_reward(omega, columns)
         else:
-            ridge, metric = network_estimates.usual_ridge(fitted.rows, 1.5), None
+            ridge, metric = usual_ridge(fitted.rows, 1.5), None
             if name == "dualdice":
                 frequencies = fitted.instruments.frequencies[:, :8].tolist()
                 critics = [reference.instrument(x, frequencies) for x in fitted.problem.kernel_inputs]
@@ -159,7 +160,7 @@ def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspa
     for name in ("kloss", "mql"):
         found, fitted = run_estimator(workspace, name), workspace.fitted
         of_head = fitted.replica_values.get(name)
-        values = network_estimates.closed_form(name, fitted) if of_head is None else of_head
+        values = estimators.closed_form(name, fitted) if of_head is None else of_head
         low, high = workspace.limits.bounds
         assert found.value == pytest.approx(np.clip(values[:, 1].mean(), low, high))
         assert found.standard_error == pytest.approx(values[1:, 0].std(ddof=1))

@@ -14,7 +14,7 @@ from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import NOT_ANSWERABLE
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
-from tests.ope.problems import discrete_log
+from tests.ope.problems import discrete_log, facts_of
 
 QUICK = {"steps": 20, "full_replicas": 2, "hidden_units": (8, 8), "instruments": 40}
 QUICK |= {"feature_source": "random"}
@@ -140,7 +140,7 @@ class TestPossibleValues:
             assert low <= total <= high
 
     def test_an_interval_is_cut_and_says_so(self):
-        limits, whole = Limits(30.0, True, False, 50, 0.1, 0.9, (-1.0, 1.0)), Interval(-0.3, 1.27, 0.95, "x")
+        limits, whole = Limits(facts_of(discrete_log(), 0.9), (-1.0, 1.0)), Interval(-0.3, 1.27, 0.95, "x")
         part, note = limits.cut(whole)
         assert (part.low, part.high) == (-0.3, 1.0)
         assert "was cut to [-1, 1]" in note
@@ -149,7 +149,7 @@ class TestPossibleValues:
         assert "lies wholly outside [-1, 1]" in reason
 
     def test_an_impossible_estimate_has_no_interval(self):
-        limits = Limits(30.0, True, False, 50, 0.1, 0.9, (-2.0, 58.0))
+        limits = Limits(facts_of(discrete_log(), 0.9), (-2.0, 58.0))
         found = limits.settle(PointEstimate("lstdq", -3.0, 1.0, Interval(-5.0, -1.0, 0.95, "bootstrap")), [])
         assert found.value == pytest.approx(-2.0)
         assert found.interval is None

@@ -11,11 +11,11 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.kernels import Gaussian, random_fourier_features
-from koffline.ope.evaluation import open_workspace
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.learning import Resampling, start_values
 from koffline.ope.out_of_bag import RowSums, drl, pass_over_rows
 from koffline.ope.problem import prepare_problem
+from koffline.ope.workspace import open_workspace
 from tests import reference_closed_form as reference
 from tests.ope.bellman_test.problems import known_problem
 from tests.ope.problems import NOISY, SOFT, discrete_log, plain_q, prepared, stack, uneven_log

@@ -12,18 +12,24 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
-from koffline.ope.limits import Limits
+from koffline.ope.limits import Limits, MeanAndSpread
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, Coverage, judge, measure_coverage
 from koffline.policies import DiscretePolicy
 from koffline.report.words import action_shares
-from tests.ope.problems import QUICK, discrete_log
+from tests.ope.problems import QUICK, discrete_log, facts_of
 
-LIMITS = Limits(100.0, True, False, longest=500, ending_rate=0.0, gamma=0.9, bounds=(-99.0, 99.0))
+FACTS = facts_of(discrete_log(2000, 20), 0.9)
+LIMITS = Limits(FACTS, (-99.0, 99.0))
+ALIKE = {"going_on": (1.0, 1.0), "final": (0.0, 0.0)}  # ranges of rewards
 WEIGHTS = {"effective_units": 60.0, "mass": 1.02, "negative_share": 0.1}
 FOUND = PointEstimate("kloss", 10.0, interval=Interval(9.0, 11.0, 0.95, "bootstrap"))
 ROBUST = PointEstimate("drl", 10.2, diagnostics=WEIGHTS)
+
+
+def limits(**changed: object) -> Limits:
+    return Limits(dataclasses.replace(FACTS, **changed), LIMITS.bounds)  # type: ignore[arg-type]
 
 
 def robust(**changed: float) -> PointEstimate:
@@ -37,13 +43,13 @@ def robust(**changed: float) -> PointEstimate:
         (SUPPORTED, "", {}),
         (WITH_CARE, "support", {"coverage": 0.7}),
         (NOT_ANSWERABLE, "support", {"coverage": 0.4}),
-        (WITH_CARE, "size", {"limits": dataclasses.replace(LIMITS, units=12.0)}),
-        (WITH_CARE, "size", {"limits": dataclasses.replace(LIMITS, endings=2)}),
-        (SUPPORTED, "", {"limits": dataclasses.replace(LIMITS, endings=10)}),
+        (WITH_CARE, "size", {"limits": limits(weights=MeanAndSpread(12.0, 1.0))}),
+        (WITH_CARE, "size", {"limits": limits(**ALIKE, terminated=2)}),
+        (SUPPORTED, "", {"limits": limits(**ALIKE, terminated=10)}),
         (WITH_CARE, "size", {"scale": 3.0}),
         (NOT_ANSWERABLE, "size", {"scale": 0.9}),
         (WITH_CARE, "gaps", {"gaps": ["gaps: 3 steps are longer than others"]}),
-        (WITH_CARE, "horizon", {"limits": dataclasses.replace(LIMITS, longest=10)}),
+        (WITH_CARE, "horizon", {"limits": limits(longest=10)}),
         (WITH_CARE, "contradiction", {"robust": robust(value=12.0)}),
         (WITH_CARE, "support", {"robust": robust(effective_units=4.0)}),
         (WITH_CARE, "support", {"robust": robust(mass=0.5)}),

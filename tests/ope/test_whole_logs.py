@@ -16,11 +16,12 @@ from koffline.data.raw import UNFOLLOWED
 from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope import working_log
-from koffline.ope.evaluation import estimate_all, open_workspace
+from koffline.ope.evaluation import estimate_all
 from koffline.ope.out_of_bag import reader_of
 from koffline.ope.problem import prepare_problem
 from koffline.ope.stream_settings import StreamSettings, remove_saved
 from koffline.ope.working_log import hold
+from koffline.ope.workspace import open_workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import mortal_log, uneven_log
 

@@ -78,7 +78,6 @@ def small_system(
         start_weights=torch.as_tensor(generator.uniform(0.5, 1.5, 5)),
         kernel_inputs=normal(rows, 2),
         instruments=FourierFeatures(normal(2, 6)),
-        bandwidth=1.0,
         unit_starts=np.array([0, 2, 5, 6, 9]),
         fixed_starts=fixed_starts,
         value_bounds=(-30.0, 30.0),
