@@ -135,9 +135,10 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
         return training.make_buffer(algo, data.rows, np.random.default_rng([config.train.seed, 1]))
     assert data.statistics is not None
     training.check_single_rows(algo, config.algo.type)
-    pool = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
+    memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
+    pool = data.log.block_rows_for(memory)
     part = _parts(config.data)[0]
-    sampler = BlockSampler(data.log, config.train.seed, memory=pool, part=part, next_actions=True)
+    sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part, next_actions=True)
     return training.LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 

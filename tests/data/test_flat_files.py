@@ -2,13 +2,12 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
-from koffline.cli import cli
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Continuous
 from koffline.errors import DataError
 from tests.data.logs import assert_same_rows, d4rl_arrays, roll_out, write_arrays
+from tests.refusals import succeed
 
 LENGTHS, ROWS = (4, 3, 5, 1, 2), 15
 
@@ -85,39 +84,41 @@ class TestEpisodes:
 
 
 LOG = roll_out().transitions()
-WHOLE = np.arange(3 * ROWS).reshape(ROWS, 3)
-VARIANTS = {
-    "flags": d4rl(),
-    "no timeouts": d4rl(timeouts=None),
-    "independent rows": d4rl(
-        timeouts=None, next_observations=np.random.default_rng(0).standard_normal((ROWS, 3))
-    ),
-    "broken links": d4rl(next_observations=d4rl()["next_observations"] + 1),
-    "all terminal": d4rl(terminals=np.ones(ROWS, dtype=bool), timeouts=None),
-    "ids and steps": d4rl(episode_ids=LOG.episode_ids + 7, steps=LOG.steps),
-    "float flags": d4rl(terminals=LOG.terminated.astype(np.float32)),
-    "small whole numbers": d4rl(observations=WHOLE, next_observations=WHOLE + 3),
-    "big endian": d4rl(rewards=LOG.rewards.astype(">f8")),
-    "flat observations": d4rl(observations=np.arange(15.0), next_observations=np.arange(1.0, 16.0)),
-    "extra log-probabilities": d4rl(**{"infos/action_log_probs": -np.ones(ROWS)}),
-    "unusable log-probabilities": d4rl(**{"infos/action_log_probs": np.full(ROWS, np.nan)}),
-    "continuous": d4rl_arrays(roll_out(discrete=False)),
-    "pictures": d4rl_arrays(roll_out(shape=(2, 2), dtype=np.uint8)),
-}
+ENDS = LOG.terminated | LOG.truncated
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_foreign_files_are_the_same_log_as_shards(tmp_path, monkeypatch, variant):
-    """Lazily they are refused, and the refusal names the command that makes the shards."""
-    path = tmp_path / "log.hdf5"
-    write_arrays(path, VARIANTS[variant])
-    with pytest.raises(DataError, match=r"log.hdf5 is no folder .*: (koffline data convert .*)") as error:
-        open_transitions(path, lazy=True)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"terminals": LOG.terminated.astype(np.float32), "rewards": LOG.rewards.astype(">f4").reshape(-1, 1)},
+        {"episode_ids": LOG.episode_ids + 7, "steps": LOG.steps},
+        {"timeouts": None, "episode_terminals": ENDS.astype(np.float32)},  # d3rlpy 1
+        {"infos/action_log_probs": -np.ones(ROWS)},
+        {"infos/action_log_probs": np.full(ROWS, np.nan)},
+    ],
+)
+def test_the_same_rows_in_other_words(tmp_path, changes):
+    path = write_arrays(tmp_path / "log.hdf5", d4rl(**changes))
+    found = open_transitions(path)
+    assert_same_rows(found, LOG.replace(rewards=LOG.rewards.astype(np.float32)))
+    given = changes.get("infos/action_log_probs", np.full(ROWS, np.nan))
+    assert (found.behavior_log_probabilities is not None) == np.isfinite(given).all()
+    left_out = "infos/action_log_probs" in changes and np.isnan(given).all()
+    assert noted(found, "infos/action_log_probs was left out") == left_out
+
+
+def test_numbers_and_pictures_keep_their_kind(tmp_path):
+    flat = d4rl(observations=np.arange(15), next_observations=np.arange(1, 16))
+    found = opened(tmp_path, flat)
+    assert (found.observation_shape, found.observations.dtype) == ((1,), np.float32)
+    pictures = opened(tmp_path, d4rl_arrays(roll_out(shape=(2, 2), dtype=np.uint8)))
+    assert (pictures.observation_shape, pictures.observations.dtype) == ((2, 2), np.uint8)
+
+
+def test_the_refusal_to_read_from_disk_names_the_command_that_helps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = str(error.value).partition("koffline data ")[2].split()
-    assert CliRunner().invoke(cli, ["data", *words]).exit_code == 0
-    expected = open_transitions(path)
+    expected = opened(tmp_path, d4rl(timeouts=None))
+    with pytest.raises(DataError, match=r"log.hdf5 is no folder .*: (koffline data convert .*)") as error:
+        open_transitions("log.hdf5", lazy=True)
+    succeed("data", *str(error.value).partition("koffline data ")[2].split())
     assert_same_rows(open_transitions("shards"), expected)
-    has_probabilities = variant == "extra log-probabilities"
-    assert (expected.behavior_log_probabilities is not None) == has_probabilities
-    assert noted(expected, "infos/action_log_probs was left out") == (variant == "unusable log-probabilities")

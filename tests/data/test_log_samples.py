@@ -27,7 +27,7 @@ def drawn(sampler, count: int, batch: int = 16) -> np.ndarray:
 
 class TestRows:
     @pytest.mark.parametrize(
-        ("pool", "batch"), [(SIZES, 1), (SIZES, 100), ({"memory": 5000}, 16), ({"pool_rows": 10_000}, 100)]
+        ("pool", "batch"), [(SIZES, 1), (SIZES, 100), ({"pool_rows": 100}, 16), ({"pool_rows": 10_000}, 100)]
     )
     def test_all_are_drawn_equally_often(self, shards, pool, batch):
         """A row waits in the pool, so that counts may differ by what two epochs overlap."""

@@ -59,12 +59,6 @@ BAD = {
     "interleaved": (arrays(episode_ids=np.arange(15) % 2), "its episode goes on"),
     "not counted": (arrays(episode_ids=LOG.episode_ids, steps=LOG.steps + 1), "has step 1, expected 0"),
 }
-# Sound logs that are read into memory, and from disk only after they were made into shards.
-WHOLE = {
-    **{name: ours(name) for name in ("hdf5", "npz", "d3rlpy", "minari")},
-    "derived": arrays(next_observations=None),
-    "d3rlpy 1": arrays(timeouts=None, episode_terminals=(LOG.terminated | LOG.truncated).astype(np.float32)),
-}
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -75,14 +69,6 @@ def test_each_bad_source_is_one_line(tmp_path, case):
         with pytest.raises(DataError, match="no folder of shards|not exist" if lazy else words) as error:
             open_transitions(tmp_path / "log.hdf5", Discrete(3), lazy=lazy)
         assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("case", WHOLE)
-def test_from_disk_only_folders_of_shards_are_read(tmp_path, case):
-    WHOLE[case](tmp_path / "log.hdf5")
-    assert len(open_transitions(tmp_path / "log.hdf5", Discrete(3))) >= 12
-    with pytest.raises(DataError, match="which alone is read from disk; make one of it: koffline data conv"):
-        open_transitions(tmp_path / "log.hdf5", lazy=True)
 
 
 def test_bad_requests_are_one_line(tmp_path):

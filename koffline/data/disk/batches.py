@@ -23,15 +23,14 @@ if TYPE_CHECKING:
 # Smaller blocks mix better, larger ones are read faster.
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
 _WANTED_BLOCKS, _LEAST_BLOCKS = 256, 64  # blocks per pool
-_DEFAULT_POOL = 2**29
 _ORDER, _ROWS = 1, 2  # independent random streams of one seed
 
 
 class BlockSampler:
     """Draws mini-batches; every row comes once in an epoch, and a batch has rows of many blocks.
 
-    memory: bytes of the pool, or pool_rows: its rows; block_rows: rows read at once. part: draw only from
-    that side of a split by units. A pool is a function of the seed, its number and how the log is cut into
+    pool_rows: rows of the pool; block_rows: rows read at once. part: draw only from that side of a split by
+    units. A pool is a function of the seed, its number and how the log is cut into
     shards: the same seed on the same shards gives the same batches. Raises DataError for a shard that cannot
     be read.
     """
@@ -41,24 +40,22 @@ class BlockSampler:
         log: LazyTransitions,
         seed: int,
         *,
-        memory: int | None = None,
-        pool_rows: int | None = None,
+        pool_rows: int,
         block_rows: int | None = None,
         part: Part | None = None,
         next_actions: bool = False,
     ) -> None:
         self._log, self._seed, self._part, self._next_actions = log, seed, part, next_actions
-        rows = pool_rows or log.block_rows_for(memory or _DEFAULT_POOL)
         sizes = [shard.rows for shard in log.shards]
         # compromise: many blocks per pool mix well, large blocks are read fast
-        wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, rows // _WANTED_BLOCKS))
-        size = min(block_rows or max(1, min(wanted, rows // _LEAST_BLOCKS)), max(sizes), rows)
+        wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_BLOCKS))
+        size = min(block_rows or max(1, min(wanted, pool_rows // _LEAST_BLOCKS)), max(sizes), pool_rows)
         self._blocks = [
             (shard, start, min(start + size, count))
             for shard, count in enumerate(sizes)
             for start in range(0, count, size)
         ]
-        self._in_pool = min(max(1, rows // size), len(self._blocks))
+        self._in_pool = min(max(1, pool_rows // size), len(self._blocks))
         self.block_rows, self.pool_rows = size, self._in_pool * size
         self._identity = [len(log), size, self._in_pool, seed, None if part is None else repr(part)]
         self._columns: dict[str, np.ndarray] = {}
