@@ -12,6 +12,7 @@ at which it does not look.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         described = read_description(file.text(DESCRIPTION))
+        if described is not None and any(name.startswith("koffline_columns/") for name in file.datasets):
+            said = "probabilities and weights that an earlier koffline kept in this dump are not read"
+            described = dataclasses.replace(described, metadata=described.metadata.with_notes(said))
         return episodic_log(_episodes(file, path), described, action_space, str(path))
 
 
@@ -50,6 +54,8 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
         file["version"] = "2.1"
         lost = " and ".join(name for name in ("behavior_log_probabilities", "weights") if name in log.columns)
         notes = [f"{lost} were left out: a d3rlpy dump has no place for them"] if lost else []
+        for note in notes:
+            logging.getLogger(__name__).warning("%s: %s", path, note)
         metadata = dataclasses.replace(log.metadata, sha256=None).with_notes(*notes)
         write_text(file, DESCRIPTION, describe_columns(log.action_space, log.has_episodes, metadata))
 

@@ -107,6 +107,10 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     problems = found.problems
+    numbers = pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
+    if kind == CSV and not numbers.has_nulls() and not all(map(str.isdecimal, stored)):
+        first = ", ".join(list(stored)[:3])
+        problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
     for each in columns:
         if each.problem:
             problems.append(f"{each.name}: {each.problem}")
