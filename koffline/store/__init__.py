@@ -18,7 +18,10 @@ from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
 RECORD, CONFIG = FILE, "config.yaml"
-_NAMES = {None: "a training run", "online": "an online run"}  # kinds of runs by the ``kind`` in their records
+_NAMES = {
+    "train": "a training run",
+    "online": "an online run",
+}  # kinds of runs by the ``kind`` in their records
 Record = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 
@@ -118,7 +121,7 @@ def open_run(
         yield stored or record
 
 
-def read_record(out: Path, kind: str | None = None) -> dict[str, Any] | None:
+def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
     """run.json of a folder, None where there is none. Raises ConfigError for a damaged or foreign one."""
     try:
         content = read_json(out / RECORD)
@@ -126,7 +129,7 @@ def read_record(out: Path, kind: str | None = None) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
-    is_ours = isinstance(content, dict) and content.get("kind") == kind
+    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # once unsaid
     if not is_ours or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
     return content
@@ -153,13 +156,13 @@ def _stored_run(
     out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
 ) -> Record:
     """The record of a run that may go on. Raises ConfigError, as `open_run`."""
-    stored = read_record(out, record.get("kind"))
+    stored = read_record(out, record["kind"])
     if stored is None:
         raise ConfigError(
-            f"{out} holds something that is not {_NAMES[record.get('kind')]}; choose another folder"
+            f"{out} holds something that is not {_NAMES[record['kind']]}; choose another folder"
         )
     if not resume:
-        option = f"--resume {out}" if record.get("kind") == "online" else "--resume"
+        option = f"--resume {out}" if record["kind"] == "online" else "--resume"
         raise ConfigError(f"{out} holds a run already; go on with it by {option}, or choose another --out")
     found, asked = identity_of(stored), identity_of(record)
     for name in {**asked, **found}:

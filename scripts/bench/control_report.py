@@ -19,8 +19,8 @@ _LEVEL = 0.025
 _LEVEL_SCORES = 5.0  # a pair whose scores differ by less is level whatever its interval says
 _INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
 _BY_RULE = (
-    "Logs of 100,000 rows (`koffline build control --env {env} --kind random --n 100000 --seed 1 "
-    "--out {name}100k_random.hdf5`, so medium and expert). Nothing was searched: originals run at "
+    "Logs of 100,000 rows (`koffline build control --env {env} --kind medium --n 100000 --seed 1 "
+    "--out {name}100k_medium.hdf5`, so the others). Nothing was searched: originals run at "
     "d3rlpy's own settings, kernel-loss critics by the rule of [the smaller logs](control.md), written "
     "before: KLossSAC with a slow copy where actions were random, at its defaults elsewhere (TD3+BC and IQL "
     "always have the copy)."

@@ -30,6 +30,7 @@ _DEVIATIONS = 5.0
 _AT_BOUNDS = 0.01  # share of actions on the bounds above which densities need point masses there
 _FREQUENCIES = 40
 _PENALTIES = (math.inf, 1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # an infinite penalty ignores the observation
+_DEFAULT_PENALTY = 1e-1  # penalty if no fold can be held out
 _PATIENCE = 2  # successive penalties without improvement
 _FIT_ROWS = 10_000  # most rows of one fit
 _STEPS = {"maxiter": 60, "ftol": 1e-6}  # enough for a warm start of the next penalty
@@ -37,7 +38,7 @@ _MOST_INPUTS = 4096
 _FAR = 5.0  # bound of standardised observations
 _LOG_DEVIATIONS = (-6.0, 3.0)  # range for standardised actions: repeated ones have no density
 _WARNING = (
-    "Behavior probabilities were estimated from the log ({behavior_model}, cross-fitted; held-out "
+    "Behavior probabilities were estimated from the log ({behavior_model}, {folds}; held-out "
     "log-likelihood {behavior_log_likelihood:.3g} a row against {behavior_log_likelihood_constant:.3g} "
     "without the observation): intervals leave that error out."
 )
@@ -80,7 +81,8 @@ def importance_ratios(
         return Ratios(logs, False, (*off, *at_bounds), {"behavior": FROM_LOG, "probabilities": list(off)})
     cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
     logs, found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
-    warnings = _WARNING.format(**found), *at_bounds
+    folds = "2-fold cross-fitted by episode" if transitions.n_episodes > 1 else "on its only episode"
+    warnings = _WARNING.format(folds=folds, **found), *at_bounds
     return Ratios(target - logs, True, warnings, {"behavior": ESTIMATED, **found})
 
 
@@ -135,15 +137,18 @@ def estimate_behavior(
     """Cross-fitted log probabilities of the logged actions, densities of continuous ones; and how they came.
 
     ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.builtin`), as those of
-    the policy they are to be compared with. Raises DataError for logs of fewer than two episodes and for
-    images.
+    the policy they are to be compared with. Raises DataError for logs without episodes and for images.
     """
-    if transitions.n_episodes < 2:
+    if not transitions.has_episodes:
         raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")
     generator = np.random.default_rng([seed, 11])
     model = _model(transitions, cut_to, _features(transitions, generator), generator)
-    halves = generator.permutation(transitions.n_episodes) % 2
-    logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
+    if transitions.n_episodes < 2:
+        penalty = _DEFAULT_PENALTY
+        logs = constant = model.evaluate(model.fit(np.arange(len(transitions)), penalty))
+    else:
+        halves = generator.permutation(transitions.n_episodes) % 2
+        logs, constant, penalty = _cross_fitted(model, np.repeat(halves, transitions.episode_lengths))
     return logs, {
         "behavior_model": model.name,
         "behavior_penalty": penalty if math.isfinite(penalty) else None,
