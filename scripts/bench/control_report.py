@@ -264,7 +264,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
             axis.set_title(f"{log}: {name}", fontsize=8)
             axis.axhline(100.0, color="0.8", linewidth=0.8, zorder=0)
             axis.axhline(0.0, color="0.8", linewidth=0.8, zorder=0)
-            axis.set_ylim(-30, 120)
+            axis.set_ylim(-30, 140)
             axis.tick_params(labelsize=7)
         row[0].set_ylabel("score", fontsize=8)
     for axis in axes[-1]:
