@@ -99,12 +99,13 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Fix the kernel once, from rows of the log or else from this mini-batch."""
         if self._impl is None or self._impl.modules.kernel.is_fixed():
             return
-        rows, self._kernel_rows = first_steps(self._kernel_rows or batch), None
+        whole, self._kernel_rows = self._kernel_rows or batch, None
+        rows = first_steps(whole)
         with torch.no_grad():
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
             self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
-            shift_values(self._impl.modules, self._initial_value(rows))
+            shift_values(self._impl.modules, self._initial_value(whole))
 
     def save(self, fname: str) -> None:
         """Save everything; the file appears whole or not at all."""
@@ -177,7 +178,9 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         lost = 1.0 - float(np.mean(self._config.gamma**batch.intervals * (1.0 - batch.terminals)))
         if lost <= 0.0:  # without termination and discount no value is finite
             return 0.0
-        return float(self._scaled("reward", batch.rewards).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
+        rewards, steps = self._scaled("reward", batch.rewards), np.arange(batch.rewards.shape[1])
+        taken = convert_to_torch(self._config.gamma**steps * (steps < batch.intervals), self._device)
+        return float((taken * rewards).sum(dim=1).mean() / max(lost, 1.0 / _LONGEST_HORIZON))
 
 
 class KernelForwarder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,18 @@ def test_paths_need_episodes() -> None:
     with pytest.raises(DataError, match="set path_length to 1"):
         fit(make("TrustPCL", path_length=4), ColumnarReplayBuffer(loose))
     assert len(fit(make("TrustPCL", path_length=1), ColumnarReplayBuffer(loose))) == 1
+
+
+def test_values_start_at_that_of_a_constant_reward_whatever_the_length_of_paths() -> None:
+    """A reward of one for ever is worth 1 / (1 − γ)."""
+    log = make_log(discrete=False)
+    for length in (1, 4):
+        algo = make("TrustPCL", path_length=length, initial_value="mean")
+        batch = PathReplayBuffer(log, length, seed=0).sample_transition_batch(50)
+        batch = dataclasses.replace(
+            batch, rewards=np.ones_like(batch.rewards), terminals=np.zeros_like(batch.terminals)
+        )
+        assert algo._initial_value(batch) == pytest.approx(1.0 / (1.0 - algo.config.gamma), rel=1e-5)
 
 
 def make_paths(discrete: bool, seed: int = 0) -> Any:
