@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.features import Features
+from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, nearest_name
 from koffline.policies import load_policy_file

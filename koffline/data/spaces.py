@@ -1,15 +1,22 @@
-"""Action spaces, declared by whoever made the log and never inferred from it."""
+"""What actions and observations are: spaces, declared and never inferred; names of features, categories."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from koffline.errors import DataError
+from koffline.errors import DataError, PolicyError, listed
 
+if TYPE_CHECKING:
+    import polars as pl
+
+ONE_HOT, ORDINAL = "one-hot", "ordinal"
+# Keys in the ``extra`` of metadata.
+NAMES, ENCODINGS, ACTIONS = "feature_names", "encodings", "action_names"
 # Largest discrete space: larger ones in a file would exhaust the memory, as policies return (N, n).
 LARGEST_SPACE = 2**20
 
@@ -81,3 +88,100 @@ def _bounds(name: str, value: object, k: int) -> tuple[float, ...]:
     if given.shape not in ((), (1,), (k,)) or np.isnan(given).any():
         raise DataError(f"Continuous({name}=…) is {value!r}; give a number or {k} numbers, none of them NaN")
     return tuple(np.broadcast_to(given, (k,)).tolist())
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Encoding of a column of categories: one-hot columns, or the category's position (ordinal).
+
+    ``categories`` are in the order of their numbers; none until they were looked up in the column.
+    """
+
+    kind: Literal["one-hot", "ordinal"]
+    categories: tuple[str, ...] = ()
+
+    def names(self, column: str) -> tuple[str, ...]:
+        """Names of the features that encode the column."""
+        return tuple(f"{column}={name}" for name in self.categories) if self.kind == ONE_HOT else (column,)
+
+    def texts(self, numbers: np.ndarray) -> list[str | None]:
+        """Decode numbers (N, features) into categories; None for an unknown one."""
+        if self.kind == ONE_HOT:
+            codes = np.where(numbers.any(axis=1), numbers.argmax(axis=1), -1)
+        else:
+            codes = numbers[:, 0]
+        names = dict(enumerate(self.categories))
+        return [names.get(code) for code in codes.tolist()]
+
+
+@dataclass(frozen=True)
+class Features:
+    """``names`` of the d numbers of an observation; ``encodings`` of columns that were categories.
+
+    ``actions``: texts that a discrete action was, in the order of their numbers.
+    """
+
+    names: tuple[str, ...]
+    encodings: Mapping[str, Encoding] = field(default_factory=dict)
+    actions: tuple[str, ...] = ()
+
+    def to_extra(self) -> dict[str, Any]:
+        """Plain values for the ``extra`` of metadata."""
+        encoded = {name: {each.kind: list(each.categories)} for name, each in self.encodings.items()}
+        return {NAMES: list(self.names), **({ENCODINGS: encoded} if encoded else {})}
+
+    @classmethod
+    def from_extra(cls, extra: Mapping[str, Any]) -> Features | None:
+        """Inverse of `to_extra`; None if names are missing or inconsistent."""
+        try:
+            encodings = {}
+            for column, said in dict(extra.get(ENCODINGS, {})).items():
+                ((kind, categories),) = said.items()
+                encodings[str(column)] = Encoding(kind, tuple(map(str, categories)))
+            names = tuple(map(str, extra[NAMES]))
+            known = all(each.kind in (ONE_HOT, ORDINAL) for each in encodings.values())
+            fit = all(set(each.names(column)) <= set(names) for column, each in encodings.items())
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
+        return cls(names, encodings, tuple(map(str, extra.get(ACTIONS, ())))) if known and fit else None
+
+    def table(self, observations: np.ndarray) -> pl.DataFrame:
+        """Observations (N, d) as columns by name, categories as the texts that the log's table had."""
+        import polars as pl
+
+        place, columns = {name: i for i, name in enumerate(self.names)}, {}
+        inside = {name: column for column, each in self.encodings.items() for name in each.names(column)}
+        for name in self.names:
+            column = inside.get(name, name)
+            if column in self.encodings and column not in columns:
+                encoding = self.encodings[column]
+                numbers = observations[:, [place[each] for each in encoding.names(column)]]
+                columns[column] = pl.Series(column, encoding.texts(numbers), dtype=pl.String)
+            elif column not in columns:
+                columns[column] = pl.Series(column, observations[:, place[name]])
+        return pl.DataFrame(list(columns.values()))
+
+    def numbers(self, actions: Any, policy: str) -> Any:
+        """Convert a policy's output to numbers: action texts to indices, columns named by action to (N, n).
+
+        A frame (polars, pandas) or a mapping with a column for each action may have them in any order.
+        Anything else stays as it is. Raises PolicyError for names that are no actions of the log.
+        """
+        columns = list(getattr(actions, "columns", actions if isinstance(actions, Mapping) else ()))
+        if self.actions and (len(columns) > 1 or isinstance(actions, Mapping)):
+            if sorted(map(str, columns)) != sorted(self.actions):
+                what = f"columns of the output are {listed(list(map(str, columns)))}"
+                raise PolicyError(f"{policy}: {what}; name them as the log's actions, {listed(self.actions)}")
+            return np.stack([np.asarray(actions[name], dtype=np.float64) for name in self.actions], axis=1)
+        try:
+            texts: Any = np.zeros(0) if hasattr(actions, "detach") else np.asarray(actions)
+        except ValueError:  # rows of several lengths
+            return actions
+        if not self.actions or not any(isinstance(text, str) for text in texts.flat[:1]):
+            return actions
+        numbers = {name: number for number, name in enumerate(self.actions)}
+        for row, text in enumerate(texts.flat):
+            if text not in numbers:
+                what = f"row {row} of the output is {str(text)!r}, no action of this log"
+                raise PolicyError(f"{policy}: {what}; its actions are {listed(self.actions)}")
+        return np.array([numbers[text] for text in texts.flat]).reshape(texts.shape)

@@ -10,9 +10,8 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data.disk.log import LazyTransitions, in_whole_units
-from koffline.data.features import ACTIONS, ENCODINGS, NAMES
 from koffline.data.raw import space_to_json
-from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES, ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError, printable

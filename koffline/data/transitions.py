@@ -13,8 +13,7 @@ import numpy as np
 
 from koffline.data import columns
 from koffline.data.columns import counted, order_rows
-from koffline.data.features import Features
-from koffline.data.spaces import ActionSpace, Continuous, Discrete
+from koffline.data.spaces import ActionSpace, Continuous, Discrete, Features
 from koffline.errors import DataError
 
 __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]

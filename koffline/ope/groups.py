@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 
 from koffline.data.columns import counted
-from koffline.data.features import Features
+from koffline.data.spaces import Features
 from koffline.data.table.values import natural_key
 from koffline.errors import ConfigError, DataError, nearest_name
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED

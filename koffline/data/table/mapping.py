@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import polars as pl
 import pydantic
 
-from koffline.data.features import ONE_HOT, ORDINAL, Encoding
 from koffline.data.flat import KEYS
+from koffline.data.spaces import ONE_HOT, ORDINAL, Encoding
 from koffline.errors import DataError, nearest_name
 from koffline.untrusted.limits import read_yaml_file
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.features import ONE_HOT, Encoding
+from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
 from koffline.data.table.readers import CSV
 from koffline.data.table.rows import TableRows

@@ -12,10 +12,9 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.features import ACTIONS, Encoding, Features
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.raw import FileDescription, read_description, settle_space
-from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
+from koffline.data.spaces import ACTIONS, ActionSpace, Discrete, Encoding, Features, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table import values

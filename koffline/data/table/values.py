@@ -15,8 +15,8 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.features import ONE_HOT, Encoding
 from koffline.data.raw import UNFOLLOWED
+from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.errors import DataError, nearest_name
 
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
