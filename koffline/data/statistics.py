@@ -56,6 +56,17 @@ class ColumnStatistics(Tally):
         """Standard deviation over all rows so far; at least one row is needed."""
         return np.asarray(np.sqrt(self._squares / self.count))
 
+    @property
+    def effective_count(self) -> float:
+        """Effective count (Σx)² / Σx² of single numbers: their count if all are equal, 0 without any."""
+        total = float(self._squares + self.count * self.mean**2)
+        return float(self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
+
+    @property
+    def standard_error(self) -> float | None:
+        """Standard error of the mean of single numbers; None for fewer than two."""
+        return float(np.sqrt(self._squares / (self.count - 1) / self.count)) if self.count > 1 else None
+
     def spreads(self) -> list[dict[str, float]]:
         """Least, mean and greatest (``min``, ``mean``, ``max``) of each number of a row."""
         each = (found.ravel().tolist() for found in (self.minimum, self.mean, self.maximum))
@@ -70,14 +81,23 @@ class ColumnStatistics(Tally):
             block.mean = seen.mean(axis=0)
             with np.errstate(over="ignore"):
                 block._squares = np.square(seen - block.mean).sum(axis=0)
-            block.minimum, block.maximum = values.min(axis=0), values.max(axis=0)
+            block.minimum, block.maximum = seen.min(axis=0), seen.max(axis=0)
             self.merge(block)
+
+    def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
+        """Statistics of both."""
+        found = copy.copy(self)
+        found.merge(other)
+        return found
 
     def merge(self, other: Any) -> None:
         """Add the statistics of other rows."""
-        count = self.count + other.count
+        if not self.count:
+            vars(self).update(vars(other))
+            return
         if not other.count:
             return
+        count = self.count + other.count
         apart = other.mean - self.mean
         self.mean = self.mean + apart * (other.count / count)
         with np.errstate(over="ignore"):

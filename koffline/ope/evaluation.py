@@ -179,9 +179,9 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
         "n_truncated": facts.truncated,
         "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,
         "reward_scale": problem.reward_scale,
-        "logged_return": facts.returns.mean if facts.episodes else None,
+        "logged_return": float(facts.returns.mean) if facts.episodes else None,
         "logged_return_se": facts.returns.standard_error,
-        "beyond_cuts": facts.beyond.mean if facts.episodes else None,
+        "beyond_cuts": float(facts.beyond.mean) if facts.episodes else None,
         **({} if workspace.log.is_whole else {"sample_rows": len(log)}),
         **_action_overlap(log, workspace.policy),
     }

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.statistics import ColumnStatistics
 from koffline.ope.results import Interval, PointEstimate
 
 NO_INTERVAL = "No interval: "  # beginning of a sentence on a missing interval
@@ -141,46 +142,6 @@ def reward_range(rewards: np.ndarray) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class MeanAndSpread:
-    """Count, mean and sum of squared deviations of a sample; ``+`` joins two samples."""
-
-    count: float = 0.0
-    mean: float = 0.0
-    squares: float = 0.0
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> MeanAndSpread:
-        """Statistics of some numbers."""
-        if not len(values):
-            return cls()
-        mean = float(values.mean())
-        with np.errstate(over="ignore"):  # too large numbers are refused where the engine reads them
-            return cls(float(len(values)), mean, float(np.square(values - mean).sum()))
-
-    def __add__(self, other: MeanAndSpread) -> MeanAndSpread:
-        """Statistics of both samples together (Chan, Golub and LeVeque 1983)."""
-        count = self.count + other.count
-        if count == 0.0:
-            return self
-        gap = other.mean - self.mean
-        squares = self.squares + other.squares + gap * gap * self.count * other.count / count
-        return MeanAndSpread(count, self.mean + gap * other.count / count, squares)
-
-    @property
-    def effective_count(self) -> float:
-        """Effective count (Σx)² / Σx²: the count if all numbers are equal, 0 without numbers."""
-        total = self.squares + self.count * self.mean**2
-        return (self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
-
-    @property
-    def standard_error(self) -> float | None:
-        """Standard error of the mean; None for fewer than two numbers."""
-        if self.count < 2.0:
-            return None
-        return math.sqrt(self.squares / (self.count - 1.0) / self.count)
-
-
-@dataclass(frozen=True)
 class LogFacts:
     """Additive facts of a log at a ``gamma``. ``returns``: discounted, of episodes up to their cuts.
     ``beyond``: share γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of
@@ -199,9 +160,9 @@ class LogFacts:
     longest: int
     going_on: tuple[float, float]
     final: tuple[float, float]
-    returns: MeanAndSpread
-    beyond: MeanAndSpread
-    weights: MeanAndSpread
+    returns: ColumnStatistics
+    beyond: ColumnStatistics
+    weights: ColumnStatistics
 
     def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
         """Bounds of every discounted sum of such rewards, or of rewards within the given bounds."""
@@ -249,6 +210,7 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
     firsts = log.episode_starts if log.has_episodes else np.arange(len(log))
     lengths = np.diff(np.append(firsts, len(log)))
     rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
+    returns = log.returns(gamma) if log.has_episodes else np.zeros(0)
     counted, is_cut = weights > 0.0, ~terminated[firsts + lengths - 1]
     return LogFacts(
         gamma=gamma,
@@ -260,9 +222,9 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         longest=int(lengths.max()) if log.has_episodes else 0,
         going_on=reward_range(rewards[counted & ~terminated]),
         final=reward_range(rewards[counted & terminated]),
-        returns=MeanAndSpread.of(log.returns(gamma) if log.has_episodes else np.zeros(0)),
-        beyond=MeanAndSpread.of(np.where(is_cut, gamma**lengths, 0.0) if log.has_episodes else np.zeros(0)),
-        weights=MeanAndSpread.of(np.add.reduceat(weights, firsts) / lengths),
+        returns=ColumnStatistics.of(returns),
+        beyond=ColumnStatistics.of(np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]),
+        weights=ColumnStatistics.of(np.add.reduceat(weights, firsts) / lengths),
     )
 
 

@@ -22,11 +22,12 @@ from koffline.untrusted.limits import check_regular
 
 DEFAULT_MEMORY = "2GB"
 SAVED = ".sums"  # suffix of files of saved passes
-_ARRAYS = {
+_KNOWN = {
     __name__: ("torch_tensor",),
     "numpy._core.multiarray": ("_reconstruct", "scalar"),
     "numpy._core.numeric": ("_frombuffer",),
     "numpy": ("ndarray", "dtype"),
+    "koffline.data.statistics": ("ColumnStatistics",),
 }
 
 
@@ -88,7 +89,7 @@ def torch_tensor(array: Any) -> Any:
 class _SumsUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         """Allow arrays, tensors and this package's records of sums; refuse everything else."""
-        if name in _ARRAYS.get(module, ()):
+        if name in _KNOWN.get(module, ()):
             return super().find_class(module, name)
         if module.startswith("koffline.ope."):
             found = getattr(import_module(module), name, None)

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 import koffline
 from koffline.cli import cli
 from koffline.data.sources import write_transitions
-from koffline.ope.limits import Limits, MeanAndSpread
+from koffline.data.statistics import ColumnStatistics
+from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, Coverage, judge, measure_coverage
@@ -43,7 +44,7 @@ def robust(**changed: float) -> PointEstimate:
         (SUPPORTED, "", {}),
         (WITH_CARE, "support", {"coverage": 0.7}),
         (NOT_ANSWERABLE, "support", {"coverage": 0.4}),
-        (WITH_CARE, "size", {"limits": limits(weights=MeanAndSpread(12.0, 1.0))}),
+        (WITH_CARE, "size", {"limits": limits(weights=ColumnStatistics.of(np.ones(12)))}),
         (WITH_CARE, "size", {"limits": limits(**ALIKE, terminated=2)}),
         (SUPPORTED, "", {"limits": limits(**ALIKE, terminated=10)}),
         (WITH_CARE, "size", {"scale": 3.0}),
