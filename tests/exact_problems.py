@@ -5,8 +5,6 @@ Gaussian policy (Lyapunov equation); on- and off-policy, episodes with and witho
 independent tuples. Each entry of ``EXACT_PROBLEMS`` is called as ``make(seed, n_rows)``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

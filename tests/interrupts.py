@@ -1,7 +1,5 @@
 """Ends of processes: children that hear interrupts, and a stand-in for the end at any write."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

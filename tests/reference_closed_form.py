@@ -1,7 +1,5 @@
 """The closed-form estimators once more in plain numpy: loops over rows, explicit inverses, nothing shared."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Commands in this process, and refusals: by the library or by shape annotations, which tests may turn on."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -8,8 +8,6 @@ multiply-adds, where log-probabilities were found to differ by up to 1.4e-13. Ro
 such differences rare and large, so what is built again is compared within a tolerance, not by its digest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Build a log, train on it, evaluate from another log what was trained, play it: commands and a truth."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The hand-written steps share nothing with the package but the networks: kernels,
 spelled out here, with plain SGD.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Small algorithms and logs for the tests of koffline.algos."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from typing import Any

@@ -1,7 +1,5 @@
 """What d3rlpy's users do with its algorithms works on ours: the checks of its own algorithms, and more."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

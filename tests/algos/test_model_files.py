@@ -1,7 +1,5 @@
 """Any .d3 comes back whole and runs nothing; exported policies act as predict does, for any batch size."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

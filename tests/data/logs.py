@@ -1,7 +1,5 @@
 """Logs whose every row is known: episodes of a random walk, recorded step by step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The references take one state at a time, in plain Python, and are written from t
 koffline; without noise, so that a step is exact. What noise does is tested on its own.
 """
 
-from __future__ import annotations
-
 import math
 
 import gymnasium

@@ -1,7 +1,5 @@
 """Finite processes and grids: values by hand, brute force and rollouts; cells, weights, transitions."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The worlds as Gymnasium environments: what Gymnasium itself checks, seeds, limits."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

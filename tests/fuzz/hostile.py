@@ -1,7 +1,5 @@
 """Builders of files made to do harm, each a few kilobytes."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 import zlib

@@ -1,7 +1,5 @@
 """NumPy files made to do harm."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import zipfile

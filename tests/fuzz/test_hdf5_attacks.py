@@ -1,7 +1,5 @@
 """HDF5 files made to do harm: refused in one line, other files stay unread, memory and time stay bounded."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Policies, models and checkpoints made to do harm."""
 
-from __future__ import annotations
-
 import io
 import logging
 import zipfile

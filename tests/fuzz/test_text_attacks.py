@@ -1,7 +1,5 @@
 """Settings, manifests and metadata made to do harm."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

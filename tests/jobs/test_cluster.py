@@ -1,7 +1,5 @@
 """Passes on a Ray cluster of two nodes: the same numbers as here, and what happens to workers that die."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

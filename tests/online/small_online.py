@@ -1,7 +1,5 @@
 """Small configs, and what of two runs must be equal, for the tests of koffline online."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

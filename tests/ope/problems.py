@@ -1,7 +1,5 @@
 """Small logs and networks for the tests of the estimators."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

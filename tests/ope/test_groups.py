@@ -1,7 +1,5 @@
 """Values by group of start states: by one set of networks, the same wherever labels come from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

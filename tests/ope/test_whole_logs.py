@@ -1,7 +1,5 @@
 """One engine: where a log lies changes nothing, and sums over parts are those over all rows."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 import pickle

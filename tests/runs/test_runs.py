@@ -1,7 +1,5 @@
 """export and d3rlpy's own commands: koffline's models and logs, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from pathlib import Path
