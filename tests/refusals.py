@@ -1,8 +1,10 @@
 """Commands in this process, and refusals: by the library or by shape annotations, which tests may turn on."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -48,3 +50,13 @@ def assert_refused(result: Result, *words: str) -> None:
     assert said.count("\n") == 1
     for word in words:
         assert word in said
+
+
+class Attack:
+    """Pickles as a call of os.system that leaves a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)

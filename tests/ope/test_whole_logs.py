@@ -1,7 +1,6 @@
 """One engine: where a log lies changes nothing, and sums over parts are those over all rows."""
 
 import dataclasses
-import pathlib
 import pickle
 
 import numpy as np
@@ -22,6 +21,7 @@ from koffline.ope.working_log import hold
 from koffline.ope.workspace import open_workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import mortal_log, uneven_log
+from tests.refusals import Attack
 
 QUICK = {"steps": 30, "hidden_units": (8, 8), "full_replicas": 2, "resampled_replicas": 3, "instruments": 60}
 TILTED = DiscretePolicy(3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted")
@@ -206,17 +206,9 @@ class TestAKilledPass:
         _, shards = stored["discrete"]
         expected, whole = self.run(shards, tmp_path / "sums", monkeypatch)
         for path in (tmp_path / "sums").iterdir():
-            path.write_bytes(pickle.dumps((1, _Evil(tmp_path / "proof"), ())))
+            path.write_bytes(pickle.dumps((1, Attack(tmp_path / "proof"), ())))
         assert self.run(shards, tmp_path / "sums", monkeypatch) == (expected, whole)
         assert not (tmp_path / "proof").exists()
         (tmp_path / "sums" / "mine").touch()
         remove_saved(tmp_path / "sums")
         assert [path.name for path in (tmp_path / "sums").iterdir()] == ["mine"]
-
-
-class _Evil:
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return pathlib.Path.touch, (self.path,)
