@@ -187,28 +187,6 @@ def test_the_loss_has_no_bias_of_its_diagonal():
     assert ((losses[100:].mean(dim=0) - truth).abs() < 4 * error).all()
 
 
-def test_noise_does_not_pull_the_values_as_it_does_in_small_batches():
-    """Rewards of a constant, next values noisy: the memory finds the value, batches of four shrink it."""
-    generator, n = torch.Generator().manual_seed(1), 4000
-    x = torch.rand(n, 1, generator=generator, dtype=torch.float64)
-    following = torch.rand(n, 1, generator=generator, dtype=torch.float64)  # V(s') is noise around E V
-    reward = torch.sin(6.0 * x[:, 0])
-    table = Table(x, following, reward, torch.full((n,), 0.5, dtype=torch.float64), kernel_inputs=x)
-    truth = reward - reward.mean() + reward.mean() / 0.5
-    errors = {}
-    for name, objective in {
-        "memory": MemoryLoss(Gaussian(0.3), 0.95, 0.0),
-        "batch": KernelLoss(Gaussian(0.3)),
-    }.items():
-        network = StackedMLP.initialise((1, 32, 1), (1, 2), "tanh", dtype=torch.float64)
-        found = fit(
-            table, network, objective, ReplicaPlan((0.005,) * 2, (1, 2)), FitSettings(4000, 4)
-        ).network
-        with torch.no_grad():
-            errors[name] = (found.forward(x[None]).squeeze(-1) - truth).square().mean()
-    assert errors["memory"] < 0.5 * errors["batch"]
-
-
 @pytest.mark.parametrize("memory", [1.0, -0.1, float("nan")])
 def test_impossible_memories_are_refused(memory):
     with pytest.raises(ConfigError, match="memory is"):

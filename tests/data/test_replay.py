@@ -147,17 +147,6 @@ def make_algo(name, **options):
     return getattr(d3rlpy.algos, f"{name}Config")(batch_size=16, **options).create()
 
 
-@pytest.mark.parametrize(("name", "episodes"), [("DiscreteCQL", False), ("CalQL", True), ("ReBRAC", True)])
-def test_stock_algorithms_fit(name, episodes):
-    algo = make_algo(name)
-    buffer = ColumnarReplayBuffer(long_log(name == "DiscreteCQL", episodes), seed=0)
-    algo.build_with_dataset(buffer)
-    before = weights_of(algo)
-    ((_, losses),) = algo.fit(buffer, n_steps=2, n_steps_per_epoch=2, **QUIET)
-    assert all(np.isfinite(value) for value in losses.values())
-    assert not np.array_equal(before, weights_of(algo))
-
-
 @DISCRETE
 def test_the_same_rows_give_the_same_update_as_in_d3rlpys_buffer(discrete):
     log = long_log(discrete)

@@ -185,8 +185,9 @@ def test_passes_share_kept_workers(tmp_path: Path) -> None:
         assert first == second
         assert {threads for _, threads in first} == {"1"}
         assert os.getpid() not in {process for process, _ in first}
-        deaths = functions.Deaths(tmp_path, times=1)
+        deaths = functions.Deaths(tmp_path, times=2)  # after two it goes to a third
         assert list(settings.map(functions.die, range(3), deaths)) == [0, 1, 2]
+        assert len(list(tmp_path.iterdir())) == 2
         with pytest.raises(DataError):
             list(settings.map(functions.refuse_third, range(4), "data"))
         one, other = (settings.map(functions.double, range(3)) for _ in range(2))  # one within the other
@@ -208,12 +209,6 @@ def test_a_fault_ends_the_pass() -> None:
     with pytest.raises(JobError, match=r"item 1: ZeroDivisionError at functions.py:\d+") as caught:
         values(functions.stumble, range(3), workers=2)
     assert "in stumble" in caught.value.trace
-
-
-def test_an_item_whose_worker_died_goes_to_another(tmp_path: Path) -> None:
-    deaths = functions.Deaths(tmp_path, times=2)
-    assert values(functions.die, range(4), shared=deaths, workers=2) == [0, 1, 2, 3]
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:
