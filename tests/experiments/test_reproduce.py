@@ -8,16 +8,15 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from koffline.cli import cli
 from koffline.experiments import ablation, mujoco
 from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco import CRITICS, NOISE_LEVELS, PAPER_CRITICS
 from koffline.experiments.results import read_results
 from tests.experiments.fake_mujoco import FakeLockStep
 from tests.experiments.shrunk import blank_figures, shrink_experiments
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli, succeed
 
 NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]
@@ -36,19 +35,13 @@ def puddle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         shrink_experiments(monkeypatch)
         blank_figures(monkeypatch)
-        words = ["reproduce", "figure-puddle", "--out", str(folder)]
-        done = CliRunner().invoke(cli, words, prog_name="koffline")
-    assert done.exit_code == 0, done.output
+        succeed("reproduce", "figure-puddle", "--out", folder)
     return folder
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Call:
-    def call(*arguments: str) -> Result:
-        command = ["reproduce", *arguments, "--out", str(tmp_path)]
-        return CliRunner().invoke(cli, command, prog_name="koffline")
-
-    return call
+    return lambda *arguments: run_cli("reproduce", *arguments, "--out", tmp_path)
 
 
 def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
