@@ -1,19 +1,15 @@
-"""Every bad source is one line with a remedy; a conversion never replaces its source."""
+"""Every bad source is one line with a remedy."""
 
-import os
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from koffline.data.sources import convert_to_shards, open_transitions, write_transitions
+from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.transitions import Discrete
 from koffline.errors import ConfigError, DataError
 from koffline.store import check_apart
-from koffline.store.run_record import digest_of
 from tests.data.logs import d4rl_arrays, in_shards, roll_out, write_arrays
-from tests.refusals import assert_refused, run_cli
 
 LOG = roll_out().transitions()
 REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -79,42 +75,6 @@ def test_bad_requests_are_one_line(tmp_path):
         open_transitions(LOG, lazy=True)
     assert open_transitions(lazy, Discrete(9), lazy=True).action_space == Discrete(9)
     assert open_transitions(lazy).sha256 == LOG.sha256
-
-
-@pytest.fixture
-def sources(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
-    write_transitions(LOG, "log.parquet")
-    write_transitions(LOG, "log.hdf5")
-    write_transitions(LOG, "minari:chain/small-v0")
-    convert_to_shards("log.hdf5", "shards", 20)
-    os.link("log.parquet", "hard.parquet")
-    Path("soft.parquet").symlink_to("log.parquet")
-    Path("linked").symlink_to("shards")
-    Path("tables").mkdir()
-    Path("tables/part.parquet").write_bytes(Path("log.parquet").read_bytes())
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "more"),
-    [
-        ("log.parquet", "log.parquet", ()),
-        ("log.parquet", "hard.parquet", ()),
-        ("file://{place}/log.parquet", "log.parquet", ()),
-        ("tables", "tables/part.parquet", ()),
-        ("shards", "shards", ("--shard-rows", "10")),
-        ("shards", "linked", ("--shard-rows", "10")),
-        ("shards/shard-00000.hdf5", "shards", ("--shard-rows", "10")),
-        ("minari:chain/small-v0", "minari:chain/small-v0", ()),
-    ],
-)
-def test_the_source_is_never_replaced(sources, source, target, more):
-    before = digest_of(sources)
-    done = run_cli("data", "convert", source.format(place=sources), target, *more, "--force")
-    assert_refused(done, ", which this command reads, also with --force")
-    assert digest_of(sources) == before
 
 
 def test_urls_that_are_equal_are_the_same():
