@@ -78,9 +78,7 @@ def test_config_file_below_set_below_options(log: Path, tmp_path: Path) -> None:
     assert estimate["diagnostics"]["n_initial_states"] == 5
 
 
-def test_what_a_policy_does_does_not_spoil_the_json(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_policy_does_does_not_spoil_the_json(log, tmp_path, monkeypatch):
     (tmp_path / "chatty_policies.py").write_text(
         "import numpy as np\nprint('imported')\n"
         "def even(observations):\n    print('called')\n    return np.full((len(observations), 3), 1 / 3)\n"
@@ -115,9 +113,7 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
 
 
-def test_the_record_names_and_digests_every_input(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_record_names_and_digests_every_input(log, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("settings.yaml").write_text("steps: 4\nresampled_replicas: 2\n")
@@ -185,9 +181,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
         ("good.npz", "--policy"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(
-    words: str, message: str, bad: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_one_line_and_exit_code_2(words, message, bad, monkeypatch):
     monkeypatch.chdir(bad)
     before = sorted(bad.iterdir())
     done = run_cli("evaluate", *words.split(), "--out", "out", "--json")

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import koffline
 from tests.refusals import succeed
@@ -33,9 +32,7 @@ def build(name: str, policy: str, seed: str) -> None:
     )
 
 
-def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     behaviour = f"epsilon:0.5:{ROOT / 'datasets' / 'cartpole_policy.npz'}"
     for name, seed in (("train", "1"), ("held_out", "2")):

@@ -172,9 +172,7 @@ def writing(target: Path) -> Iterator[subprocess.Popen[str]]:
         (COMMANDS["reproduce"], "t", "t/figure-toy.json"),
     ],
 )
-def test_a_second_command_ends_and_the_first_is_not_disturbed(
-    place: Path, words: tuple[str, ...], out: str, file: str
-) -> None:
+def test_a_second_command_ends_and_the_first_is_not_disturbed(place, words, out, file):
     Path("t").mkdir()
     with writing(Path(file)):
         line = f"error: another process is writing to {file}; wait for it or choose another --out\n"

@@ -171,9 +171,7 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
         ({"observation_shape": [5]}, ["weights do not fit", "save it again"]),
     ],
 )
-def test_what_cannot_be_rebuilt_is_refused_in_one_line(
-    model: Path, tmp_path: Path, changes: dict[str, object], words: list[str]
-) -> None:
+def test_what_cannot_be_rebuilt_is_refused_in_one_line(model, tmp_path, changes, words):
     path = rewritten_config(model, tmp_path / "model.d3", **changes)
     with pytest.raises(PolicyError) as caught:
         koffline.load(path)

@@ -72,9 +72,7 @@ def test_passes_over_shards_are_those_of_this_process(address: str, shards: Path
 
 
 @pytest.mark.parametrize("estimator", ["lstdq", "wis", pytest.param("kloss", marks=pytest.mark.slow)])
-def test_estimates_are_those_of_this_process(
-    address: str, shards: Path, estimator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_are_those_of_this_process(address, shards, estimator, monkeypatch):
     monkeypatch.setattr("koffline.ope.working_log._ROWS_TOGETHER", 1)  # so that there are sums to be added
     log = open_transitions(shards, lazy=True)
     quick = {"steps": 60, "full_replicas": 2, "instruments": 200, "feature_source": "random", "features": 32}

@@ -56,9 +56,7 @@ def test_only_what_is_missing_or_invalid_is_computed(tmp_path: Path, where: dict
         (functions.forget, r"job bad failed: it ended without a valid result at .*file; 1 of 2"),
     ],
 )
-def test_a_failure_is_named_and_stops_what_has_not_begun(
-    tmp_path: Path, where: dict[str, int], call: Callable[[Path], None], message: str
-) -> None:
+def test_a_failure_is_named_and_stops_what_has_not_begun(tmp_path, where, call, message):
     (tmp_path / "0.txt").write_text("finished before")
     good, late = jobs_in(tmp_path, 2)
     jobs = [good, Job("bad", call, (), tmp_path / "file"), *([] if where else [late])]
@@ -161,9 +159,7 @@ def test_sums_are_the_same_everywhere() -> None:
     np.testing.assert_array_equal(here, sum(values(functions.sums, range(5), shared=rows, workers=2)))
 
 
-def test_a_pass_left_in_the_middle_leaves_nothing(
-    tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pass_left_in_the_middle_leaves_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(threading.enumerate())
     for _ in range(3):

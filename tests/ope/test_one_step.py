@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -68,9 +67,7 @@ def test_gamma_changes_nothing() -> None:
         koffline.evaluate(discrete_log(), lambda s: np.full((len(s), 3), 1 / 3), **SMALL)
 
 
-def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_transitions(users(600), "users.hdf5", None, False)
     shared = ("evaluate", "users.hdf5", "--policy", "uniform")

@@ -64,9 +64,7 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
         *(("left out", rows, 1, ("kloss", "wis")) for rows in (200_000, 150)),
     ],
 )
-def test_storage_changes_no_estimate_and_no_interval(
-    stored, kind, sample_rows, workers, names, monkeypatch
-) -> None:
+def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows, workers, names, monkeypatch):
     """Every estimator, its value and its interval; sums over parts of 40 rows are those over all."""
     memory, shards = stored[kind]
     policy = TILTED if kind in ("discrete", "left out") else DRIFT
