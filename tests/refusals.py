@@ -38,6 +38,15 @@ def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
         assert "\n" not in str(caught.value)
 
 
+@contextmanager
+def one_line(kind: type[KofflineError], *words: str, match: str | None = None) -> Iterator[None]:
+    """Like pytest.raises(kind, match=match); the message is one line for a terminal and holds the words."""
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert str(caught.value).isprintable()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
 def assert_refused(result: Result, *words: str) -> None:
     """A command ended with exit code 2 and one line on stderr that holds these words.
 
