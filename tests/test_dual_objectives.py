@@ -23,19 +23,14 @@ def networks(form="state", activation="relu"):
     return StackedMLP.initialise(SIZES[form], (1, 2, 3, 4), activation, dtype=torch.float64)
 
 
-def prepared(objective, table, network, plan=PLAN, batch=9):
+def prepared(objective, table, network):
     """The step, and its first mini-batch."""
-    source = BatchSource(table, None, plan, BatchSchedule(plan, len(table), batch))
-    return make_step(objective, source, network, plan), source.batch(0)[0]
+    source = BatchSource(table, None, PLAN, BatchSchedule(PLAN, len(table), 9))
+    return make_step(objective, source, network, PLAN), source.batch(0)[0]
 
 
 def value_of(outputs, readout):
     return outputs.squeeze(-1) if readout is None else (outputs * readout).sum(dim=-1)
-
-
-def flat_gradient(function, flat):
-    flat = flat.clone().requires_grad_()
-    return torch.autograd.grad(function(flat).sum(), flat)[0]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -111,7 +106,8 @@ def test_saddle_point_gradients_equal_autograd(form):
         )
         return projected_error(batch.rewards + batch.discounts * next_value - value, test)
 
-    torch.testing.assert_close(gradient, flat_gradient(run, network.flat))
+    flat = network.flat.clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(run(flat).sum(), flat)[0])
     torch.testing.assert_close(loss, run(network.flat))
 
 
@@ -141,18 +137,14 @@ class FeatureKernel:
         return self.gram(x).diagonal(dim1=-2, dim2=-1)
 
 
-def as_diagonal(weight, n):
-    """(1 − w) V + w mean δ² as (1 − u) U + u mean δ²: V itself has a share 1/n of its diagonal."""
-    return weight + (1.0 - weight) / n
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("memory", "weight"), [(0.0, 0.0), (0.9, 0.1), (0.99, 0.003)])
 def test_on_full_batches_every_step_is_that_of_the_v_statistic(form, memory, weight):
     """What is remembered follows the parameters exactly where each step sees all rows."""
     table, network = make_table(form), networks(form)
     objective = MemoryLoss(Gaussian(1.0), memory, weight, features=64)
-    plain = KernelLoss(FeatureKernel(objective), as_diagonal(weight, 40))
+    # (1 − w) V + w mean δ² as (1 − u) U + u mean δ²: V itself has a share 1/n of its diagonal
+    plain = KernelLoss(FeatureKernel(objective), weight + (1.0 - weight) / 40)
     source, other = (
         BatchSource(table, each.kernel, PLAN, BatchSchedule(PLAN, len(table), len(table)))
         for each in (objective, plain)

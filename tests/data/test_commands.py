@@ -100,11 +100,9 @@ def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
 
 
 REFUSALS = [
-    (("info", "text.hdf5"), "is no data file that koffline knows"),
     (("info", "log.hdf5", "--discrete", "2", "--continuous", "0", "1"), "choose one"),
     (("info", "log.hdf5", "--discrete", "0"), "Discrete"),
     (("info", "log.hdf5", "--continuous", "1", "0"), "low"),
-    (("validate", "absent"), "does not exist"),
     (("convert", "log.hdf5", "out.xls"), "--format"),
     (("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it"),
     (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside Discrete(1)"),
@@ -119,7 +117,6 @@ REFUSALS = [
 def test_refusals_are_one_line_and_leave_nothing(folder, shards):
     (folder / "precious").mkdir()
     (folder / "precious" / "x").touch()
-    (folder / "text.hdf5").write_text("hello")
     shards[1].write_bytes(b"")
     before = sorted(folder.rglob("*"))
     for arguments, words in REFUSALS:

@@ -102,7 +102,7 @@ def test_the_level_of_all_values_is_free() -> None:
     torch.testing.assert_close(solved.forward(table.inputs.double()), expected, rtol=1e-3, atol=0)
 
 
-@pytest.fixture(params=["discrete", "continuous"])
+@pytest.fixture(params=["discrete", "continuous"], scope="module")
 def workspace(request):
     policy = SOFT if request.param == "discrete" else NOISY
     with open_workspace(uneven_log(request.param, 12), policy, EvaluationSettings(**SETTINGS)) as made:

@@ -73,7 +73,14 @@ def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows, 
     assert answered >= (len(names) if names else 15 if kind == "discrete" else 8)
     monkeypatch.setattr(working_log, "_MOST_ROWS", 40)
     stream = StreamSettings(memory="1GB", workers=workers)
-    agree(answers(shards, policy, names, sample_rows=sample_rows, stream=stream), expected)
+    found = answers(shards, policy, names, sample_rows=sample_rows, stream=stream)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, str):
+            assert found[name] == value
+        else:
+            largest = np.abs(value).max()  # one end of an interval may be near zero
+            np.testing.assert_allclose(found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name)
 
 
 def test_late_ends_are_left_out_as_often_as_recording_stopped(stored) -> None:
@@ -92,16 +99,6 @@ def test_late_ends_are_left_out_as_often_as_recording_stopped(stored) -> None:
         lost[steps] += weight * ~memory.terminated[end]
     np.testing.assert_allclose(shares, (lost / np.maximum(lost + went_on, 1e-9))[: len(shares)])
     assert stop_shares(stored["discrete"][0]) is None
-
-
-def agree(found: dict, expected: dict) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, str):
-            assert found[name] == value
-        else:
-            largest = np.abs(value).max()  # one end of an interval may be near zero
-            np.testing.assert_allclose(found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name)
 
 
 def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
