@@ -1,6 +1,7 @@
 """Exact last layers and closed forms against least-squares problems written down row by row in numpy."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -109,6 +110,7 @@ def workspace(request):
         yield made
 
 
+@cache
 def seen_by(fitted, replica):
     """The log as one network sees it: features, counts of its resampled units as weights."""
     problem, network = fitted.problem, fitted.record.network
