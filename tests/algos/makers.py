@@ -51,9 +51,7 @@ def make_target(discrete: bool, **settings: Any) -> Any:
     return algo
 
 
-def make_log(
-    discrete: bool, rows: int = 120, length: int = 12, seed: int = 0, columns: int = COLUMNS, k: int = ACTIONS
-) -> Transitions:
+def make_log(discrete, rows=120, length=12, seed=0, columns=COLUMNS, k=ACTIONS) -> Transitions:
     """Episodes that chain; every other one is cut by a time limit."""
     generator = np.random.default_rng(seed)
     observations = generator.normal(size=(rows, columns)).astype(np.float32)

@@ -41,17 +41,14 @@ def test_what_a_run_leaves(tmp_path):
     assert (out / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
     kept = [path.name for path in checkpoints(out / "checkpoints" / "seeds_3-4")]
     assert kept == ["step_000000300.pt", "step_000000400.pt"]
-    check_summary(json.loads((out / "summary.json").read_text()), out)
-    assert json.loads((out / "run.json").read_text())["finished"]
-
-
-def check_summary(summary, out):
+    summary = json.loads((out / "summary.json").read_text())
     assert (summary["env"], summary["critic"]) == ("CartPole-v1", "kloss")
     assert (summary["seeds"], summary["steps"], summary["diverged"]) == ([3, 4], 400, {})
     last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
     assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
     assert not {"seconds", "steps_per_second"} & set(summary)  # the same run, the same bytes
+    assert json.loads((out / "run.json").read_text())["finished"]
 
 
 @pytest.mark.slow
