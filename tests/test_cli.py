@@ -193,10 +193,3 @@ def test_help_of_a_command_that_reads_a_log_has_headings() -> None:
     )
     assert options < shown.index("--policy TEXT") < large < shown.index("--workers INTEGER") < tables
     assert tables < shown.index("--mapping FILE")
-
-
-def test_unknown_commands_are_told_by_the_group_that_has_them() -> None:
-    assert_refused(run_cli("inspect"), "did you mean 'data inspect'?")
-    refused = run_cli("d3rlpy", "banana")
-    assert_refused(refused, "there is no command 'banana'")
-    assert "data inspect" not in refused.stderr

@@ -134,14 +134,6 @@ def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:
 STOCK = ("DQN", "DiscreteSAC", "SAC", "IQL", "BCQ")
 
 
-def stock(name: str):
-    algo = build(name, ACTIONS, batch_size=8, **scalers(discrete=name in STOCK[:2]))
-    log = make_buffer("KLossDQN" if name in STOCK[:2] else "KLossSAC")
-    with quiet():
-        fit(algo, log)
-    return algo, log
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "dqn.d3"
@@ -151,7 +143,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path) -> None:
-    algo, log = stock(name)
+    discrete = name in STOCK[:2]
+    algo = build(name, ACTIONS, batch_size=8, **scalers(discrete))
+    log = make_buffer("KLossDQN" if discrete else "KLossSAC")
+    with quiet():
+        fit(algo, log)
     algo.save(str(tmp_path / "model.d3"))
     loaded = koffline.load(str(tmp_path / "model.d3"))
     loaded.set_grad_step(algo.grad_step)  # d3rlpy does not save it

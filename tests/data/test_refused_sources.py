@@ -13,7 +13,6 @@ from tests.data.logs import d4rl_arrays, in_shards, roll_out, write_arrays
 from tests.refusals import one_line
 
 LOG = roll_out().transitions()
-REQUIRED = ("observations", "actions", "rewards", "terminals")
 
 
 def content(written):
@@ -25,14 +24,15 @@ def arrays(**changes):
 
 
 def all_of(array):
-    return lambda path: write_arrays(path, dict.fromkeys(REQUIRED, array))
+    return lambda path: write_arrays(
+        path, dict.fromkeys(("observations", "actions", "rewards", "terminals"), array)
+    )
 
 
-def ours(format, cut=0):
+def ours(format, cut):
     def write(path):
         write_transitions(LOG, path, format)
-        if cut:
-            path.write_bytes(path.read_bytes()[:-cut])
+        path.write_bytes(path.read_bytes()[:-cut])
 
     return write
 

@@ -100,10 +100,8 @@ def test_refused_in_one_line(options: dict, message: str) -> None:
 
 def test_zero_weight_is_no_row() -> None:
     log = discrete_log()
-    spoilt, starts = (
-        log.replace(rewards=np.append(log.rewards[:50], np.full(10, 50.0))),
-        log.observations[:50:10],
-    )
+    spoilt = log.replace(rewards=np.append(log.rewards[:50], np.full(10, 50.0)))
+    starts = log.observations[:50:10]
     without, ignored, counted = (
         koffline.evaluate(data, SOFT, 0.5, initial_observations=starts, **{**QUICK, "steps": 400}).value
         for data in (log.select(np.arange(50)), spoilt.replace(weights=1.0 * (np.arange(60) < 50)), spoilt)
