@@ -1,7 +1,5 @@
 """Small d3rlpy models for the tests of policies."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

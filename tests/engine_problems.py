@@ -1,7 +1,5 @@
 """Small tables of every form the engine knows, and its objectives."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

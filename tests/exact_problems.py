@@ -1,11 +1,8 @@
 """Evaluation problems whose value is known exactly: a log, a policy, γ, and the answer.
 
-Finite chain and grid seen through continuous observations (linear solve) and linear systems with a linear
-Gaussian policy (Lyapunov equation); on- and off-policy, episodes with and without time limits, and
-independent tuples. Each entry of ``EXACT_PROBLEMS`` is called as ``make(seed, n_rows)``.
+Chain and grid seen through continuous observations (linear solve), linear systems with a linear Gaussian
+policy (Lyapunov equation). Each entry of ``EXACT_PROBLEMS`` is called as ``make(seed, n_rows)``.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass

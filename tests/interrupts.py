@@ -1,7 +1,5 @@
 """Ends of processes: children that hear interrupts, and a stand-in for the end at any write."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
@@ -16,9 +14,7 @@ class Hit(BaseException):
 
 
 @contextlib.contextmanager
-def hit_at(
-    monkeypatch: pytest.MonkeyPatch, writer: tuple[Any, str] | None, number: int, also_after: bool
-) -> Iterator[None]:
+def hit_at(monkeypatch: pytest.MonkeyPatch, writer, number: int, also_after: bool) -> Iterator[None]:
     """End the run at its number-th write, before it (or after it).
 
     writer: the object and the name of its function that appends to a log, if there is one; renames count.

@@ -1,7 +1,5 @@
 """Policies for the tests of `package.module:name`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """The mathematics once more, as slow as it is plain: loops over pairs, nothing shared with the library."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

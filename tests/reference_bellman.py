@@ -1,7 +1,5 @@
 """The Bellman test once more, as loops over pairs; nothing shared with the library."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The closed-form estimators once more in plain numpy: loops over rows, explicit inverses, nothing shared."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -49,14 +47,10 @@ def minimax(critics, system, ridge, metric=None):
     return theta, np.array([critic @ alpha for critic in critics])
 
 
-def second_moment(critics, system):
-    total = sum(w * np.outer(critic, critic) for w, critic in zip(system["weights"], critics, strict=True))
-    return total / system["weights"].sum()
-
-
 def dice_metric(critics, system, critic_ridge):
     """(E ψψᵀ + ε I)⁻¹ with ε relative to the mean eigenvalue."""
-    second = second_moment(critics, system)
+    total = sum(w * np.outer(critic, critic) for w, critic in zip(system["weights"], critics, strict=True))
+    second = total / system["weights"].sum()
     return np.linalg.inv(second + critic_ridge * np.trace(second) / len(second) * np.eye(len(second)))
 
 

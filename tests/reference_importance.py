@@ -3,8 +3,6 @@
 An episode is a list of steps (ratio, reward, q, v_next, discount); ``starts`` are the values of first states.
 """
 
-from __future__ import annotations
-
 import math
 
 

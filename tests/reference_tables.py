@@ -1,7 +1,5 @@
 """Tables read the slow way: rows as dicts, one after the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -1,10 +1,10 @@
 """Commands in this process, and refusals: by the library or by shape annotations, which tests may turn on."""
 
-from __future__ import annotations
-
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
@@ -38,6 +38,15 @@ def refused(kind: type[KofflineError], match: str) -> Iterator[None]:
         assert "\n" not in str(caught.value)
 
 
+@contextmanager
+def one_line(kind: type[KofflineError], *words: str, match: str | None = None) -> Iterator[None]:
+    """Like pytest.raises(kind, match=match); the message is one line for a terminal and holds the words."""
+    with pytest.raises(kind, match=match) as caught:
+        yield
+    assert str(caught.value).isprintable()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
 def assert_refused(result: Result, *words: str) -> None:
     """A command ended with exit code 2 and one line on stderr that holds these words.
 
@@ -50,3 +59,13 @@ def assert_refused(result: Result, *words: str) -> None:
     assert said.count("\n") == 1
     for word in words:
         assert word in said
+
+
+class Attack:
+    """Pickles as a call of os.system that leaves a file."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.marker}",)

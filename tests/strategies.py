@@ -1,7 +1,5 @@
 """Random finite processes with exact values, as hypothesis strategies and as plain functions of a seed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

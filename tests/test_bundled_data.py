@@ -3,12 +3,9 @@ the demo's policy is better than its log, and its truth is the policy's value.
 
     python -m tests.test_bundled_data FOLDER        # what one setting of the processor is asked to do
 
-Last bits depend on the processor: on the order of BLAS's sums, on NumPy's exponentials, on ARM also on fused
-multiply-adds, where log-probabilities were found to differ by up to 1.4e-13. Rounding them would only make
-such differences rare and large, so what is built again is compared within a tolerance, not by its digest.
+Last bits depend on the processor (BLAS's sums, NumPy's exponentials, on ARM fused multiply-adds); rounding
+would make such differences rare and large: what is built again is compared within a tolerance.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json

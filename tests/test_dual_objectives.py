@@ -23,19 +23,14 @@ def networks(form="state", activation="relu"):
     return StackedMLP.initialise(SIZES[form], (1, 2, 3, 4), activation, dtype=torch.float64)
 
 
-def prepared(objective, table, network, plan=PLAN, batch=9):
+def prepared(objective, table, network):
     """The step, and its first mini-batch."""
-    source = BatchSource(table, None, plan, BatchSchedule(plan, len(table), batch))
-    return make_step(objective, source, network, plan), source.batch(0)[0]
+    source = BatchSource(table, None, PLAN, BatchSchedule(PLAN, len(table), 9))
+    return make_step(objective, source, network, PLAN), source.batch(0)[0]
 
 
 def value_of(outputs, readout):
     return outputs.squeeze(-1) if readout is None else (outputs * readout).sum(dim=-1)
-
-
-def flat_gradient(function, flat):
-    flat = flat.clone().requires_grad_()
-    return torch.autograd.grad(function(flat).sum(), flat)[0]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
@@ -111,7 +106,8 @@ def test_saddle_point_gradients_equal_autograd(form):
         )
         return projected_error(batch.rewards + batch.discounts * next_value - value, test)
 
-    torch.testing.assert_close(gradient, flat_gradient(run, network.flat))
+    flat = network.flat.clone().requires_grad_()
+    torch.testing.assert_close(gradient, torch.autograd.grad(run(flat).sum(), flat)[0])
     torch.testing.assert_close(loss, run(network.flat))
 
 
@@ -141,18 +137,14 @@ class FeatureKernel:
         return self.gram(x).diagonal(dim1=-2, dim2=-1)
 
 
-def as_diagonal(weight, n):
-    """(1 − w) V + w mean δ² as (1 − u) U + u mean δ²: V itself has a share 1/n of its diagonal."""
-    return weight + (1.0 - weight) / n
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("memory", "weight"), [(0.0, 0.0), (0.9, 0.1), (0.99, 0.003)])
 def test_on_full_batches_every_step_is_that_of_the_v_statistic(form, memory, weight):
     """What is remembered follows the parameters exactly where each step sees all rows."""
     table, network = make_table(form), networks(form)
     objective = MemoryLoss(Gaussian(1.0), memory, weight, features=64)
-    plain = KernelLoss(FeatureKernel(objective), as_diagonal(weight, 40))
+    # (1 − w) V + w mean δ² as (1 − u) U + u mean δ²: V itself has a share 1/n of its diagonal
+    plain = KernelLoss(FeatureKernel(objective), weight + (1.0 - weight) / 40)
     source, other = (
         BatchSource(table, each.kernel, PLAN, BatchSchedule(PLAN, len(table), len(table)))
         for each in (objective, plain)
@@ -185,28 +177,6 @@ def test_the_loss_has_no_bias_of_its_diagonal():
     bias = residual.square().mean(dim=1) / 8
     assert (bias > 20 * error).all()
     assert ((losses[100:].mean(dim=0) - truth).abs() < 4 * error).all()
-
-
-def test_noise_does_not_pull_the_values_as_it_does_in_small_batches():
-    """Rewards of a constant, next values noisy: the memory finds the value, batches of four shrink it."""
-    generator, n = torch.Generator().manual_seed(1), 4000
-    x = torch.rand(n, 1, generator=generator, dtype=torch.float64)
-    following = torch.rand(n, 1, generator=generator, dtype=torch.float64)  # V(s') is noise around E V
-    reward = torch.sin(6.0 * x[:, 0])
-    table = Table(x, following, reward, torch.full((n,), 0.5, dtype=torch.float64), kernel_inputs=x)
-    truth = reward - reward.mean() + reward.mean() / 0.5
-    errors = {}
-    for name, objective in {
-        "memory": MemoryLoss(Gaussian(0.3), 0.95, 0.0),
-        "batch": KernelLoss(Gaussian(0.3)),
-    }.items():
-        network = StackedMLP.initialise((1, 32, 1), (1, 2), "tanh", dtype=torch.float64)
-        found = fit(
-            table, network, objective, ReplicaPlan((0.005,) * 2, (1, 2)), FitSettings(4000, 4)
-        ).network
-        with torch.no_grad():
-            errors[name] = (found.forward(x[None]).squeeze(-1) - truth).square().mean()
-    assert errors["memory"] < 0.5 * errors["batch"]
 
 
 @pytest.mark.parametrize("memory", [1.0, -0.1, float("nan")])

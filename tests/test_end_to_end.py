@@ -1,12 +1,9 @@
 """Build a log, train on it, evaluate from another log what was trained, play it: commands and a truth."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import koffline
 from tests.refusals import succeed
@@ -35,9 +32,7 @@ def build(name: str, policy: str, seed: str) -> None:
     )
 
 
-def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_trained_from_a_log_is_worth_what_another_log_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     behaviour = f"epsilon:0.5:{ROOT / 'datasets' / 'cartpole_policy.npz'}"
     for name, seed in (("train", "1"), ("held_out", "2")):

@@ -37,6 +37,7 @@ def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
         ((*EVALUATE, "--seed", "x"), ("'x' is not a valid integer",)),
         (("online", "--set", "enviroment=Pendulum-v1"), ("enviroment is unknown", "'env'?")),
         (("evalute",), ("no command 'evalute'", "'evaluate'?")),
+        (("inspect",), ("did you mean 'data inspect'?",)),
         (("data", "inof"), ("no command 'inof'", "'info'?")),
         ((*EVALUATE, "--set", "lr=0.1"), ("lr is unknown", "'learning_rate'?")),
         (

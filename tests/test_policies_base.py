@@ -11,6 +11,7 @@ from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import PolicyError
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.policy_specs import as_policy, load_policy
+from tests.refusals import one_line
 
 BOX = Continuous(2, low=(-1.0, 0.0), high=(3.0, 0.5))
 
@@ -19,8 +20,8 @@ def rows(n: int, width: int = 3, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(n, width))
 
 
-def discrete(output: object, n: int = 3) -> DiscretePolicy:
-    return DiscretePolicy(n, lambda observations: output, "test")
+def discrete(output: object) -> DiscretePolicy:
+    return DiscretePolicy(3, lambda observations: output, "test")
 
 
 def test_probabilities_are_renormalised_in_float64():
@@ -51,11 +52,8 @@ def test_probabilities_are_renormalised_in_float64():
 )
 def test_bad_output_is_one_line_with_the_remedy(is_discrete, output, words):
     continuous = ContinuousPolicy(3, lambda observations: output, name="test")
-    with pytest.raises(PolicyError) as caught:
+    with one_line(PolicyError, "test", *words):
         (discrete(output).probabilities if is_discrete else continuous.mean)(rows(1))
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(word in message for word in ["test", *words]), message
 
 
 def test_what_is_no_policy_or_fails_is_named():

@@ -1,7 +1,6 @@
 """d3rlpy models: what their policy is; files that are refused, and code in them cannot run."""
 
 import io
-import os
 import pickle
 from pathlib import Path
 
@@ -18,13 +17,13 @@ from tests.d3_models import (
     SHAPE,
     action_scaler,
     build,
-    d3rlpy,
     raw_observations,
     rewritten,
     rewritten_config,
     saved,
     standard_scaler,
 )
+from tests.refusals import Attack, one_line
 
 DISCRETE = ["DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteBC", "DiscreteBCQ", "DiscreteSAC"]
 DETERMINISTIC = ["DDPG", "TD3", "TD3PlusBC", "ReBRAC", "PRDC", "PLAS", "PLASWithPerturbation", "BC"]
@@ -77,8 +76,6 @@ def test_an_algorithm_in_memory_is_a_policy():
     algo = build("SAC", 2, action_scaler=action_scaler())
     policy = as_policy(algo, BOX, SHAPE)
     np.testing.assert_array_equal(policy.mean(raw_observations()), algo.predict(raw_observations()))
-    with pytest.raises(PolicyError, match="no networks yet; fit it"):
-        as_policy(d3rlpy.algos.SACConfig().create(), BOX, SHAPE)
 
 
 @pytest.fixture(scope="module")
@@ -90,16 +87,6 @@ def dqn_file(tmp_path_factory) -> Path:
 def load(request):
     """Both ways to what a .d3 file holds."""
     return koffline.load if request.param == "model" else lambda p: load_policy(p, Discrete(3), SHAPE)
-
-
-class _Shell:
-    """Pickles as a call of os.system."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.marker}",)
 
 
 def _ran(marker: Path, unpickle) -> bool:
@@ -116,17 +103,16 @@ def _ran(marker: Path, unpickle) -> bool:
 def test_code_in_the_pickle_is_refused_and_does_not_run(load, dqn_file, tmp_path, protocol, place):
     marker = tmp_path / "ran"
     content = pickle.loads(dqn_file.read_bytes())
-    payload = _Shell(marker) if place == "whole" else {**content, place: _Shell(marker)}
+    payload = Attack(marker) if place == "whole" else {**content, place: Attack(marker)}
     path = tmp_path / "model.d3"
     path.write_bytes(pickle.dumps(payload, protocol))
     assert _ran(marker, lambda: pickle.loads(path.read_bytes())), "the payload must work to prove anything"
-    with pytest.raises(PolicyError, match=r"asks to import \w+\.system.*nothing ran.*algo\.save") as caught:
+    with one_line(PolicyError, match=r"asks to import \w+\.system.*nothing ran.*algo\.save"):
         load(path)
-    assert "\n" not in str(caught.value)
     assert not marker.exists()
 
 
-def _weights_with(payload: _Shell) -> bytes:
+def _weights_with(payload: Attack) -> bytes:
     buffer = io.BytesIO()
     torch.save({"q_funcs": payload}, buffer)
     return buffer.getvalue()
@@ -146,7 +132,7 @@ def _weights_with(payload: _Shell) -> bytes:
 )
 def test_code_in_the_weights_is_refused_and_does_not_run(load, dqn_file, tmp_path, made, unpickle, words):
     marker = tmp_path / "ran"
-    content = made(_Shell(marker))
+    content = made(Attack(marker))
     assert _ran(marker, lambda: unpickle(content))
     path = rewritten(dqn_file, tmp_path / "model.d3", torch=content)
     with pytest.raises(PolicyError, match=words):
@@ -176,7 +162,5 @@ def test_a_truncated_model_is_refused(load, dqn_file, tmp_path, keep):
 )
 def test_a_model_that_is_no_policy_of_this_log_is_refused(dqn_file, tmp_path, changes, words):
     path = rewritten_config(dqn_file, tmp_path / "model.d3", **changes)
-    with pytest.raises(PolicyError) as caught:
+    with one_line(PolicyError, str(path), *words):
         load_policy(path, Discrete(3 if changes else 4), SHAPE)
-    assert "\n" not in str(caught.value)
-    assert all(word in str(caught.value) for word in [str(path), *words]), str(caught.value)

@@ -1,7 +1,6 @@
 """What is heard of a long run where stderr is no terminal."""
 
 import time
-from pathlib import Path
 
 import pytest
 
@@ -9,9 +8,7 @@ from koffline import progress
 from tests.refusals import run_cli
 
 
-def test_lines_come_early_and_then_at_intervals(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_come_early_and_then_at_intervals(monkeypatch, capsys):
     """What is over at once says nothing."""
     with progress.training_bar("short") as told:
         told.update(1, 2, 0.1)
@@ -39,9 +36,7 @@ def test_lines_come_early_and_then_at_intervals(
         ("build control --env CartPole-v1 --kind random --n 4000", "playing CartPole-v1"),
     ],
 )  # fmt: skip
-def test_long_commands_are_heard_of(
-    command: str, line: str, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_long_commands_are_heard_of(command, line, words, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "_FIRST_LINE", 0.01)
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.05)
     out = "--out", str(tmp_path / ("out.npz" if command.startswith("build") else "out"))

@@ -85,24 +85,12 @@ def test_adam_is_adam_with_a_rate_for_each_replica():
     torch.testing.assert_close(flat, expected, rtol=1e-12, atol=0.0)
 
 
-@pytest.mark.parametrize(
-    ("kind", "call", "words"),
-    [
-        (DataError, lambda: stack((3, 8, 2)).forward(torch.zeros(5, 4, dtype=torch.float64)), "have shape"),
-        (ConfigError, lambda: stack((3, 8, 2), activation="gelu"), "activation is 'gelu'"),
-    ],
-)
-def test_misfits_are_refused(kind, call, words):
-    with refused(kind, words):
-        call()
-
-
 def plan_of(seeds, **options):
     return ReplicaPlan((1e-3,) * len(seeds), tuple(seeds), **options)
 
 
-def table_of(rows=5):
-    return Table(torch.randn(rows, 2), torch.randn(rows, 2), torch.randn(rows), torch.rand(rows))
+def table_of():
+    return Table(torch.randn(5, 2), torch.randn(5, 2), torch.randn(5), torch.rand(5))
 
 
 def epoch_of(schedule, group, steps):
@@ -167,6 +155,8 @@ def sets_of(*sets):
 @pytest.mark.parametrize(
     ("kind", "make", "words"),
     [
+        (DataError, lambda: stack((3, 8, 2)).forward(torch.zeros(5, 4, dtype=torch.float64)), "have shape"),
+        (ConfigError, lambda: stack((3, 8, 2), activation="gelu"), "activation is 'gelu'"),
         (DataError, lambda: replace(table_of(), rewards=torch.zeros(4)), "rewards has 4 rows"),
         (DataError, lambda: replace(table_of(), discounts=torch.full((5,), torch.nan)), "holds NaN"),
         (DataError, lambda: replace(table_of(), next_inputs=torch.zeros(5, 3)), "next_inputs has shape"),
@@ -176,6 +166,6 @@ def sets_of(*sets):
         (ConfigError, lambda: plan_of([1], row_sets=sets_of([0])), "one of each per replica"),
     ],
 )  # fmt: skip
-def test_tables_and_plans_are_checked_once(kind, make, words):
+def test_misfits_of_networks_tables_and_plans_are_refused(kind, make, words):
     with refused(kind, words):
         make()

@@ -18,15 +18,10 @@ ENTRIES = json.loads((FOLDER / "policies.json").read_text())
 EACH = pytest.mark.parametrize("name", WORLDS)
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """Returns from a few states: what is tested is the file, not the table."""
-    monkeypatch.setattr(learn_policies, "STARTS", 5)
-    monkeypatch.setattr(learn_policies, "REPEATS", 2)
-
-
 @EACH
-def test_rebuilt_bit_for_bit(name, quick, tmp_path):
+def test_rebuilt_bit_for_bit(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(learn_policies, "STARTS", 5)  # returns from a few: what is tested is the file
+    monkeypatch.setattr(learn_policies, "REPEATS", 2)
     learn_policies.main(["--env", name, "--out", str(tmp_path)])
     written = (tmp_path / f"{name}.npz").read_bytes()
     assert written == (FOLDER / f"{name}.npz").read_bytes()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from koffline.data.sources import write_transitions
+from koffline.data.sources import convert_to_shards, write_transitions
 from koffline.store import LOCK, locked
 from koffline.store.run_record import digest_of
 from tests.refusals import assert_refused, run_cli
@@ -39,20 +39,21 @@ ADD_TO_FOLDERS = ("train", "sweep", "reproduce")
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a log, and files that are as good as policies: what is refused is never opened."""
+    """Logs, and files that are as good as logs or policies: what is refused is never opened."""
     monkeypatch.chdir(tmp_path)
-    write_transitions(make_log(), "log.hdf5")
-    Path(POLICY).write_bytes(b"a policy")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "minari"))
+    for log in ("log.hdf5", "minari:chain/small-v0"):
+        write_transitions(make_log(), log)
+    convert_to_shards("log.hdf5", "shards", 20)
+    for folder in ("lr=0.1,b", "both", "new.npz.parts", "tables"):
+        Path(folder).mkdir()
+    for name in (POLICY, "lr=0.1,b/p.npz", "both/p.npz", "new.npz.parts/part-p.npz", "tables/part.parquet"):
+        Path(name).write_bytes(name.encode())
     Path("hard.npz").hardlink_to(POLICY)
     Path("soft.npz").symlink_to(POLICY)
-    Path("lr=0.1,b").mkdir()
-    Path("lr=0.1,b/p.npz").write_bytes(b"another")
+    Path("linked").symlink_to("shards")
     Path("columns.yaml").write_text("observations: [x]\naction: a\nreward: r\n")
-    Path("both").mkdir()
     Path("both/estimate.json").write_text('{"value": 1.0}')
-    Path("both/p.npz").write_bytes(b"a third")
-    Path("new.npz.parts").mkdir()
-    Path("new.npz.parts/part-p.npz").write_bytes(b"a fourth")
     for name, log in (("train.yaml", "log.hdf5"), ("both/train.yaml", "../log.hdf5")):
         Path(name).write_text(f"data: {{source: {log}}}\nalgo: {{type: kloss_dqn}}\ntrain: {{n_steps: 2}}\n")
     return tmp_path
@@ -77,13 +78,29 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
          "both/p.npz"),
         (("sweep", "both/train.yaml", "--metric", "loss"), "both", "both/train.yaml"),
         (("export", "soft.npz"), POLICY, "soft.npz"),
-        (("data", "convert", "log.hdf5"), "log.hdf5", "log.hdf5"),
+        *(
+            (("data", "convert", source), target, source)
+            for source, target in (
+                ("log.hdf5", "log.hdf5"),
+                ("file://{place}/log.hdf5", "log.hdf5"),
+                (POLICY, "hard.npz"),
+                ("tables", "tables/part.parquet"),
+                ("minari:chain/small-v0", "minari:chain/small-v0"),
+            )
+        ),
+        *(
+            (("data", "convert", source, "--shard-rows", "10"), target, source)
+            for source, target in (
+                ("shards", "shards"), ("shards", "linked"), ("shards/shard-00000.hdf5", "shards"),
+            )
+        ),
         (("data", "convert", "log.csv", "--mapping", "columns.yaml", "--format", "npz"), "columns.yaml",
          "columns.yaml"),
     ],
 )  # fmt: skip
 def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], out: str, read: str) -> None:
     before = digest_of(place)
+    words, read = [word.format(place=place) for word in words], read.format(place=place)
     line = f" would replace {read} or a part of it, which this command reads, also with --force"
     flag = () if words[0] == "export" or words[1] == "convert" else ("--out",)
     assert_refused(run_cli(*words, *flag, out, "--force"), line)
@@ -155,9 +172,7 @@ def writing(target: Path) -> Iterator[subprocess.Popen[str]]:
         (COMMANDS["reproduce"], "t", "t/figure-toy.json"),
     ],
 )
-def test_a_second_command_ends_and_the_first_is_not_disturbed(
-    place: Path, words: tuple[str, ...], out: str, file: str
-) -> None:
+def test_a_second_command_ends_and_the_first_is_not_disturbed(place, words, out, file):
     Path("t").mkdir()
     with writing(Path(file)):
         line = f"error: another process is writing to {file}; wait for it or choose another --out\n"

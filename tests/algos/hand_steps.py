@@ -1,10 +1,4 @@
-"""Gradient steps written out by hand with autograd, in float64.
-
-The hand-written steps share nothing with the package but the networks: kernels, residuals and losses are
-spelled out here, with plain SGD.
-"""
-
-from __future__ import annotations
+"""Steps of plain SGD by autograd, in float64: nothing but the networks is the package's."""
 
 import math
 
@@ -19,7 +13,7 @@ SGD = d3rlpy.optimizers.SGDFactory
 WEIGHTS = (None, 0.0, 0.3, 1.0)
 
 
-def batch_of(discrete: bool, seed: int = 0, intervals: bool = True):
+def batch_of(discrete: bool, seed: int = 0):
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -39,7 +33,7 @@ def batch_of(discrete: bool, seed: int = 0, intervals: bool = True):
         next_actions=actions,
         returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
-        intervals=lengths if intervals else torch.ones(ROWS, 1, dtype=torch.float64),
+        intervals=lengths,
         device="cpu:0",
     )
 
@@ -105,10 +99,6 @@ def assert_actor_step(algo, batch, loss: torch.Tensor) -> None:
     assert_stepped(algo.impl.policy, expected)
 
 
-def hand_discount(batch) -> torch.Tensor:
-    return (GAMMA ** batch.intervals[:, 0]) * (1.0 - batch.terminals[:, 0])
-
-
 def stepped(module, loss: torch.Tensor) -> list[torch.Tensor]:
     """What plain SGD makes of the module's parameters."""
     held = list(module.parameters())
@@ -143,7 +133,8 @@ def update(algo, batch, critic_only: bool = True):
 
 
 def bellman_residual(batch, next_value: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return batch.rewards[:, 0] + hand_discount(batch) * next_value - value
+    discounts = GAMMA ** batch.intervals[:, 0] * (1.0 - batch.terminals[:, 0])
+    return batch.rewards[:, 0] + discounts * next_value - value
 
 
 def squashed(output, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

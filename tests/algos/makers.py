@@ -1,8 +1,5 @@
 """Small algorithms and logs for the tests of koffline.algos."""
 
-from __future__ import annotations
-
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -35,7 +32,8 @@ def with_small_networks(config_class: Any, **settings: Any) -> Any:
 
 def make(name: str, target: Any = None, build: bool = False, seed: int = 0, **settings: Any) -> Any:
     """An algorithm by class name; an evaluator evaluates `target`, or a fresh stochastic policy."""
-    with seeded(seed):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
         if name in EVALUATORS:
             policy = target if target is not None else make_target(is_discrete(name))
             algo = getattr(ours, name)(policy, with_small_networks(ours.KLossFQEConfig, **settings))
@@ -53,16 +51,7 @@ def make_target(discrete: bool, **settings: Any) -> Any:
     return algo
 
 
-@contextlib.contextmanager
-def seeded(seed: int):
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        yield
-
-
-def make_log(
-    discrete: bool, rows: int = 120, length: int = 12, seed: int = 0, columns: int = COLUMNS, k: int = ACTIONS
-) -> Transitions:
+def make_log(discrete, rows=120, length=12, seed=0, columns=COLUMNS, k=ACTIONS) -> Transitions:
     """Episodes that chain; every other one is cut by a time limit."""
     generator = np.random.default_rng(seed)
     observations = generator.normal(size=(rows, columns)).astype(np.float32)
@@ -84,19 +73,19 @@ def make_log(
     )
 
 
-def make_buffer(name: str, seed: int = 0) -> ColumnarReplayBuffer:
-    return ColumnarReplayBuffer(make_log(is_discrete(name)), seed=seed)
+def make_buffer(name: str) -> ColumnarReplayBuffer:
+    return ColumnarReplayBuffer(make_log(is_discrete(name)), seed=0)
 
 
 def observations(rows: int = 10) -> np.ndarray:
     return np.random.default_rng(5).normal(size=(rows, COLUMNS)).astype(np.float32)
 
 
-def some_actions(name: str, rows: int = 10) -> np.ndarray:
+def some_actions(name: str) -> np.ndarray:
     generator = np.random.default_rng(6)
     if is_discrete(name):
-        return generator.integers(0, ACTIONS, rows)
-    return generator.uniform(-1, 1, (rows, ACTIONS)).astype(np.float32)
+        return generator.integers(0, ACTIONS, 10)
+    return generator.uniform(-1, 1, (10, ACTIONS)).astype(np.float32)
 
 
 def parameters(algo: Any) -> dict[str, torch.Tensor]:

@@ -1,7 +1,5 @@
 """What d3rlpy's users do with its algorithms works on ours: the checks of its own algorithms, and more."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -59,9 +57,7 @@ def run(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]
 
 
 @pytest.mark.parametrize("load", [koffline.load, d3rlpy.load_learnable])
-def test_a_saved_model_goes_on_as_if_it_had_never_stopped(
-    name: str, run: tuple[Any, Path], load: Any
-) -> None:
+def test_a_saved_model_goes_on_as_if_it_had_never_stopped(name, run, load):
     algo, x, actions = run[0], observations(), some_actions(name)
     whole = load(str(run[1] / "model_6.d3"))
     assert type(whole) is type(algo)

@@ -1,7 +1,5 @@
 """Options, the kernel before training, refusals, n-step intervals."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """One update equals a gradient step written out by hand, per family of algorithms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

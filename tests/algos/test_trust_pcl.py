@@ -1,7 +1,5 @@
 """Paths of a log, and one step of Trust-PCL written out by hand in float64."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 from types import SimpleNamespace

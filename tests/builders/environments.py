@@ -34,16 +34,21 @@ class Odd(gymnasium.Env):
         return self.seen, reward, self.time == 5, False, {}
 
 
-class Shapes(gymnasium.Env):
-    """A Dict of a position and one of three colours; actions are a 2 × 2 box."""
-
-    observation_space = gymnasium.spaces.Dict({"place": Box(-9, 9, (2,), np.float32), "colour": Discrete(3)})
-    action_space = Box(-1.0, 1.0, (2, 2), np.float32)
+class Counted(gymnasium.Env):
+    """Counts its steps from a start that is always the same."""
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.time = 0
-        return {"place": np.zeros(2, np.float32), "colour": 0}, {}
+        return self.start, {}
+
+
+class Shapes(Counted):
+    """A Dict of a position and one of three colours; actions are a 2 × 2 box."""
+
+    observation_space = gymnasium.spaces.Dict({"place": Box(-9, 9, (2,), np.float32), "colour": Discrete(3)})
+    action_space = Box(-1.0, 1.0, (2, 2), np.float32)
+    start = {"place": np.zeros(2, np.float32), "colour": 0}  # noqa: RUF012
 
     def step(self, action):
         assert action.shape == (2, 2)
@@ -53,16 +58,12 @@ class Shapes(gymnasium.Env):
         return seen, float(action[0, 1]), self.time == 4, False, {}
 
 
-class Endless(gymnasium.Env):
+class Endless(Counted):
     """A number in 0 … 1000 that counts steps and never ends."""
 
     observation_space = Box(0, 1000, (), np.int64)
     action_space = Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return np.array(0), {}
+    start = np.array(0)
 
     def step(self, action):
         self.time += 1
@@ -75,7 +76,7 @@ class TwoActions(Odd):
     action_space = gymnasium.spaces.MultiDiscrete([2, 3])
 
 
-class Drawn(gymnasium.Env):
+class Drawn(Counted):
     """Spaces of Puddle World; every step is drawn in another colour."""
 
     metadata = {"render_modes": ["rgb_array", "human"], "render_fps": 20}  # noqa: RUF012
@@ -85,10 +86,7 @@ class Drawn(gymnasium.Env):
     def __init__(self, render_mode=None):
         self.render_mode = render_mode
 
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.time = 0
-        return np.zeros(2, np.float32), {}
+    start = np.zeros(2, np.float32)
 
     def step(self, action):
         self.time += 1

@@ -1,6 +1,5 @@
 """Control logs: who plays, how many rows, what the bundled ones are, the command; learning by playing."""
 
-import dataclasses
 import hashlib
 import json
 from pathlib import Path
@@ -144,9 +143,6 @@ def test_the_command_learns_where_nothing_is_bundled(run, tmp_path):
     assert len(json.loads((tmp_path / "manifest.json").read_text())) == 3
 
 
-# The bundled data
-
-
 @pytest.mark.parametrize("env", [env for env in RECIPES if env not in WITHOUT_LOGS])
 def test_bundled_logs_are_in_order_and_medium_is_in_the_middle(env):
     kinds = ("random", "replay", "medium", "expert")
@@ -173,23 +169,18 @@ def test_bundled_walkers_are_as_good_as_said(name):
 
 
 SMALL = {"hidden": (8,), "batch_size": 16, "random_steps": 40, "evaluate_every": 100, "episodes": 2}
-SETTINGS = {
-    "CartPole-v1": LearningSettings(
-        env="CartPole-v1", steps=160, exploration_steps=80, target_interval=20, **SMALL
-    ),
-    "Pendulum-v1": LearningSettings(env="Pendulum-v1", steps=401, update_every=20, **SMALL),
-}
 
 
 def test_rows_are_the_environments_own():
-    rows = learn(SETTINGS["CartPole-v1"]).rows
+    played = {"env": "CartPole-v1", "steps": 160, "exploration_steps": 80, "target_interval": 20}
+    rows = learn(LearningSettings(**played, **SMALL)).rows
     goes_on = ~(rows["terminated"] | rows["truncated"])[:-1]
     np.testing.assert_array_equal(rows["next_observations"][:-1][goes_on], rows["observations"][1:][goes_on])
     np.testing.assert_array_equal(rows["steps"][1:][goes_on], rows["steps"][:-1][goes_on] + 1)
     assert (rows["steps"][1:][~goes_on] == 0).all()
     assert (np.diff(rows["episode_ids"]) == ~goes_on).all()
     assert set(rows["actions"]) == {0, 1}
-    pendulum = learn(dataclasses.replace(SETTINGS["Pendulum-v1"], steps=200)).rows
+    pendulum = learn(LearningSettings(env="Pendulum-v1", steps=200, update_every=20, **SMALL)).rows
     assert pendulum["truncated"].sum() == 1
     assert (np.abs(pendulum["actions"]) <= 2.0).all()
 

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
 from koffline.builders import add_to_manifest, read_manifest
 from koffline.builders.rollouts import RolloutPlayer
 from koffline.builders.uniform import build_chain
-from koffline.cli import cli
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli
 
 MORTAL = """
 import os
@@ -45,8 +43,7 @@ TARGETS = {"a.hdf5": [], "shards": ["--shard-rows", "60"]}
 
 
 def build(target, *more):
-    words = ["build", *BUILD.split(), "--out", target, *TARGETS[target], *more]
-    return CliRunner().invoke(cli, words, prog_name="koffline")
+    return run_cli("build", *BUILD.split(), "--out", target, *TARGETS[target], *more)
 
 
 @pytest.fixture(scope="module")

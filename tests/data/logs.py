@@ -1,7 +1,5 @@
 """Logs whose every row is known: episodes of a random walk, recorded step by step."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -62,14 +60,10 @@ class Rollout:
         return Transitions(**{**columns, "action_space": self.action_space, **changes})
 
 
-def roll_out(
-    ends=("terminated", "truncated", "truncated", "terminated", "truncated"),
-    lengths=(4, 3, 5, 1, 2),
-    discrete: bool = True,
-    shape: tuple[int, ...] = (3,),
-    dtype: type = np.float32,
-    seed: int = 0,
-) -> Rollout:
+_ENDS = ("terminated", "truncated", "truncated", "terminated", "truncated")
+
+
+def roll_out(ends=_ENDS, lengths=(4, 3, 5, 1, 2), discrete=True, shape=(3,), dtype=np.float32, seed=0):
     """Play episodes of a random walk; ``ends`` says how each ends: terminated, truncated, both or neither."""
     generator, rows = np.random.default_rng(seed), []
     for episode, (end, length) in enumerate(zip(ends, lengths, strict=True)):

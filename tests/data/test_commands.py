@@ -41,52 +41,50 @@ def spoil(files, row, value):
             file["rewards"][row] = value
 
 
-class TestInfo:
-    def test_json_is_that_of_the_log_wherever_it_lies(self, folder, shards):
-        expected = json.loads(json.dumps(summarise(LOG)))
-        for source, more in (("log.hdf5", ()), ("shards", ()), ("shards", ("--workers", "2"))):
-            found = info(source, *more)
-            assert found.pop("source") == source
-            assert found.pop("shards", 1) == (3 if source == "shards" else 1)
-            rest = {key: value for key, value in expected.items() if key not in ("source", "shards")}
-            assert leaves(found) == pytest.approx(leaves(rest))
-        assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
-        assert "shards" in run_cli("data", "info", "shards").stdout
-        spoil(shards[:1], 2, np.nan)
-        assert_refused(run_cli("data", "info", "shards"), "shard-00000.hdf5", "row 2")
+def test_info_is_that_of_the_log_wherever_it_lies(folder, shards):
+    expected = json.loads(json.dumps(summarise(LOG)))
+    for source, more in (("log.hdf5", ()), ("shards", ()), ("shards", ("--workers", "2"))):
+        found = info(source, *more)
+        assert found.pop("source") == source
+        assert found.pop("shards", 1) == (3 if source == "shards" else 1)
+        rest = {key: value for key, value in expected.items() if key not in ("source", "shards")}
+        assert leaves(found) == pytest.approx(leaves(rest))
+    assert (found["rows"], found["time_limit"], found["sha256"]) == (48, 5, LOG.sha256)
+    assert "shards" in run_cli("data", "info", "shards").stdout
+    spoil(shards[:1], 2, np.nan)
+    assert_refused(run_cli("data", "info", "shards"), "shard-00000.hdf5", "row 2")
 
 
-class TestValidate:
-    def test_all_errors_are_listed(self, folder, shards):
-        for source in ("log.hdf5", "shards"):
-            said = run_cli("data", "validate", source).stdout
-            assert said.endswith(f"{source}: 48 rows, no errors, no warnings\n")
-        rows = np.arange(48)
-        bad = d4rl_arrays(
-            ROLLOUT,
-            rewards=np.where(rows < 3, np.nan, LOG.rewards),
-            actions=np.where(rows == 5, 9, LOG.actions),
-            terminals=np.where(rows == 2, 2, LOG.terminated),
-            weights=-np.ones(48),
-        )
-        np.savez("bad.npz", **bad)
-        result = run_cli("data", "validate", "bad.npz", "--discrete", "3")
-        assert result.exit_code == 2
-        assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [
-            "error: rewards: no finite number in 3 rows (first: row 0); drop or mend such rows",
-            "error: actions: outside Discrete(3) in row 5; declare the space anew or mend such rows",
-            "error: terminated: neither true nor false in row 2; give 0 or 1",
-            "error: weights: negative in 48 rows (first: row 0); give weights of at least 0",
-        ]
-        spoil(shards, 1, np.inf)
-        result = run_cli("data", "validate", "shards")
-        assert result.exit_code == 2
-        lines = result.stderr.splitlines()
-        assert [line.count("rewards: no finite number in row 1") for line in lines] == [1] * 3
-        shards[1].write_bytes(shards[1].read_bytes()[:3000])
-        lines = run_cli("data", "validate", "shards").stderr.splitlines()
-        assert ["rewards: no finite" in line for line in lines] == [True, False, True]
-        assert "shard-00001.hdf5" in lines[1]
+def test_validation_lists_all_errors(folder, shards):
+    for source in ("log.hdf5", "shards"):
+        said = run_cli("data", "validate", source).stdout
+        assert said.endswith(f"{source}: 48 rows, no errors, no warnings\n")
+    rows = np.arange(48)
+    bad = d4rl_arrays(
+        ROLLOUT,
+        rewards=np.where(rows < 3, np.nan, LOG.rewards),
+        actions=np.where(rows == 5, 9, LOG.actions),
+        terminals=np.where(rows == 2, 2, LOG.terminated),
+        weights=-np.ones(48),
+    )
+    np.savez("bad.npz", **bad)
+    result = run_cli("data", "validate", "bad.npz", "--discrete", "3")
+    assert result.exit_code == 2
+    assert [line for line in result.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: rewards: no finite number in 3 rows (first: row 0); drop or mend such rows",
+        "error: actions: outside Discrete(3) in row 5; declare the space anew or mend such rows",
+        "error: terminated: neither true nor false in row 2; give 0 or 1",
+        "error: weights: negative in 48 rows (first: row 0); give weights of at least 0",
+    ]
+    spoil(shards, 1, np.inf)
+    result = run_cli("data", "validate", "shards")
+    assert result.exit_code == 2
+    lines = result.stderr.splitlines()
+    assert [line.count("rewards: no finite number in row 1") for line in lines] == [1] * 3
+    shards[1].write_bytes(shards[1].read_bytes()[:3000])
+    lines = run_cli("data", "validate", "shards").stderr.splitlines()
+    assert ["rewards: no finite" in line for line in lines] == [True, False, True]
+    assert "shard-00001.hdf5" in lines[1]
 
 
 def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
@@ -100,11 +98,9 @@ def test_a_log_becomes_a_folder_of_shards_and_a_file_again(folder):
 
 
 REFUSALS = [
-    (("info", "text.hdf5"), "is no data file that koffline knows"),
     (("info", "log.hdf5", "--discrete", "2", "--continuous", "0", "1"), "choose one"),
     (("info", "log.hdf5", "--discrete", "0"), "Discrete"),
     (("info", "log.hdf5", "--continuous", "1", "0"), "low"),
-    (("validate", "absent"), "does not exist"),
     (("convert", "log.hdf5", "out.xls"), "--format"),
     (("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it"),
     (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside Discrete(1)"),
@@ -119,7 +115,6 @@ REFUSALS = [
 def test_refusals_are_one_line_and_leave_nothing(folder, shards):
     (folder / "precious").mkdir()
     (folder / "precious" / "x").touch()
-    (folder / "text.hdf5").write_text("hello")
     shards[1].write_bytes(b"")
     before = sorted(folder.rglob("*"))
     for arguments, words in REFUSALS:

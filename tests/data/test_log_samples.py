@@ -50,33 +50,31 @@ class TestRows:
             BlockSampler(shards, 0, **SIZES, part=Part(0.0, 0, True)).draw(1)
 
 
-class TestMixing:
-    def test_batches_of_a_sorted_log_are_like_random_ones(self, tmp_path):
-        """The variance of batch means is that of uniform draws, where rows are sorted by the very number."""
-        length, batch = 100_000, 64
-        one = numbered_log(20)
-        rows = one.select(np.arange(length) % len(one)).replace(rewards=np.arange(length, dtype=np.float64))
-        shards = in_shards(rows, tmp_path / "shards", length)
-        sampler = BlockSampler(shards, 0, pool_rows=8192, block_rows=64)
-        means = np.array([sampler.draw(batch)["rewards"].mean() for _ in range(4 * length // batch)])
-        uniform = (length**2 / 12) / batch
-        # half of the variance is of 49 pools' means, known to √(2 / 49) = 20 % of it: two deviations
-        assert 0.8 < means.var() / uniform < 1.2
+def test_batches_of_a_sorted_log_are_like_random_ones(tmp_path):
+    """The variance of batch means is that of uniform draws, where rows are sorted by the very number."""
+    length, batch = 100_000, 64
+    one = numbered_log(20)
+    rows = one.select(np.arange(length) % len(one)).replace(rewards=np.arange(length, dtype=np.float64))
+    shards = in_shards(rows, tmp_path / "shards", length)
+    sampler = BlockSampler(shards, 0, pool_rows=8192, block_rows=64)
+    means = np.array([sampler.draw(batch)["rewards"].mean() for _ in range(4 * length // batch)])
+    uniform = (length**2 / 12) / batch
+    # half of the variance is of 49 pools' means, known to √(2 / 49) = 20 % of it: two deviations
+    assert 0.8 < means.var() / uniform < 1.2
 
 
-class TestResuming:
-    @pytest.mark.parametrize("before", [0, 7, 600])
-    def test_the_same_batches(self, shards, before):
-        first, second, other = (BlockSampler(shards, seed, **SIZES) for seed in (4, 4, 5))
-        if before:
-            assert not np.array_equal(drawn(first, before), drawn(other, before))
-        state = json.loads(json.dumps(first.state_dict()))
-        expected = drawn(first, 500)
-        second.draw(5)
-        second.load_state_dict(state)
-        np.testing.assert_array_equal(drawn(second, 500), expected)
-        with pytest.raises(ConfigError, match="another log or pool"):
-            other.load_state_dict(state)
+@pytest.mark.parametrize("before", [0, 7, 600])
+def test_batches_go_on_the_same(shards, before):
+    first, second, other = (BlockSampler(shards, seed, **SIZES) for seed in (4, 4, 5))
+    if before:
+        assert not np.array_equal(drawn(first, before), drawn(other, before))
+    state = json.loads(json.dumps(first.state_dict()))
+    expected = drawn(first, 500)
+    second.draw(5)
+    second.load_state_dict(state)
+    np.testing.assert_array_equal(drawn(second, 500), expected)
+    with pytest.raises(ConfigError, match="another log or pool"):
+        other.load_state_dict(state)
 
 
 ALONE = {"episode_ids": None, "steps": None}

@@ -1,7 +1,5 @@
 """The benchmarks' worlds: Gymnasium's step for step, closed forms of the others, their logs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import gymnasium

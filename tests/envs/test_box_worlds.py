@@ -1,10 +1,4 @@
-"""The worlds of the paper's evaluation against scalar references, and what they promise about their box.
-
-The references take one state at a time, in plain Python, and are written from the literature and not from
-koffline; without noise, so that a step is exact. What noise does is tested on its own.
-"""
-
-from __future__ import annotations
+"""The worlds of the paper's evaluation: against scalar references from the literature, and their box."""
 
 import math
 

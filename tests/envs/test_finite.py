@@ -1,7 +1,5 @@
 """Finite processes and grids: values by hand, brute force and rollouts; cells, weights, transitions."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np
@@ -47,13 +45,8 @@ def test_values_by_hand():
 
 def test_terminal_state_is_worth_nothing():
     # a coin: end with reward 1 or go on; V = 0.5 + 0.9 · 0.5 V
-    mdp = FiniteMDP(
-        np.array([[[0.5, 0.5]], [[0.0, 1.0]]]),
-        np.array([[[0.0, 1.0]], [[7.0, 7.0]]]),
-        np.array([False, True]),
-        np.array([1.0, 0.0]),
-    )
-    once = np.ones((2, 1))
+    moves, rewards = np.array([[[0.5, 0.5]], [[0.0, 1.0]]]), np.array([[[0.0, 1.0]], [[7.0, 7.0]]])
+    mdp, once = FiniteMDP(moves, rewards, np.array([False, True]), np.array([1.0, 0.0])), np.ones((2, 1))
     np.testing.assert_allclose(mdp.state_values(once, GAMMA), [0.5 / 0.55, 0.0])
     np.testing.assert_allclose(mdp.action_values(once, GAMMA), [[0.5 / 0.55], [0.0]])
 

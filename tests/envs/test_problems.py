@@ -1,7 +1,5 @@
 """The benchmark's evaluation problems: consistent logs, policies that fit, truths that are kept and right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

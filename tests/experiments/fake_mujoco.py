@@ -1,7 +1,5 @@
 """For figure-mujoco: a stack that learns nothing, and finished cells with made-up curves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace

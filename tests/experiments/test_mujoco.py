@@ -79,9 +79,7 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[fake.FakeLockSte
     assert list(result.diverged_at) == [-1, -1, -1, 2000]
 
 
-def test_a_killed_cell_goes_on_from_its_checkpoint(
-    fake_stack: type[fake.FakeLockStep], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_cell_goes_on_from_its_checkpoint(fake_stack, tmp_path, monkeypatch):
     cell = make_cell(steps=500, interval=100)
     whole, path = (tmp_path / name / "cell.npz" for name in ("whole", "cut"))
     for folder in (whole.parent, path.parent):
@@ -175,9 +173,7 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
     assert sum("noise" in claim.world for claim in claims) == 3 * 3 * len(NOISE)
 
 
-def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_defeat_refutes_consistently_and_few_seeds_say_nothing(tmp_path, monkeypatch):
     levels = fake.by_critic(memory=90.0, kloss_slow=90.0, kloss=90.0, td0=100.0, fvi=50.0, rg=50.0)
     run = fake.folder_run(tmp_path)
     fake.write_cells(part_cells("final", "Swimmer", {}), run, levels)

@@ -75,9 +75,7 @@ def test_a_difference_has_its_sign_and_turns_with_its_sides() -> None:
 
 
 @pytest.mark.parametrize("spreads", [(1.0, 1.0), (1.0, 4.0)])
-def test_the_interval_of_a_difference_covers(
-    spreads: tuple[float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_interval_of_a_difference_covers(spreads, monkeypatch):
     """Six seeds a side, no true difference: at most a tenth of the intervals may miss zero."""
     monkeypatch.setattr("koffline.experiments.statistics._DRAWS", 1000)
     generator = np.random.default_rng(1)

@@ -8,16 +8,14 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from koffline.cli import cli
 from koffline.experiments import ablation, mujoco
 from koffline.experiments.cells import Scale
 from koffline.experiments.mujoco import CRITICS, NOISE_LEVELS, PAPER_CRITICS
 from koffline.experiments.results import read_results
-from tests.experiments.fake_mujoco import FakeLockStep
 from tests.experiments.shrunk import blank_figures, shrink_experiments
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli, succeed
 
 NOISE = NOISE_LEVELS["InvertedPendulum"]
 Call = Callable[..., Result]
@@ -36,19 +34,13 @@ def puddle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         shrink_experiments(monkeypatch)
         blank_figures(monkeypatch)
-        words = ["reproduce", "figure-puddle", "--out", str(folder)]
-        done = CliRunner().invoke(cli, words, prog_name="koffline")
-    assert done.exit_code == 0, done.output
+        succeed("reproduce", "figure-puddle", "--out", folder)
     return folder
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Call:
-    def call(*arguments: str) -> Result:
-        command = ["reproduce", *arguments, "--out", str(tmp_path)]
-        return CliRunner().invoke(cli, command, prog_name="koffline")
-
-    return call
+    return lambda *arguments: run_cli("reproduce", *arguments, "--out", tmp_path)
 
 
 def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
@@ -65,9 +57,7 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
 
-def test_cells_are_shared_found_again_and_missed_in_one_line(
-    run: Call, puddle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cells_are_shared_found_again_and_missed_in_one_line(run, puddle, tmp_path, monkeypatch):
     shutil.copytree(puddle, tmp_path, dirs_exist_ok=True)
     first = read_results(tmp_path / "figure-puddle.json")
     assert run("claims").exit_code == 0
@@ -98,9 +88,7 @@ def test_files_of_others_and_of_another_scale_are_left_alone(run: Call, tmp_path
     assert (tmp_path / "figure-toy.json").read_text() == "{}"
 
 
-def test_mujoco_leaves_everything_it_promises(
-    run: Call, tmp_path: Path, fake_stack: type[FakeLockStep]
-) -> None:
+def test_mujoco_leaves_everything_it_promises(run, tmp_path, fake_stack):
     assert run("figure-mujoco", "--quick").exit_code == 0
     for suffix in (".json", ".png", ".svg", ".md", ".curves.h5", "-sampled.png", "-paper.png"):
         assert (tmp_path / f"figure-mujoco{suffix}").stat().st_size > 500

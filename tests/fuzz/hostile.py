@@ -1,7 +1,5 @@
 """Builders of files made to do harm, each a few kilobytes."""
 
-from __future__ import annotations
-
 import io
 import zipfile
 import zlib
@@ -18,22 +16,22 @@ from koffline.data.spaces import Discrete
 from koffline.data.transitions import Metadata
 
 SECRET = 777_000.0
+FLAT = {
+    "observations": np.ones((4, 2), np.float32),
+    "next_observations": np.ones((4, 2), np.float32),
+    "actions": np.array([0, 1, 0, 1]),
+    "rewards": np.ones(4),
+    "terminals": np.ones(4, bool),
+    "timeouts": np.zeros(4, bool),
+}
 
 
 def flat(path: Path, lacking: str = "") -> h5py.File:
     """An open flat file of four rows, to be spoilt."""
     file = h5py.File(path, "w")
     file.attrs["koffline"] = np.bytes_(describe_columns(Discrete(2), False, Metadata()))
-    columns = {
-        "observations": np.ones((4, 2), np.float32),
-        "next_observations": np.ones((4, 2), np.float32),
-        "actions": np.array([0, 1, 0, 1]),
-        "rewards": np.ones(4),
-        "terminals": np.ones(4, bool),
-        "timeouts": np.zeros(4, bool),
-    }
-    for name in columns.keys() - {lacking}:
-        file[name] = columns[name]
+    for name in FLAT.keys() - {lacking}:
+        file[name] = FLAT[name]
     return file
 
 
@@ -42,14 +40,8 @@ def in_a_folder(path: Path) -> Path:
     folder = path.with_name("shards")
     folder.mkdir()
     path.rename(folder / path.name)
-    columns = {
-        "observations": Column("observations", "float32", (2,)),
-        "next_observations": Column("next_observations", "float32", (2,)),
-        "actions": Column("actions", "int64"),
-        "rewards": Column("rewards", "float64"),
-        "terminated": Column("terminals", "bool"),
-        "truncated": Column("timeouts", "bool"),
-    }
+    roles = {"terminals": "terminated", "timeouts": "truncated"}
+    columns = {roles.get(key, key): Column(key, str(a.dtype), a.shape[1:]) for key, a in FLAT.items()}
     shard = ShardInfo(str(folder / path.name), 4, 0)
     write_manifest(folder, LazyTransitions((shard,), Discrete(2), columns, Metadata()))
     return folder
@@ -190,11 +182,10 @@ SHARDS = HDF5 | {
 del SHARDS[a_description_without_end]  # a manifest describes shards
 
 
-def npy(header: str, content: bytes = b"", version: int = 1) -> bytes:
+def npy(header: str, content: bytes = b"") -> bytes:
     """An .npy with any header."""
     head = header.encode("latin1") + b"\n"
-    width = 2 if version == 1 else 4
-    return b"\x93NUMPY" + bytes([version, 0]) + len(head).to_bytes(width, "little") + head + content
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + content
 
 
 def archive(members: dict[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:

@@ -1,7 +1,5 @@
 """NumPy files made to do harm."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import zipfile
@@ -16,6 +14,7 @@ from koffline.errors import DataError, PolicyError
 from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
 from tests.fuzz.hostile import archive, flat_members, npy
+from tests.refusals import one_line
 
 FLOATS = "{'descr': '<f8', 'fortran_order': False, 'shape': (%s)}"
 LIES = {
@@ -38,9 +37,8 @@ LIES = {
 def test_a_lying_header_is_one_line_everywhere(tmp_path: Path, lie):
     log = tmp_path / "log.npz"
     log.write_bytes(archive(flat_members(rewards=LIES[lie])))
-    with pytest.raises(DataError, match=r"log\.npz.*rewards") as error:
+    with one_line(DataError, match=r"log\.npz.*rewards"):
         open_transitions(log)
-    assert str(error.value).isprintable()
     policy = tmp_path / "policy.npz"
     policy.write_bytes(archive({"format.npy": LIES[lie]}))
     with pytest.raises(PolicyError, match=r"(cannot be|is not) read"):
@@ -74,9 +72,8 @@ def test_strange_archives_are_one_line(tmp_path: Path):
         (archive({"\x1b]0;owned\x07\nrewards.npy": b""}), "lacks observations"),  # commands to the terminal
     ):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=words) as error:
+        with one_line(DataError, match=words):
             open_transitions(path)
-        assert str(error.value).isprintable()
 
 
 def test_paths_in_an_archive_name_no_files(tmp_path: Path):

@@ -1,7 +1,5 @@
 """Memory and time: hostile files are read in a process that may take 256 MB more, and soon be done."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every reader against changed files: one printable line, or a log; long campaigns are scripts/fuzz's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

@@ -1,7 +1,5 @@
 """Passes on a Ray cluster of two nodes: the same numbers as here, and what happens to workers that die."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,9 +72,7 @@ def test_passes_over_shards_are_those_of_this_process(address: str, shards: Path
 
 
 @pytest.mark.parametrize("estimator", ["lstdq", "wis", pytest.param("kloss", marks=pytest.mark.slow)])
-def test_estimates_are_those_of_this_process(
-    address: str, shards: Path, estimator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimates_are_those_of_this_process(address, shards, estimator, monkeypatch):
     monkeypatch.setattr("koffline.ope.working_log._ROWS_TOGETHER", 1)  # so that there are sums to be added
     log = open_transitions(shards, lazy=True)
     quick = {"steps": 60, "full_replicas": 2, "instruments": 200, "feature_source": "random", "features": 32}

@@ -56,9 +56,7 @@ def test_only_what_is_missing_or_invalid_is_computed(tmp_path: Path, where: dict
         (functions.forget, r"job bad failed: it ended without a valid result at .*file; 1 of 2"),
     ],
 )
-def test_a_failure_is_named_and_stops_what_has_not_begun(
-    tmp_path: Path, where: dict[str, int], call: Callable[[Path], None], message: str
-) -> None:
+def test_a_failure_is_named_and_stops_what_has_not_begun(tmp_path, where, call, message):
     (tmp_path / "0.txt").write_text("finished before")
     good, late = jobs_in(tmp_path, 2)
     jobs = [good, Job("bad", call, (), tmp_path / "file"), *([] if where else [late])]
@@ -161,9 +159,7 @@ def test_sums_are_the_same_everywhere() -> None:
     np.testing.assert_array_equal(here, sum(values(functions.sums, range(5), shared=rows, workers=2)))
 
 
-def test_a_pass_left_in_the_middle_leaves_nothing(
-    tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pass_left_in_the_middle_leaves_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = set(threading.enumerate())
     for _ in range(3):
@@ -185,8 +181,9 @@ def test_passes_share_kept_workers(tmp_path: Path) -> None:
         assert first == second
         assert {threads for _, threads in first} == {"1"}
         assert os.getpid() not in {process for process, _ in first}
-        deaths = functions.Deaths(tmp_path, times=1)
+        deaths = functions.Deaths(tmp_path, times=2)  # after two it goes to a third
         assert list(settings.map(functions.die, range(3), deaths)) == [0, 1, 2]
+        assert len(list(tmp_path.iterdir())) == 2
         with pytest.raises(DataError):
             list(settings.map(functions.refuse_third, range(4), "data"))
         one, other = (settings.map(functions.double, range(3)) for _ in range(2))  # one within the other
@@ -208,12 +205,6 @@ def test_a_fault_ends_the_pass() -> None:
     with pytest.raises(JobError, match=r"item 1: ZeroDivisionError at functions.py:\d+") as caught:
         values(functions.stumble, range(3), workers=2)
     assert "in stumble" in caught.value.trace
-
-
-def test_an_item_whose_worker_died_goes_to_another(tmp_path: Path) -> None:
-    deaths = functions.Deaths(tmp_path, times=2)
-    assert values(functions.die, range(4), shared=deaths, workers=2) == [0, 1, 2, 3]
-    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_an_item_that_kills_every_worker_is_named(tmp_path: Path) -> None:

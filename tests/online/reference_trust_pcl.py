@@ -3,8 +3,6 @@
 Written from the algorithm's description; shares nothing with the library.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import math

@@ -1,11 +1,10 @@
 """Small configs, and what of two runs must be equal, for the tests of koffline online."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any
 
+from koffline.data.sources import open_transitions
 from tests.train.small_runs import read_model, same
 
 SMALL = {
@@ -26,18 +25,14 @@ def small(**changes: Any) -> dict[str, Any]:
     return {**SMALL, **changes}
 
 
-def logs_of(out: Path) -> dict[str, bytes]:
-    """Everything logged but the clock."""
-    found = {path.relative_to(out).as_posix(): path.read_bytes() for path in out.glob("seed_*/*.csv")}
-    assert found
-    return found
-
-
 def check_equal(left: Path, right: Path) -> None:
     """Logs, models and replays of two runs are the same, and nothing half-written is left."""
-    from koffline.data.sources import open_transitions
-
-    assert logs_of(left) == logs_of(right)
+    logs = [
+        {path.relative_to(out): path.read_bytes() for path in out.glob("seed_*/*.csv")}
+        for out in (left, right)  # everything logged but the clock
+    ]
+    assert logs[0]
+    assert logs[0] == logs[1]
     models = sorted(path.relative_to(left) for path in left.glob("seed_*/model.d3"))
     assert models
     for model in models:

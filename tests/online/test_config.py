@@ -10,7 +10,7 @@ import yaml
 from koffline.errors import ConfigError
 from koffline.online.config import load_config
 from tests.online.small_online import small
-from tests.refusals import assert_refused, run_cli
+from tests.refusals import assert_refused, one_line, run_cli
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
 
@@ -39,10 +39,8 @@ def test_configs_load(path):
     ],
 )
 def test_what_is_wrong_is_one_line(assignments, message):
-    with pytest.raises(ConfigError) as caught:
+    with one_line(ConfigError, message):
         load_config({"env": "CartPole-v1"}, assignments.split())
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture

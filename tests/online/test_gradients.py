@@ -164,12 +164,9 @@ def test_by_hand(ending, follows):
     settings = reference.Settings(
         "rg", gamma=0.5, entropy_coef=0.25, kl_coef=0.5, window_length=5, diag_weight=0.1
     )
-    log_policy = [-0.5 - math.log(2.0 * math.pi), -2.0 - math.log(2.0 * math.pi)]
-    squeezed = math.exp(-2.0)
-    log_slow = [
-        -0.5 * squeezed - 2.0 - math.log(2.0 * math.pi),
-        -2.0 * squeezed - 2.0 - math.log(2 * math.pi),
-    ]
+    level, squeezed = math.log(2.0 * math.pi), math.exp(-2.0)
+    log_policy = [-0.5 - level, -2.0 - level]
+    log_slow = [-0.5 * squeezed - 2.0 - level, -2.0 * squeezed - 2.0 - level]
     expected = -3.0 + follows * 3.0
     for t in range(2):
         expected += 0.5**t * (rewards[t] - 0.75 * log_policy[t] + 0.5 * log_slow[t])

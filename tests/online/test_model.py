@@ -1,7 +1,5 @@
 """The online policy as a .d3 model: what it predicts, draws and exports; koffline's commands take it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -37,10 +37,8 @@ def test_what_is_kept_is_what_happened(environment):
         ended = 0
         for row in range(len(paths.lengths)):
             for t in range(paths.lengths[row]):
-                last = t + 1 == paths.lengths[row]
-                following, reward, terminated = replayed(
-                    world, paths.observations[row, t], paths.actions[row, t]
-                )
+                last, seen = t + 1 == paths.lengths[row], paths.observations[row, t]
+                following, reward, terminated = replayed(world, seen, paths.actions[row, t])
                 np.testing.assert_allclose(paths.observations[row, t + 1], following, rtol=2e-4, atol=2e-4)
                 assert paths.rewards[row, t] == pytest.approx(reward, rel=1e-3, abs=1e-3)
                 assert bool(last and paths.terminated[row]) == terminated

@@ -39,21 +39,16 @@ def test_what_a_run_leaves(tmp_path):
         assert np.all(log.rewards == 1.0)
     assert load_config(out / "config.yaml") == load_config(small())
     assert (out / "learning_curve.png").read_bytes()[:4] == b"\x89PNG"
-    assert [path.name for path in checkpoints(out / "checkpoints" / "seeds_3-4")] == [
-        "step_000000300.pt",
-        "step_000000400.pt",
-    ]
-    check_summary(json.loads((out / "summary.json").read_text()), out)
-    assert json.loads((out / "run.json").read_text())["finished"]
-
-
-def check_summary(summary, out):
+    kept = [path.name for path in checkpoints(out / "checkpoints" / "seeds_3-4")]
+    assert kept == ["step_000000300.pt", "step_000000400.pt"]
+    summary = json.loads((out / "summary.json").read_text())
     assert (summary["env"], summary["critic"]) == ("CartPole-v1", "kloss")
     assert (summary["seeds"], summary["steps"], summary["diverged"]) == ([3, 4], 400, {})
     last = [float(rows(out / f"seed_{seed}" / "evaluation.csv")[-1]["return"]) for seed in (3, 4)]
     assert (summary["best_1_of_2"], summary["interval"]) == (max(last), [min(last), max(last)])
     assert summary["return"]["per_seed"] == {"3": last[0], "4": last[1]}
     assert not {"seconds", "steps_per_second"} & set(summary)  # the same run, the same bytes
+    assert json.loads((out / "run.json").read_text())["finished"]
 
 
 @pytest.mark.slow
@@ -86,12 +81,9 @@ def test_divergence_of_one_seed(tmp_path, caplog, monkeypatch):
     result = train(small(), tmp_path / "run", 3)
     assert result.diverged == {1: 200}
     assert "seed 1 diverged by step 200" in caplog.text
-    assert [len(rows(tmp_path / "run" / f"seed_{k}" / "evaluation.csv")) for k in range(3)] == [4, 1, 4]
-    assert [(tmp_path / "run" / f"seed_{k}" / "replay.hdf5").exists() for k in range(3)] == [
-        True,
-        False,
-        True,
-    ]
+    folders = [tmp_path / "run" / f"seed_{k}" for k in range(3)]
+    assert [len(rows(folder / "evaluation.csv")) for folder in folders] == [4, 1, 4]
+    assert [(folder / "replay.hdf5").exists() for folder in folders] == [True, False, True]
 
 
 def test_divergence_of_all_seeds_ends_the_run(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Small logs and networks for the tests of the estimators."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 
@@ -16,6 +14,16 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.replicas import StackedMLP
 
 QUICK = {"steps": 60, "full_replicas": 1, "resampled_replicas": 2}
+AS_OPTIONS = [f"--set={name}={value}" for name, value in QUICK.items()]
+# Of the tables user,day,x,act,gain,end that the tests of commands write.
+COLUMNS = (
+    "--observations=x",
+    "--action=act",
+    "--reward=gain",
+    "--episode=user",
+    "--time=day",
+    "--terminal=end",
+)
 
 
 def discrete_log(n: int = 60, length: int = 10, **changes: object) -> koffline.Transitions:
@@ -39,8 +47,8 @@ def discrete_log(n: int = 60, length: int = 10, **changes: object) -> koffline.T
     return koffline.Transitions(**columns)  # type: ignore[arg-type]
 
 
-def continuous_log(n: int = 50) -> koffline.Transitions:
-    generator = np.random.default_rng(4)
+def continuous_log() -> koffline.Transitions:
+    n, generator = 50, np.random.default_rng(4)
     states = generator.normal(size=(n, 2))
     return koffline.Transitions(
         observations=states,

@@ -1,21 +1,18 @@
 """Values by group of start states: by one set of networks, the same wherever labels come from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from scipy import stats
 
 import koffline
-from koffline.cli import cli
 from koffline.data.disk.writer import ShardWriter
 from koffline.errors import ConfigError, DataError
 from koffline.ope import evaluation
-from tests.ope.problems import QUICK, SOFT, discrete_log
+from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, discrete_log
+from tests.refusals import assert_refused, run_cli, succeed
 
 KIND = np.arange(30) % 3 == 0
 
@@ -119,26 +116,17 @@ def test_a_column_of_a_table_in_the_command(tmp_path: Path) -> None:
     ]
     table, report = tmp_path / "log.csv", tmp_path / "report"
     table.write_text("\n".join(["user,day,x,act,gain,end,segment", *rows]))
-    roles = {"observations": "x", "action": "act", "reward": "gain", "episode": "user", "time": "day"}
-    columns = [f"--{role}={name}" for role, name in {**roles, "terminal": "end"}.items()]
-    asked = ["evaluate", str(table), *columns, "--policy", "uniform", "--gamma", "0.8", "--quiet"]
-    asked += [f"--set={name}={value}" for name, value in QUICK.items()]
-    done = CliRunner().invoke(cli, [*asked, "--by", "segment", "--out", str(report)])
-    shown = done.output
-    assert done.exit_code == 0, (shown, done.exception)
+    asked = ("evaluate", table, *COLUMNS, "--policy", "uniform", "--gamma", 0.8, "--quiet", *AS_OPTIONS)
+    shown = succeed(*asked, "--by", "segment", "--out", report)
     found = json.loads((report / "estimate.json").read_text())
     starts = {row["group"]: row["starts"] for row in found["groups"]}
     assert starts == {"new": 15, "old": 20, "vip": 5}
-    few = "too few start states to answer: 5 (at least 10)"
-    assert found["groups"][2]["value"] is None
-    assert found["groups"][2]["reason"] == few
-    page = (report / "report.html").read_text()
+    few, page = "too few start states to answer: 5 (at least 10)", (report / "report.html").read_text()
+    assert (found["groups"][2]["value"], found["groups"][2]["reason"]) == (None, few)
     assert few in shown
     assert few in page
     assert "By segment" in page
-    plain = json.loads(CliRunner().invoke(cli, [*asked, "--json"]).stdout)
-    assert plain["value"] == found["value"]
-    refused = CliRunner().invoke(cli, [*asked, "--by", "segmnt"])
-    assert refused.exit_code == 2
-    assert "has no column 'segmnt' (by); did you mean 'segment'?" in refused.output
-    assert CliRunner().invoke(cli, [*asked, "--by", "x", "--estimator", "all"]).exit_code == 2
+    assert json.loads(succeed(*asked, "--json"))["value"] == found["value"]
+    told = "has no column 'segmnt' (by); did you mean 'segment'?"
+    assert_refused(run_cli(*asked, "--by", "segmnt"), told)
+    assert_refused(run_cli(*asked, "--by", "x", "--estimator", "all"))

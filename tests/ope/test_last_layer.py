@@ -1,6 +1,7 @@
 """Exact last layers and closed forms against least-squares problems written down row by row in numpy."""
 
 import dataclasses
+from functools import cache
 
 import numpy as np
 import pytest
@@ -102,13 +103,14 @@ def test_the_level_of_all_values_is_free() -> None:
     torch.testing.assert_close(solved.forward(table.inputs.double()), expected, rtol=1e-3, atol=0)
 
 
-@pytest.fixture(params=["discrete", "continuous"])
+@pytest.fixture(params=["discrete", "continuous"], scope="module")
 def workspace(request):
     policy = SOFT if request.param == "discrete" else NOISY
     with open_workspace(uneven_log(request.param, 12), policy, EvaluationSettings(**SETTINGS)) as made:
         yield made
 
 
+@cache
 def seen_by(fitted, replica):
     """The log as one network sees it: features, counts of its resampled units as weights."""
     problem, network = fitted.problem, fitted.record.network

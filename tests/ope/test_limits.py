@@ -82,21 +82,21 @@ class TestCopies:
 
 
 class TestTooLittle:
-    def test_one_episode_with_all_the_weight(self):
-        problem = cut_after_twenty(20)
-        weights = np.where(np.arange(400) < 20, 1.0, 1e-9)
-        log = problem.transitions.replace(weights=weights)
-        for name in ("kloss", "lstdq"):
-            found = koffline.evaluate(log, problem.policy, 0.95, estimator=name, **QUICK)
-            assert found.interval is None
-            assert any("the log has one episode that counts" in warning for warning in found.warnings)
-
-    @pytest.mark.parametrize("name", ["kloss", "fqe", "lstdq", "mwl", "wpdis", "drl"])
-    def test_a_future_that_no_episode_shows(self, name):
-        problem = cut_after_twenty(20, 0.999)
-        found = koffline.evaluate(problem.transitions, problem.policy, 0.999, estimator=name, **QUICK)
-        assert found.interval is None
-        assert any("ask for a smaller gamma" in warning for warning in found.warnings)
+    @pytest.mark.parametrize(
+        ("gamma", "others", "said"),
+        [(0.95, 1e-9, "the log has one episode that counts"), (0.999, 1.0, "ask for a smaller gamma")],
+        ids=["one episode with all the weight", "a future that no episode shows"],
+    )
+    def test_no_estimator_has_an_interval(self, gamma, others, said):
+        problem = cut_after_twenty(20, gamma)
+        log = problem.transitions.replace(weights=np.where(np.arange(400) < 20, 1.0, others))
+        names = ("kloss", "fqe", "lstdq", "mwl", "wpdis", "drl")
+        table = estimate_all(log, problem.policy, gamma, names=names, **QUICK)
+        for row in table.rows:
+            assert row.estimate.interval is None
+            assert any(said in warning for warning in row.estimate.warnings)
+        assert table.verdict.answer == NOT_ANSWERABLE
+        assert not re.search(r'"(low|high)": [-\d]', table.to_json())
 
     def test_a_certificate_holds_all_the_same(self):
         """One that was told its bounds; one that read them off a log that does not answer is none."""
@@ -109,9 +109,6 @@ class TestTooLittle:
             assert found.uplift is None
             assert given == {} or found.interval.holds(problem.value)
             assert given == told or found.interval is None
-        table = estimate_all(problem.transitions, problem.policy, 0.999, names=("kloss", "is"), **QUICK)
-        assert table.verdict.answer == NOT_ANSWERABLE
-        assert not re.search(r'"(low|high)": [-\d]', table.to_json())
 
 
 class TestPossibleValues:

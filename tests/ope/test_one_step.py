@@ -2,20 +2,17 @@
 
 import dataclasses
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
-from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.errors import ConfigError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.names import ESTIMATORS
 from tests.ope.problems import discrete_log
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, run_cli, succeed
 
 _MEANS = np.array([[1.0, 0.0, 0.5], [0.0, 2.0, 0.5]])  # of rewards, by kind of user and action
 _LOGGED = np.array([[0.6, 0.2, 0.2], [0.3, 0.3, 0.4]])
@@ -70,22 +67,18 @@ def test_gamma_changes_nothing() -> None:
         koffline.evaluate(discrete_log(), lambda s: np.full((len(s), 3), 1 / 3), **SMALL)
 
 
-def test_the_command_needs_no_gamma_and_knows_a_bandits_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_transitions(users(600), "users.hdf5", None, False)
     shared = ("evaluate", "users.hdf5", "--policy", "uniform")
-    done = CliRunner().invoke(cli, [*shared, "--estimator", "is,wis"])
-    assert done.exit_code == 0, done.output
+    shown = run_cli(*shared, "--estimator", "is,wis").output
     for words in ("is (IPS)", "wis (SNIPS)", "every episode is one step"):
-        assert words in done.output
-    assert "γ" not in done.output
-    one = CliRunner().invoke(cli, [*shared, "--estimator", "wis", "--json"])
-    found = json.loads(one.stdout)
+        assert words in shown
+    assert "γ" not in shown
+    found = json.loads(succeed(*shared, "--estimator", "wis", "--json"))
     assert found["behavior_value"] == pytest.approx(users(600).rewards.mean())
     assert found["uplift"]["value"] == pytest.approx(found["value"] - users(600).rewards.mean())
-    assert_refused(CliRunner().invoke(cli, [*shared, "--estimator", "SNIPS"]), "did you mean 'wis'")
+    assert_refused(run_cli(*shared, "--estimator", "SNIPS"), "did you mean 'wis'")
     cut = koffline.evaluate(discrete_log(), "uniform", 0.9, estimator="pdis", behavior="estimate")
     assert cut.uplift is None  # of whole episodes alone
 

@@ -18,13 +18,11 @@ from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import NOISY, QUICK, SOFT, continuous_log, discrete_log
 from tests.refusals import refused
 
-TRUTHS = (-0.4, 0.2, 0.7)
 RANKED = np.array([10.0, 7.0, 4.0, 2.0])
 ESTIMATES = np.array([5.0, 8.0, 6.0, 1.0])  # ranks the policies 1, 2, 0, 3
 
 
-@pytest.fixture(scope="module")
-def walk():
+def test_the_better_policy_comes_first_and_differs() -> None:
     """A chain whose right end pays: policies that go right more often are worth more."""
     log = EXACT_PROBLEMS["chain_off"](seed=0, n_rows=600).transitions
     policies = {
@@ -32,11 +30,7 @@ def walk():
         for chance in (0.1, 0.5, 0.9)
     }
     options = {"steps": 100, "full_replicas": 1, "resampled_replicas": 4}
-    return select_policies(log, policies, 0.95, truths=TRUTHS, seed=5, **options)
-
-
-def test_the_better_policy_comes_first_and_differs(walk) -> None:
-    found = walk
+    found = select_policies(log, policies, 0.95, truths=(-0.4, 0.2, 0.7), seed=5, **options)
     ranked = [(policy.rank, policy.name) for policy in found.policies]
     assert ranked == [(1, "right 0.9"), (2, "right 0.5"), (3, "right 0.1")]
     assert found.best.maybe_best

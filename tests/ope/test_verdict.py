@@ -7,10 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
-from koffline.cli import cli
 from koffline.data.sources import write_transitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.ope.limits import Limits
@@ -19,7 +17,8 @@ from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, Coverage, judge, measure_coverage
 from koffline.policies import DiscretePolicy
 from koffline.report.words import action_shares
-from tests.ope.problems import QUICK, discrete_log, facts_of
+from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, discrete_log, facts_of
+from tests.refusals import run_cli, succeed
 
 FACTS = facts_of(discrete_log(2000, 20), 0.9)
 LIMITS = Limits(FACTS, (-99.0, 99.0))
@@ -89,11 +88,10 @@ def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval(
 
 @pytest.mark.parametrize("command", ["--interval=kernel-certified", "--estimator=all"])
 def test_no_number_on_the_screen_looks_like_knowledge_where_there_is_none(command, tmp_path) -> None:
-    log = discrete_log()
-    write_transitions(log.replace(actions=np.zeros(len(log), dtype=np.int64)), tmp_path / "log.hdf5")
-    asked = f"evaluate {tmp_path / 'log.hdf5'} --policy uniform --gamma 0.9 --quiet {command}".split()
-    asked += [f"--set={name}={value}" for name, value in QUICK.items()]
-    shown = CliRunner().invoke(cli, [*asked, "--out", str(tmp_path / "out")]).output
+    log, path = discrete_log(), tmp_path / "log.hdf5"
+    write_transitions(log.replace(actions=np.zeros(len(log), dtype=np.int64)), path)
+    asked = ("evaluate", path, "--policy", "uniform", "--gamma", 0.9, "--quiet", command, *AS_OPTIONS)
+    shown = run_cli(*asked, "--out", tmp_path / "out").output
     assert NOT_ANSWERABLE in shown
     assert not re.search(r"\d …|certified, |uplift +│", shown)
     page = (tmp_path / "out" / "report.html").read_text().split("<h2>How to get")[0]
@@ -107,22 +105,18 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tm
         for day in range(30)
         if day % 29 == 0 or (user + day) % 3
     ]
-    table, report = tmp_path / "gaps.csv", tmp_path / "report"
+    table, report, shards = (tmp_path / name for name in ("gaps.csv", "report", "shards"))
     table.write_text("\n".join(["user,day,x,act,gain,end", *rows]))
-    roles = {"observations": "x", "action": "act", "reward": "gain", "episode": "user", "time": "day"}
-    columns = [f"--{role}={name}" for role, name in {**roles, "terminal": "end"}.items()]
-    given = ["--policy", "uniform", "--gamma", "0.8", *(f"--set={k}={v}" for k, v in QUICK.items())]
-    screen = CliRunner().invoke(cli, ["evaluate", str(table), *columns, *given, "--out", str(report)]).output
+    given = ("--policy", "uniform", "--gamma", 0.8, *AS_OPTIONS)
+    screen = succeed("evaluate", table, *COLUMNS, *given, "--out", report)
     said = "32.2% of the steps may be missing"
     assert said in " ".join(screen.split("take it with care")[1].split())
     found = json.loads((report / "estimate.json").read_text())["verdict"]
     assert found["answer"] == WITH_CARE
     assert said in found["reasons"][0]
     assert said in (report / "report.html").read_text().split("Diagnostics")[0]
-    shards = tmp_path / "shards"
-    CliRunner().invoke(cli, ["data", "convert", str(table), str(shards), "--shard-rows", "500", *columns])
-    asked = ["evaluate", str(shards), "--lazy", *given, "--json"]
-    lazy = json.loads(CliRunner().invoke(cli, asked).stdout)["verdict"]
+    succeed("data", "convert", table, shards, "--shard-rows", 500, *COLUMNS)
+    lazy = json.loads(succeed("evaluate", shards, "--lazy", *given, "--json"))["verdict"]
     assert lazy["reasons"][0] == found["reasons"][0]
 
 

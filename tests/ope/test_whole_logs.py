@@ -1,9 +1,6 @@
 """One engine: where a log lies changes nothing, and sums over parts are those over all rows."""
 
-from __future__ import annotations
-
 import dataclasses
-import pathlib
 import pickle
 
 import numpy as np
@@ -24,6 +21,7 @@ from koffline.ope.working_log import hold
 from koffline.ope.workspace import open_workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from tests.ope.problems import mortal_log, uneven_log
+from tests.refusals import Attack
 
 QUICK = {"steps": 30, "hidden_units": (8, 8), "full_replicas": 2, "resampled_replicas": 3, "instruments": 60}
 TILTED = DiscretePolicy(3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted")
@@ -66,9 +64,7 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
         *(("left out", rows, 1, ("kloss", "wis")) for rows in (200_000, 150)),
     ],
 )
-def test_storage_changes_no_estimate_and_no_interval(
-    stored, kind, sample_rows, workers, names, monkeypatch
-) -> None:
+def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows, workers, names, monkeypatch):
     """Every estimator, its value and its interval; sums over parts of 40 rows are those over all."""
     memory, shards = stored[kind]
     policy = TILTED if kind in ("discrete", "left out") else DRIFT
@@ -77,7 +73,14 @@ def test_storage_changes_no_estimate_and_no_interval(
     assert answered >= (len(names) if names else 15 if kind == "discrete" else 8)
     monkeypatch.setattr(working_log, "_MOST_ROWS", 40)
     stream = StreamSettings(memory="1GB", workers=workers)
-    agree(answers(shards, policy, names, sample_rows=sample_rows, stream=stream), expected)
+    found = answers(shards, policy, names, sample_rows=sample_rows, stream=stream)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if isinstance(value, str):
+            assert found[name] == value
+        else:
+            largest = np.abs(value).max()  # one end of an interval may be near zero
+            np.testing.assert_allclose(found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name)
 
 
 def test_late_ends_are_left_out_as_often_as_recording_stopped(stored) -> None:
@@ -96,16 +99,6 @@ def test_late_ends_are_left_out_as_often_as_recording_stopped(stored) -> None:
         lost[steps] += weight * ~memory.terminated[end]
     np.testing.assert_allclose(shares, (lost / np.maximum(lost + went_on, 1e-9))[: len(shares)])
     assert stop_shares(stored["discrete"][0]) is None
-
-
-def agree(found: dict, expected: dict) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        if isinstance(value, str):
-            assert found[name] == value
-        else:
-            largest = np.abs(value).max()  # one end of an interval may be near zero
-            np.testing.assert_allclose(found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name)
 
 
 def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
@@ -208,17 +201,9 @@ class TestAKilledPass:
         _, shards = stored["discrete"]
         expected, whole = self.run(shards, tmp_path / "sums", monkeypatch)
         for path in (tmp_path / "sums").iterdir():
-            path.write_bytes(pickle.dumps((1, _Evil(tmp_path / "proof"), ())))
+            path.write_bytes(pickle.dumps((1, Attack(tmp_path / "proof"), ())))
         assert self.run(shards, tmp_path / "sums", monkeypatch) == (expected, whole)
         assert not (tmp_path / "proof").exists()
         (tmp_path / "sums" / "mine").touch()
         remove_saved(tmp_path / "sums")
         assert [path.name for path in (tmp_path / "sums").iterdir()] == ["mine"]
-
-
-class _Evil:
-    def __init__(self, path) -> None:
-        self.path = path
-
-    def __reduce__(self):
-        return pathlib.Path.touch, (self.path,)

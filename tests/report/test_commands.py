@@ -37,12 +37,8 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_table_and_report(command, name, words, plots) -> None:
     shown = succeed(*command, "--out", "why")
     assert all(word in shown for word in (*words, "report: why/report.html"))
-    assert {path.name for path in Path("why").iterdir()} == {
-        "plots",
-        f"{name}.json",
-        "report.html",
-        "run.json",
-    }
+    written = {path.name for path in Path("why").iterdir()}
+    assert written == {"plots", f"{name}.json", "report.html", "run.json"}
     page = Path("why/report.html").read_text(encoding="utf-8")
     assert {path.stem for path in Path("why/plots").iterdir()} == plots
     assert page.count("<svg") == len(plots)

@@ -1,7 +1,5 @@
 """export and d3rlpy's own commands: koffline's models and logs, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from pathlib import Path
@@ -15,7 +13,7 @@ import koffline
 from koffline.data import quiet
 from tests.algos.makers import d3rlpy, fit, make, make_buffer
 from tests.builders import environments  # noqa: F401  (registers them)
-from tests.refusals import run_cli, succeed
+from tests.refusals import Attack, run_cli, succeed
 
 WORLD = "koffline-tests/Drawn-v0"
 
@@ -96,12 +94,8 @@ def test_without_moviepy_there_are_no_films(model: Path, monkeypatch: pytest.Mon
 
 
 def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "exploded",))
-
     with zipfile.ZipFile(tmp_path / "bomb.d3", "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps(Bomb()))
+        archive.writestr("archive/data.pkl", pickle.dumps(Attack(tmp_path / "exploded")))
     assert "bomb.d3" in refusal("d3rlpy", "play", str(tmp_path / "bomb.d3"), "--env-id", WORLD)
     assert not (tmp_path / "exploded").exists()
 

@@ -1,7 +1,5 @@
 """Small configs and logs for the tests of koffline.train."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from pathlib import Path

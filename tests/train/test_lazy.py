@@ -61,10 +61,10 @@ def lazy_config(shards, kind="dqn", **data):
     return load_config(content, ["logger.gradients=false"])
 
 
-def make_buffer(shards, part=None) -> LazyReplayBuffer:
+def make_buffer(shards) -> LazyReplayBuffer:
     log = open_transitions(shards, lazy=True)
-    sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10, part=part, next_actions=True)
-    return LazyReplayBuffer(sampler, sample_units(log, 30, 0, part).transitions, statistics_of(log, part))
+    sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10, next_actions=True)
+    return LazyReplayBuffer(sampler, sample_units(log, 30, 0).transitions, statistics_of(log))
 
 
 def made(name, kind):
@@ -107,9 +107,8 @@ def test_scalers_in_memory_and_on_disk_are_d3rlpys(name, kind, tmp_path):
 def test_scalers_that_cannot_be_fitted():
     log = make_log(discrete=False)
     still = ColumnarReplayBuffer(log.replace(observations=np.ones_like(log.observations)), 0)
-    with pytest.raises(
-        ConfigError, match="observation_scaler 'min_max' gives observations that are not finite"
-    ):
+    words = "observation_scaler 'min_max' gives observations that are not finite"
+    with pytest.raises(ConfigError, match=words):
         fit_scalers(made("observation_scaler", "min_max"), still)
 
 
@@ -155,23 +154,20 @@ def test_memory_does_not_grow_with_the_log(tmp_path):
         with ShardWriter(tmp_path / f"{copies}", shard_rows=10_000) as writer:
             for _ in range(copies):
                 writer.append(piece)
-        peaks.append(_peak_of_a_run(tmp_path / f"{copies}"))
+        code = PEAK.format(folder=str(tmp_path / f"{copies}"))
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]))
     assert peaks[1] - peaks[0] < 50_000
 
 
-def _peak_of_a_run(folder) -> int:
-    """Kilobytes that a process holds at most which trains on the folder."""
-    code = f"""
+# Kilobytes that a process holds at most which trains on the folder.
+PEAK = """
 import resource
-from koffline.train.config import DataSettings, load_config
-from koffline.train.prepare import open_data
+from koffline.train.config import load_config
 from koffline.train.run import train
-from tests.ope.problems import mortal_log
 from tests.train.small_runs import make_config
-content = make_config({str(folder)!r})
+content = make_config({folder!r})
 content["data"].update(lazy=True, memory="16MB")
-train(load_config(content, ["logger.gradients=false"]), {str(folder) + "-run"!r})
+train(load_config(content, ["logger.gradients=false"]), {folder!r} + "-run")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])

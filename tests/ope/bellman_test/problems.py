@@ -20,20 +20,13 @@ class Known:
     policy: DiscretePolicy
     world: EmbeddedMDP
     target: np.ndarray
-    gamma: float
     q: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 def known_problem(
-    seed: int,
-    n: int,
-    kind: str = "iid",
-    gamma: float = 0.9,
-    behavior: bool = False,
-    states: int = 20,
-    ending: float = 0.0,
+    seed: int, n: int, kind: str = "iid", behavior: bool = False, states: int = 20, ending: float = 0.0
 ) -> Known:
-    """A random MDP of 20 states in the plane; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
+    """A random MDP in the plane, γ = 0.9; kind: ``iid``, ``trajectory`` or ``episodes`` (50 steps).
 
     behavior: the log is another policy's, with its log probabilities.
     """
@@ -51,15 +44,9 @@ def known_problem(
     if behavior:
         chances = writer[world.states_of(rows.observations), rows.actions]
         rows = rows.replace(behavior_log_probabilities=np.log(chances))
-    q = mdp.action_values(target, gamma)
-    return Known(
-        rows,
-        DiscretePolicy(2, world.policy(target), name="target"),
-        world,
-        target,
-        gamma,
-        lambda s, a: q[world.states_of(s), a],
-    )
+    q = mdp.action_values(target, 0.9)
+    policy = DiscretePolicy(2, world.policy(target), name="target")
+    return Known(rows, policy, world, target, lambda s, a: q[world.states_of(s), a])
 
 
 ONLY_ACTION = DiscretePolicy(1, lambda s: np.ones((len(s), 1)), name="only action")

@@ -36,10 +36,10 @@ def random_scores(units: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return scores, shifts
 
 
-def random_draws(units: int, seed: int = 0, draws: int = 999, generator=None) -> SignDraws:
+def random_draws(units: int, seed: int = 0, draws: int = 999) -> SignDraws:
     scores, shifts = random_scores(units, seed)
     products = scores @ scores.T, shifts @ scores.T, shifts @ shifts.T
-    return draw_by_products(*products, draws, generator or np.random.default_rng(0))
+    return draw_by_products(*products, draws, np.random.default_rng(0))
 
 
 def test_statistic_is_the_double_loop_and_a_permutation_changes_nothing() -> None:

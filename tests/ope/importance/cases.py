@@ -1,6 +1,5 @@
 """Logs for the tests of importance sampling: random ones, and one that holds every path of a process."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,15 +53,7 @@ def values_of(q: Any, log: Transitions, policy: Any) -> RowValues:
 
 
 def episode_estimates(
-    log: Transitions,
-    policy: Any,
-    gamma: float,
-    *,
-    q: Any = None,
-    names: Iterable[str] = OVER_EPISODES,
-    behavior: str = "auto",
-    clip: float | None = None,
-    **options: Any,
+    log, policy, gamma, *, q=None, names=OVER_EPISODES, behavior="auto", clip=None, **options
 ) -> dict[str, PointEstimate | str]:
     """Estimates by name, or why there are none. q: a value function or its values."""
     found: dict[str, PointEstimate | str] = {}
@@ -76,9 +67,7 @@ def episode_estimates(
     return found
 
 
-def log_of_steps(
-    rewards: np.ndarray, length: int, actions: np.ndarray | None = None, n_actions: int = 2, **columns: Any
-) -> Transitions:
+def log_of_steps(rewards, length: int, actions=None, n_actions: int = 2, **columns: Any) -> Transitions:
     """Episodes of one length that the world ends, in states that say nothing."""
     n = len(rewards)
     given = {
@@ -94,15 +83,15 @@ def log_of_steps(
     return Transitions(**{**given, **columns})
 
 
-def random_case(seed: int = 0, n_episodes: int = 9, zeros: bool = False) -> Case:
-    """Episodes of many lengths and weights, some ended by the world; random ratios, some of them zero."""
-    transitions, generator = uneven_log("discrete", n_episodes, seed), np.random.default_rng(seed + 100)
+def random_case(seed: int = 0, zeros: bool = False) -> Case:
+    """Nine episodes of many lengths and weights, some ended by the world; random ratios, some zero."""
+    transitions, generator = uneven_log("discrete", 9, seed), np.random.default_rng(seed + 100)
     rows = len(transitions)
     log_ratios = generator.normal(0.0, 0.7, size=rows)
     if zeros:
         log_ratios[generator.random(rows) < 0.2] = -np.inf
     # v(s_{t+1}) of a row is v(s) of the next: the reference has one number for both.
-    model = RowValues(*(generator.standard_normal(count) for count in (rows, rows, n_episodes)))
+    model = RowValues(*(generator.standard_normal(count) for count in (rows, rows, 9)))
     return Case(transitions, weighed(transitions, log_ratios), model)
 
 
@@ -118,9 +107,7 @@ class World:
     def policy(self) -> DiscretePolicy:
         return DiscretePolicy(2, lambda observations: self.target[observations.argmax(axis=1)], "target")
 
-    def log(
-        self, states: Any, actions: Any, rewards: Any, after: Any, ids: Any, **columns: Any
-    ) -> Transitions:
+    def log(self, states, actions, rewards, after, ids, **columns: Any) -> Transitions:
         """Episodes in one-hot states; those that the world does not end are cut."""
         terminated, eye = self.mdp.terminal[after], np.eye(self.mdp.n_states)
         return Transitions(
@@ -136,12 +123,12 @@ class World:
             **columns,
         )
 
-    def all_paths(self, horizon: int = 3) -> Transitions:
-        """Every path, weighted by its probability: what an estimator says about it is its expectation."""
+    def all_paths(self) -> Transitions:
+        """Every path of three steps, weighted by its probability: estimates of it are expectations."""
         paths: list[tuple[float, list[tuple[int, int, float, int]]]] = []
 
         def follow(state: int, chance: float, path: list[tuple[int, int, float, int]]) -> None:
-            if len(path) == horizon or self.mdp.terminal[state]:
+            if len(path) == 3 or self.mdp.terminal[state]:
                 paths.append((chance, path))
                 return
             for action, after in np.argwhere(self.mdp.transition[state]).tolist():
@@ -156,10 +143,10 @@ class World:
         ids, weights = (np.repeat(part, lengths) for part in (range(len(paths)), [one for one, _ in paths]))
         return self.log(*columns, ids, weights=weights)
 
-    def finite_value(self, gamma: float, last_values: np.ndarray, horizon: int = 3) -> float:
-        """J of ``horizon`` steps and then ``last_values`` (S,), by backward induction."""
+    def finite_value(self, gamma: float, last_values: np.ndarray) -> float:
+        """J of three steps and then ``last_values`` (S,), by backward induction."""
         values = np.where(self.mdp.terminal, 0.0, last_values)
-        for _ in range(horizon):
+        for _ in range(3):
             q = np.einsum("sat,sat->sa", self.mdp.transition, self.mdp.reward + gamma * values)
             values = np.where(self.mdp.terminal, 0.0, np.sum(self.target * q, axis=1))
         return float(self.mdp.initial @ values)

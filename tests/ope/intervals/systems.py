@@ -28,21 +28,18 @@ class OneHotStates:
         return torch.eye(self.world.mdp.n_states, dtype=torch.float64)[torch.as_tensor(states)]
 
 
-def prepared(exact: ExactProblem, starts: np.ndarray | None = None, seed: int = 0) -> EvaluationProblem:
-    generator = np.random.default_rng(seed)
-    return prepare_problem(exact.transitions, exact.policy, exact.gamma, 4, generator, starts)
+def prepared(exact: ExactProblem, seed: int = 0) -> EvaluationProblem:
+    return prepare_problem(exact.transitions, exact.policy, exact.gamma, 4, np.random.default_rng(seed))
 
 
-def finite_system(
-    name: str, seed: int = 0, rows: int = 300, instruments: int = 100, starts: np.ndarray | None = None
-) -> tuple[ExactProblem, FeatureSystem]:
+def finite_system(name: str, seed: int = 0, rows: int = 300) -> tuple[ExactProblem, FeatureSystem]:
     """An exact problem through one-hot features."""
     case = _FINITE[name]
     exact = case(seed, rows)
     seen = np.asarray(exact.transitions.observations, dtype=np.float64)
     features = OneHotStates(case.world, seen.mean(axis=0), seen.std(axis=0))
     system = make_feature_system(
-        prepared(exact, starts), features, gamma=exact.gamma, constant=False, instruments=instruments
+        prepared(exact), features, gamma=exact.gamma, constant=False, instruments=100
     )
     return exact, system
 
@@ -53,10 +50,8 @@ def true_parameters(name: str) -> Tensor:
     return torch.as_tensor(case.world.mdp.action_values(case.target, case.gamma)).flatten()
 
 
-def small_system(
-    seed: int = 0, rows: int = 12, parameters: int = 3, constants: int = 0, fixed_starts: bool = False
-) -> FeatureSystem:
-    """Random numbers in every column."""
+def small_system(seed=0, rows: int = 12, constants: int = 0, fixed_starts: bool = False) -> FeatureSystem:
+    """Random numbers in every column of three parameters."""
     generator = np.random.default_rng(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -64,7 +59,7 @@ def small_system(
 
     def columns(count: int) -> Tensor:
         free = torch.ones(count, constants, dtype=torch.float64)
-        return torch.cat([normal(count, parameters - constants), free], dim=1)
+        return torch.cat([normal(count, 3 - constants), free], dim=1)
 
     weights = generator.uniform(0.5, 1.5, rows)
     discounts = np.where(generator.random(rows) < 0.2, 0.0, 0.9)

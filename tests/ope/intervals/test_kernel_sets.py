@@ -40,9 +40,7 @@ def test_by_hand() -> None:
         ((1.0, 2.0), (10.0, 20.0), True, 19.0),  # an ended row pays 1, another up to 2 + 18
     ],
 )
-def test_target_range(
-    rewards: tuple[float, float], values: tuple[float, float], may_end: bool, length: float
-) -> None:
+def test_target_range(rewards, values, may_end, length):
     assert target_range(rewards, values, 0.9, may_end) == pytest.approx(length)
 
 
