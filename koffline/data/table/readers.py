@@ -18,19 +18,13 @@ from typing import Any
 import polars as pl
 
 from koffline.data import remote
+from koffline.data.kinds import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
-PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
-NO_TABLE = (
-    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
-    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
-)
-# Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
-STREAM = b"\xff\xff\xff\xff"
 Columns = Mapping[str, Any]  # names and types
 _Frames = Iterator[pl.DataFrame]
 

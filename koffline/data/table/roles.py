@@ -9,11 +9,12 @@ from typing import Any
 
 import polars as pl
 
+from koffline.data.columns import natural_key
 from koffline.data.features import ONE_HOT, Encoding
+from koffline.data.kinds import CSV
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
-from koffline.data.table.readers import CSV
 from koffline.data.table.rows import TableRows
-from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, natural_key, unread
+from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, unread
 from koffline.errors import listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula

@@ -14,6 +14,7 @@ import polars as pl
 from koffline.data.columns import counted
 from koffline.data.features import ACTIONS, Encoding, Features
 from koffline.data.flat import ONE_STEP_NOTE
+from koffline.data.kinds import find_tables
 from koffline.data.raw import FileDescription, read_description, settle_space
 from koffline.data.spaces import ActionSpace, Discrete, SpaceRequest
 from koffline.data.table import mapping as mappings
@@ -21,7 +22,7 @@ from koffline.data.table import roles as applied
 from koffline.data.table import values
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
-from koffline.data.table.rows import TableRows, find_tables, header_of, open_rows
+from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.values import Problems, TableCounts, column_fault, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, listed

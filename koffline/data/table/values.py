@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +112,6 @@ def features(column: str, encoding: Encoding) -> list[pl.Expr]:
 
 
 _MOST_LISTED = 20
-_LONGEST_NUMBER = 100  # digits
 
 
 class Problems:
@@ -153,14 +151,6 @@ class Problems:
             more = len(self.found) - len(shown)
             shown += [f"and {more} more"] if more else []
             raise DataError(f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}")
-
-
-def natural_key(name: str) -> list[Any]:
-    """Sort key of natural order: x_2 before x_10."""
-    return [
-        (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
-        for p in re.split(r"(\d+)", name)
-    ]
 
 
 def column_fault(source: str, column: str | None, words: str) -> DataError:
