@@ -42,7 +42,7 @@ def is_table_source(name: str) -> bool:
 
     A folder is one where it holds such files and is no log of another kind.
     """
-    return not is_log_source(name) and any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
+    return not is_log_source(name) and any(kind_of(each, is_table=False) for each in _candidates(name)[:1])
 
 
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
@@ -51,7 +51,7 @@ def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
     Raises DataError where there is none, for one that is damaged, or for files of different kinds.
     """
-    kinds = {each: kind for each in _candidates(name) if (kind := _kind_of(each, is_table))}
+    kinds = {each: kind for each in _candidates(name) if (kind := kind_of(each, is_table))}
     if len(set(kinds.values())) > 1:
         shown = " and ".join(sorted(set(kinds.values())))
         raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
@@ -68,17 +68,23 @@ def _candidates(name: str) -> list[str]:
     return remote.listed(name) if is_pattern else [name] * remote.exists(name)
 
 
-def _kind_of(name: str, is_table: bool) -> str | None:
-    """Kind of a file by its first bytes and its name; None if it is no table. Raises DataError if damaged."""
+def kind_of(name: str, is_table: bool) -> str | None:
+    """Kind of a file by its first bytes and its name; None if it is no table.
+
+    With ``is_table`` arrays of HDF5 and NPZ files are columns, and any text is CSV. Raises DataError if it is
+    empty or damaged.
+    """
     head, lower = remote.read_bytes(name, 16), name.lower()
+    if not head:
+        raise DataError(f"{name} is empty (0 bytes); copy or export it again")
     for mark, kind in _CONTENTS.items():
         if head.startswith(mark):
             return kind if is_table or kind in (PARQUET, ARROW) else None
     for kind in (PARQUET, ARROW):
         if lower.endswith(_SUFFIXES[kind]):
-            state = f"a truncated or corrupt {kind} table (damaged header)" if head else "empty (0 bytes)"
-            raise DataError(f"{name} is {state}; copy or export it again")
-    return CSV if lower.endswith(_SUFFIXES[CSV]) or (is_table and head) else None
+            said = f"{name} is a truncated or corrupt {kind} table (damaged header)"
+            raise DataError(f"{said}; copy or export it again")
+    return CSV if is_table or lower.endswith(_SUFFIXES[CSV]) else None
 
 
 def _files_below(folder: str) -> list[str]:

@@ -11,8 +11,8 @@ from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.disk.writer import ShardWriter, is_shard_folder, open_lazy
-from koffline.data.flat import file_kind, read_flat, write_hdf5, write_npz
-from koffline.data.kinds import is_table_source
+from koffline.data.flat import read_flat, write_hdf5, write_npz
+from koffline.data.kinds import HDF5, NPZ, is_table_source, kind_of
 from koffline.data.minari import data_folder, read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
@@ -139,10 +139,10 @@ def _is_table(name: str, mapping: _Mapping) -> bool:
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
     import h5py
 
-    kind = file_kind(path)
-    if kind is None:
+    kind = kind_of(str(path), is_table=True)
+    if kind not in (HDF5, NPZ):
         raise DataError(f"{path} is no data file that koffline knows, whatever its name says; {_READABLE}")
-    if kind == "NPZ":
+    if kind == NPZ:
         return read_flat(path, kind, action_space, one_step)
     with reading(path, kind), h5py.File(path, "r") as opened:
         is_dump, is_minari = {"columns", "num_episodes"} <= opened.keys(), "episode_0" in opened

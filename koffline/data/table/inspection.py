@@ -214,6 +214,6 @@ def _survey(found: Inspection, rows: int) -> None:
             if (read := assemble(table.rows.held, table)) is not None:
                 read.transitions()  # the log's own checks: infinities, probabilities above 1
         problems.found = table.problems.found or problems.found
-        said += [*table.metadata.notes, *table.counts.sentences()]
+        said += table.noted.notes
     found.notes += [note for note in said if not note.startswith(ORDER)]
     found.problems += problems.found + [note for note in said if note.startswith(ORDER)]

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.table.values import CLOCK, TEXT_WAYS, is_pattern, read_texts, unread
+from koffline.data.table.values import CLOCK, TEXT_WAYS, as_read, is_pattern, unread
 from koffline.errors import printable
 
 IGNORED = "ignored"
@@ -109,7 +109,7 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     texts = column.str.strip_chars()
     there = texts.drop_nulls()
     if way := next((way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()), None):
-        values = read_texts(texts, way)
+        values = texts.to_frame().select(as_read(name, way)).to_series()
         kind = way if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
         return Profile(name, kind, values.fill_nan(None) if values.dtype.is_float() else values, texts)
     if there.str.contains(_THOUSANDS).all():
