@@ -86,25 +86,21 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
     has_roles = is_log_source(name)
-    kind, files = ("", ("",)) if has_roles else find_tables(name, is_table=True)
-    stored = {} if has_roles else dict(header_of(files[0], kind).fields)
-    if (
-        has_roles
-        or own_mapping(stored)
-        or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys())
-    ):
+    if not has_roles:
+        kind, files = find_tables(name, is_table=True)
+        stored = dict(header_of(files[0], kind).fields)
+        has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
+    if has_roles or own_mapping(stored):
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
     with faults(name, kind):
         held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
-    if held is None or not held.height:
+    assert held is not None, "asked for"
+    if not held.height:
         raise DataError(f"{name} has no rows; give a table with at least one transition")
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
-    columns = [
-        profiles.profile(held[each] if each in readable else empty.alias(each), kind != CSV)
-        for each in stored
-    ]
+    columns = [profiles.profile(held.get_column(n, default=empty.alias(n)), kind != CSV) for n in stored]
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     problems = found.problems

@@ -53,10 +53,9 @@ def read_table(
 def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
     """Columns of the pieces in which a row is left. Raises DataError if there is no such piece."""
     any_row = False
-    for frame in frames:
-        if (found := assemble(frame, table)) is not None:
-            any_row = True
-            yield found
+    for found in filter(None, (assemble(frame, table) for frame in frames)):
+        any_row = True
+        yield found
     if not any_row:
         raise DataError(
             f"{table.source}: no row has a next observation; name --next-observations or --terminal"

@@ -128,12 +128,12 @@ def column_types(
     parts = {name: is_text for formula in formulas for name, is_text in formula.columns.items()}
     terms = [name for name, is_text in parts.items() if not is_text]
     several = roles.action if len(roles.action) > 1 else ()
-    numbers, types = {*roles.numbers, *terms, *several} - set(roles.encode), {}
-    for name in dict.fromkeys((*roles.columns, *parts)):
-        if name in stored:  # else it is a formula
-            as_float = stored[name] == pl.String and name in numbers
-            as_float = as_float or (stored[name].is_decimal() and name in (*roles.numbers, *roles.action))
-            types[name] = pl.Float64() if as_float else stored[name]
+    texts = {*roles.numbers, *terms, *several} - set(roles.encode)
+    # what is not stored is a formula
+    types = {name: stored[name] for name in (*roles.columns, *parts) if name in stored}
+    for name, kind in types.items():
+        is_decimal = kind.is_decimal() and name in (*roles.numbers, *roles.action)
+        types[name] = pl.Float64() if is_decimal or (kind == pl.String and name in texts) else kind
     states = (*roles.observations, *roles.next_observations)
     needed = "needed are numbers; name other columns, or export it as numbers"
     coded, plain = ([n for n in states if (n in roles.encode) == is_coded] for is_coded in (True, False))

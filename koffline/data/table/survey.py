@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -58,7 +58,7 @@ class Table:
     n_rows: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)  # sums until the pass ends
+    means: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums until the pass ends
     flagged: set[str] = field(default_factory=set)
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
     categories: tuple[Any, ...] = ()
@@ -217,8 +217,7 @@ def _look_at(table: Table, column: pl.Series) -> None:
     """Count the missing values of a column; lists of different lengths are a problem."""
     name, missing = column.name, column.null_count()
     if table.roles.impute.get(name) == "mean":
-        total = float(column.cast(pl.Float64).fill_nan(None).sum())
-        table.means[name] = table.means.get(name, 0.0) + total
+        table.means[name] += float(column.cast(pl.Float64).fill_nan(None).sum())
     if column.dtype.is_nested():
         column = column.drop_nulls()
         lengths = column.list.len() if column.dtype == pl.List else column.arr.len()

@@ -18,7 +18,7 @@ from koffline.data.raw import UNFOLLOWED
 from koffline.errors import DataError, nearest_name
 
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
-_TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
+TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 # 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
 _TIME = (
     r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
@@ -78,7 +78,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         return column.fill_null(False)  # missing values are refused elsewhere
     if column.dtype == pl.String:
         lower = column.str.strip_chars().str.to_lowercase()
-        yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
+        yes, no = lower.is_in(TRUE), lower.is_in(FALSE)
     else:
         number = column.cast(pl.Float64)
         yes, no = number == 1, number == 0
