@@ -92,10 +92,7 @@ def _files_below(folder: str) -> list[str]:
     if not remote.is_url(folder):
         below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
     else:
-        import fsspec
-
-        with remote.storage_faults(folder):
-            system, path = fsspec.core.url_to_fs(folder)
+        with remote.storage(folder) as (system, path):
             below = [system.unstrip_protocol(found) for found in system.find(path)]
     known = tuple(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
     shown = (each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}"))

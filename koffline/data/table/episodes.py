@@ -137,13 +137,9 @@ def _cut(
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """Rows by episode, in order of first appearance, and time. Two at one time are a problem."""
     roles, counts = table.roles, table.counts
-    row = pl.int_range(frame.height, dtype=pl.Int64, eager=True)
-    keys = pl.DataFrame({"first": row, "time": row if roles.time is None else frame[roles.time]})
-    if roles.episode is None:
-        keys = keys.with_columns(first=pl.lit(0))
-    else:
-        keys = keys.with_columns(id=frame[roles.episode])
-        keys = keys.select(pl.col("first").first().over("id"), "time")
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
+    keys = frame.select(id=roles.episode or pl.lit(0), first=row, time=roles.time or row)
+    keys = keys.select(pl.col("first").first().over("id"), "time")
     same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
     if not keys.select(((pl.col("first").diff() > 0) | (same & later)).all()).item():
         order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
