@@ -163,12 +163,15 @@ class TestGuesses:
             with pytest.raises(DataError, match="no comma if that marks thousands"):
                 open_transitions(tmp_path / "log.parquet", mapping=told)
 
-    def test_gaps_in_regular_irregular_and_jittered_times(self, tmp_path):
+    @pytest.mark.parametrize("suffix", ["parquet", "csv"])
+    def test_gaps_in_regular_irregular_and_jittered_times(self, tmp_path, suffix):
+        """20240131 and 20240201 follow each other."""
+        days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 4, 9), eager=True).dt.strftime("%Y%m%d")
         generator, even = np.random.default_rng(0), np.arange(2000.0)
         jittered = even + generator.uniform(-0.2, 0.2, 2000)
         irregular = np.cumsum(generator.exponential(size=2000))
         for t, head in (
-            (even, ""), (irregular, ""), (jittered, ""),
+            (even, ""), (irregular, ""), (jittered, ""), (days.cast(pl.Int64), ""),
             (np.cumsum(generator.lognormal(0.0, 0.5, 2000)), ""),
             (even + 7.0 * (even > 999), "few gaps: 1 step is longer than others"),
             (irregular + 5000.0 * (even > 999), "few gaps: 1 step is longer than others"),
@@ -176,22 +179,15 @@ class TestGuesses:
         ):  # fmt: skip
             n = len(t)
             table = {"id": [0] * n, "t": t, "x": even[:n] % 7, "a": np.arange(n) % 2, "r": even[:n] % 3}
-            notes = inspect_table(write(table, tmp_path / "log.parquet")).notes
+            notes = inspect_table(write(table, tmp_path / f"log.{suffix}")).notes
             gaps = [note for note in notes if "longer than others" in note]
             assert len(gaps) == bool(head)
             assert all(note.startswith(head) for note in gaps)
         assert 4.0 < float(gaps[0].split("about ")[1].split("%")[0]) < 6.0  # of rows that were dropped, 5 %
 
-    @pytest.mark.parametrize("suffix", ["parquet", "csv"])
-    def test_whole_numbers_that_are_dates(self, tmp_path, suffix):
-        days = pl.date_range(pl.date(2024, 1, 1), pl.date(2024, 4, 9), eager=True).dt.strftime("%Y%m%d")
-        table = {"id": [0] * 100, "t": days.cast(pl.Int64), "x": np.arange(100.0) % 7, "a": [0, 1] * 50}
-        notes = inspect_table(write(table | {"r": [1.0, 2.0] * 50}, tmp_path / f"log.{suffix}")).notes
-        assert not any("gaps" in note for note in notes)  # 20240131 and 20240201 follow each other
-
     def test_values_of_last_rows_alone_may_be_ends(self, tmp_path):
-        table = walk([5] * 12, [True] * 12, done=None)
-        table["how it is"] = ["ok", "ok", "ok", "ok", "gone"] * 6 + ["ok"] * 30
+        ends = {"how it is": ["ok", "ok", "ok", "ok", "gone"] * 6 + ["ok"] * 30}
+        table = walk([5] * 12, [True] * 12, done=None, **ends)
         repeated = {name: [*column, column[4]] for name, column in table.items()}
         found = inspect_table(write(repeated, tmp_path / "log.csv"))
         (asked,) = (each for each in found.problems if "last rows" in each)

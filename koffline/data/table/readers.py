@@ -196,14 +196,13 @@ def _frame(batch: Any) -> pl.DataFrame:
 def _parquet_reader(source: Any) -> Reader:
     import pyarrow.parquet
 
-    opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
-    schema = opened.schema_arrow  # not cached: made at every access
+    metadata = pyarrow.parquet.read_metadata(source)
+    schema = metadata.schema.to_arrow_schema()
     fields = [(each.name, polars_type(each.type)) for each in schema]
     # texts as dictionaries: what repeats in the file does not multiply before it is looked at
     texts = [name for name, kind in fields if kind in (pl.String, pl.Binary)]
-    options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
     source.seek(0)
-    opened = pyarrow.parquet.ParquetFile(source, **options)
+    opened = pyarrow.parquet.ParquetFile(source, metadata=metadata, read_dictionary=texts, pre_buffer=False)
 
     def frames(columns: Columns, rows: int) -> _Frames:
         return map(_frame, opened.iter_batches(rows, columns=list(columns), use_threads=False))
