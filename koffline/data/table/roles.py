@@ -192,7 +192,8 @@ def gather(values: set[Any], column: pl.Series) -> None:
     """Add the values of a column of categories, until they are too many; of texts the beginning."""
     if len(values) <= _MOST_CATEGORIES:
         shown = column.str.head(_LONGEST + 1) if column.dtype == pl.String else column
-        values |= set(shown.drop_nulls().unique())
+        shown = shown.drop_nulls().unique()
+        values |= set(map(str, shown.to_list()) if shown.dtype.is_nested() else shown)
 
 
 def _are_too_many(categories: Collection[Any], most: int) -> bool:
