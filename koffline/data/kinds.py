@@ -8,11 +8,11 @@ from pathlib import Path
 
 from koffline.data import remote
 from koffline.data.columns import natural_key
-from koffline.data.disk.writer import is_shard_folder
-from koffline.data.minari import data_folder
 from koffline.errors import DataError
 from koffline.store.files import MINARI
 
+MANIFEST, SHARDS = "manifest.json", "koffline-shards"  # of a folder of shards: its file, and the mark in it
+METADATA = "metadata.json"  # of Minari
 PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
 NO_TABLE = (
     "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
@@ -29,6 +29,23 @@ _CONTENTS: dict[bytes, str | None] = {
     b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW, b"\x89HDF": HDF5, b"PK": NPZ,
     b"\x80": None,  # a pickle
 }  # fmt: skip
+
+
+def is_shard_folder(folder: str) -> bool:
+    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
+    try:
+        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
+    except DataError:
+        return False
+    return SHARDS.encode() in head
+
+
+def data_folder(folder: Path) -> Path | None:
+    """The folder that holds the metadata of a dataset of Minari: ``folder`` or ``folder/data``; else None."""
+    for candidate in (folder / "data", folder):
+        if (candidate / METADATA).is_file():
+            return candidate
+    return None
 
 
 def is_log_source(name: str) -> bool:

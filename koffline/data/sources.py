@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
-from koffline.data.disk.writer import ShardWriter, is_shard_folder, open_lazy
+from koffline.data.disk.writer import ShardWriter, open_lazy
 from koffline.data.flat import read_flat, write_hdf5, write_npz
-from koffline.data.kinds import HDF5, NPZ, is_table_source, kind_of
-from koffline.data.minari import data_folder, read_minari, write_minari
+from koffline.data.kinds import HDF5, NPZ, data_folder, is_shard_folder, is_table_source, kind_of
+from koffline.data.minari import read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions

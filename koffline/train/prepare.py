@@ -17,7 +17,7 @@ from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.writer import is_shard_folder
+from koffline.data.kinds import is_shard_folder
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Continuous, Discrete
 from koffline.data.statistics import LogTally, statistics_of
