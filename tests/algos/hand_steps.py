@@ -7,6 +7,7 @@ spelled out here, with plain SGD.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,17 +31,18 @@ def batch_of(discrete: bool, seed: int = 0, intervals: bool = True):
         if discrete
         else torch.rand(ROWS, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
     )
-    lengths = torch.randint(1, 4, (ROWS, 1), generator=generator).double()
+    following, lengths = normal(ROWS, COLUMNS), torch.randint(1, 4, (ROWS, 1), generator=generator).double()
     return d3rlpy.torch_utility.TorchMiniBatch(
         observations=normal(ROWS, COLUMNS),
         actions=actions,
         rewards=normal(ROWS, 1),
-        next_observations=normal(ROWS, COLUMNS),
+        next_observations=following,
         next_actions=actions,
         returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
         intervals=lengths if intervals else torch.ones(ROWS, 1, dtype=torch.float64),
         device="cpu:0",
+        numpy_batch=SimpleNamespace(next_observations=following.numpy()),
     )
 
 
