@@ -126,7 +126,9 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     for name, values in spreads.items():
         found = spread_of(values)
         numbers |= Interval(found.iqm, found.low, found.high).named(name)
-    rounded: dict[str, Any] = {name: _six_digits(number) for name, number in numbers.items()}
+    rounded: dict[str, Any] = {  # to six digits, so that files are small and equal on all machines
+        name: float(f"{number:.6g}") if np.isfinite(number) else None for name, number in numbers.items()
+    }
     return ReturnRow(
         **group._asdict(),
         setting=setting_words(config),
@@ -147,11 +149,6 @@ def setting_words(config: OnlineConfig) -> str:
         if not is_said and value != usual.get(name, value):
             words.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(words)
-
-
-def _six_digits(value: float) -> float | None:
-    """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
-    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def mujoco_claims(learned: Learned) -> Iterator[Claim]:

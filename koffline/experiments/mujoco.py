@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from koffline.checkpoints import newest, save
 from koffline.envs import NOISY_MUJOCO
 from koffline.experiments.cells import Run
-from koffline.experiments.results import digest_of, is_result, reading_result, write_result
+from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.experiments.statistics import Scores, scores_of
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
@@ -214,7 +214,7 @@ def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Fin
     for part, environment in itertools.product(parts, BUDGETS):
         cells = part_cells(part, environment, chosen, run.scale.quick)
         if all(is_result(run.path(cell)) for cell in cells):
-            finished += [(cell, read_mujoco(run.path(cell))) for cell in cells]
+            finished += [(cell, read_result(run.path(cell), MujocoResult)) for cell in cells]
         else:
             missing.append(f"{part} of {environment}")
     return finished, missing
@@ -234,12 +234,6 @@ def best_settings(finished: Finished) -> Choices:
     return {key: max(by_setting.values(), key=area_of)[0][1] for key, by_setting in found.items()}
 
 
-def read_mujoco(path: Path) -> MujocoResult:
-    """The result of a cell. Raises ConfigError for a file that is damaged."""
-    with reading_result(path) as parts:
-        return MujocoResult(**parts)
-
-
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
     """Learn all runs of a cell, from its checkpoint if there is one, and write the result."""
     from koffline.online.lockstep import LockStep  # environments are needed only here
@@ -254,12 +248,10 @@ def write_mujoco(path: Path, cell: MujocoCell) -> None:
 def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
     """Train one stack with evaluations and checkpoints. The first evaluation is of the initial policy."""
     config, saved = cell.runs[0].config, time.perf_counter()
-    steps: list[int] = []
-    rows: list[dict[str, list[float]]] = []
-    diverged: dict[int, int] = {}
-    if found := newest(folder, cell.name):
+    found = newest(folder, cell.name) or {"steps": [], "rows": [], "diverged": {}}
+    steps, rows, diverged = found["steps"], found["rows"], found["diverged"]
+    if "stack" in found:
         stack.load_state_dict(found["stack"])
-        steps, rows, diverged = found["steps"], found["rows"], found["diverged"]
     while True:
         is_over = stack.steps >= config.steps
         if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
@@ -273,8 +265,7 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
         if is_over:
             break
         if time.perf_counter() - saved > _CHECKPOINT_SECONDS:
-            state = {"stack": stack.state_dict(), "steps": steps, "rows": rows, "diverged": diverged}
-            save(folder, cell.name, stack.steps, state, keep=1)
+            save(folder, cell.name, stack.steps, {**found, "stack": stack.state_dict()}, keep=1)
             saved = time.perf_counter()
         stack.iterate()
     return MujocoResult(

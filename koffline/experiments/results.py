@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -25,7 +24,7 @@ from koffline.untrusted.arrays import open_npz, read_arrays
 from koffline.untrusted.hdf5 import new_hdf5
 
 VERSION = 1
-Record = TypeVar("Record")
+Record, Made = TypeVar("Record"), TypeVar("Made")
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
@@ -209,13 +208,12 @@ def is_result(path: Path) -> bool:
     try:
         with open_npz(path) as archive:
             return archive.text("name") == path.stem
-    except Exception:  # any of many types, as in reading_result
+    except Exception:  # any of many types, as in read_result
         return False
 
 
-@contextlib.contextmanager
-def reading_result(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the parts that `write_result` wrote. Any error of reading or using them is a ConfigError."""
+def read_result(path: Path, make: Callable[..., Made]) -> Made:
+    """Make a result of the parts that `write_result` wrote; any error on the way is a ConfigError."""
     try:
         parts: dict[str, Any] = {}
         for name, array in read_arrays(path).items():
@@ -224,7 +222,7 @@ def reading_result(path: Path) -> Iterator[dict[str, Any]]:
                 parts.setdefault(part, {})[key] = array
             elif part != "name":
                 parts[part] = array if array.ndim else array.item()
-        yield parts
+        return make(**parts)
     except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"

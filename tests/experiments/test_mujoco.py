@@ -10,7 +10,8 @@ import pytest
 from koffline.experiments import mujoco
 from koffline.experiments.cells import Run
 from koffline.experiments.figure_mujoco import finished_parts, setting_words
-from koffline.experiments.mujoco import BUDGETS, CRITICS, MujocoCell, part_cells, read_mujoco, write_mujoco
+from koffline.experiments.mujoco import BUDGETS, CRITICS, MujocoCell, MujocoResult, part_cells, write_mujoco
+from koffline.experiments.results import read_result
 from koffline.online.config import OnlineConfig, OnlineRun
 from tests.experiments import fake_mujoco as fake
 
@@ -69,7 +70,7 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[fake.FakeLockSte
     cell = make_cell(steps=4_500)  # the last stretch is a short one
     path = tmp_path / "cell.npz"
     write_mujoco(path, cell)
-    result = read_mujoco(path)
+    result = read_result(path, MujocoResult)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
     expected = np.array([[fake.fake_return(run, int(step)) for step in result.steps] for run in cell.runs])
     np.testing.assert_allclose(result.returns, expected)
@@ -98,7 +99,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(
     monkeypatch.setattr(fake_stack, "iterate", lambda self: (seen.append(self.steps), iterate(self)))
     write_mujoco(path, cell)
     assert seen[0] == 330
-    first, again = read_mujoco(whole), read_mujoco(path)
+    first, again = (read_result(each, MujocoResult) for each in (whole, path))
     np.testing.assert_array_equal(again.returns, first.returns)
     np.testing.assert_array_equal(again.steps, first.steps)
     assert not path.with_suffix(".partial").exists()
