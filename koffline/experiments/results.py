@@ -24,7 +24,8 @@ from koffline.untrusted.arrays import open_npz, read_arrays
 from koffline.untrusted.hdf5 import new_hdf5
 
 VERSION = 1
-Record, Made = TypeVar("Record"), TypeVar("Made")
+Record = TypeVar("Record")
+Made = TypeVar("Made")
 Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
+from koffline.policies.base import refuse
 from koffline.report import words
 from koffline.store.files import atomic_folder, remove_abandoned
 from koffline.store.run_record import FILE, shown_command
@@ -95,15 +96,14 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out)
     occupied = out.is_dir() and any(out.iterdir())
-    refusal = None
-    if out.exists() and not out.is_dir():
-        refusal = "is a file; name a directory"
-    elif occupied and not force:
-        refusal = "is not empty; name another directory or add --force to replace it"
-    elif occupied and not any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker))):
-        refusal = f"holds no {marker}, so --force will not replace it; name another directory"
-    if refusal is not None:
-        raise ConfigError(f"--out {out} {refusal}")
+    is_ours = any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker)))
+    wrong = {
+        "is a file; name a directory": out.exists() and not out.is_dir(),
+        "is not empty; name another directory or add --force to replace it": occupied and not force,
+        f"holds no {marker}, so --force will not replace it; name another directory": occupied
+        and not is_ours,
+    }
+    refuse({f"--out {out} {refusal}": is_so for refusal, is_so in wrong.items()}, kind=ConfigError)
 
 
 def _svg(figure: Figure) -> str:

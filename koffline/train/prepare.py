@@ -105,29 +105,25 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
+    kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), _d3rlpy_warnings():
         stack.enter_context(threads(config.train.threads))
         stack.enter_context(own_randomness(config.train.seed))
-        yield _prepare(config, device, open_data(config.data) if data is None else data, stack)
-
-
-def _prepare(config: TrainConfig, device: str, data: TrainData, stack: contextlib.ExitStack) -> Parts:
-    kind = config.algo.type
-    algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-    training.check_actions(algo, data.rows, kind)
-    buffer = _make_buffer(algo, config, data)
-    training.build_networks(algo, buffer, kind)
-    if training.actions_out_of_reach(algo, buffer):
-        _LOG.warning(
-            "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
-        )
-    evaluators = _make_evaluators(config, data)
-    for evaluator in evaluators.values():
-        if isinstance(evaluator, LogEvaluator):
-            evaluator.try_out(algo)
-        else:
-            stack.callback(evaluator.close)
-    return Parts(algo, buffer, evaluators, _record(config, data, device))
+        data = open_data(config.data) if data is None else data
+        algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
+        training.check_actions(algo, data.rows, kind)
+        buffer = _make_buffer(algo, config, data)
+        training.build_networks(algo, buffer, kind)
+        if training.actions_out_of_reach(algo, buffer):
+            what = "logged actions leave [-1, 1], where the policy acts"
+            _LOG.warning("%s; set algo.params.action_scaler to min_max", what)
+        evaluators = _make_evaluators(config, data)
+        for evaluator in evaluators.values():
+            if isinstance(evaluator, LogEvaluator):
+                evaluator.try_out(algo)
+            else:
+                stack.callback(evaluator.close)
+        yield Parts(algo, buffer, evaluators, _record(config, data, device))
 
 
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
