@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,23 +122,26 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     greedy = learned.scores("returns", mujoco.BUDGETS[group.environment].threshold)
     reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞: half never did
     best = np.sort(greedy.final)[min(1, len(greedy.final) - 1) :]  # (Feng et al. 2019, Training Details)
-    spreads = {"final": greedy.final, "sampled": learned.scores("sampled").final, "area": greedy.area}
-    numbers = {"final_best": best.mean(), "reached": reached}
-    for name, values in spreads.items():
-        found = spread_of(values)
-        numbers |= Interval(found.iqm, found.low, found.high).named(name)
-    rounded: dict[str, Any] = {  # to six digits, so that files are small and equal on all machines
-        name: float(f"{number:.6g}") if np.isfinite(number) else None for name, number in numbers.items()
+    scores = {"final": greedy.final, "sampled": learned.scores("sampled").final, "area": greedy.area}
+    spreads: dict[str, Any] = {
+        name: Interval(*map(_six_digits, astuple(spread_of(each)))) for name, each in scores.items()
     }
     return ReturnRow(
         **group._asdict(),
         setting=setting_words(config),
         seeds=len(learned.returns),
         steps=int(learned.steps[-1]),
-        **rounded,
+        **spreads,
+        final_best=_six_digits(best.mean()),
+        reached=_six_digits(reached),
         reached_seeds=int(np.isfinite(greedy.reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )
+
+
+def _six_digits(value: float) -> Any:
+    """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def setting_words(config: OnlineConfig) -> str:
@@ -188,7 +192,7 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             _DOUBLE_SAMPLING if is_noisy else _WHERE,
             f"{group.environment}, noise {group.noise:g}" if is_noisy else group.environment,
             f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}",
-            *greedy,
+            greedy,
             greedy.verdict(0.0),
             f"by the sampled policy: {sampled} ({sampled.verdict(0.0)}){cost and '; '}{cost}",
         )
@@ -201,7 +205,7 @@ def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
     return Claim(
         f"{name} consistently outperforms all the other methods, learning better policy with fewer data",
         _WHERE, "MuJoCo", f"comparisons of {len(found)} that hold ({environments} environments, {grid})",
-        float(holds), None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
+        Interval(float(holds)), FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
         f"{fails} go the other way",
     )  # fmt: skip
 
@@ -264,7 +268,9 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
     about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
     cells = []
     for row in rows:
-        final, sampled, area = (style.named_text(row, name, _text) for name in ("final", "sampled", "area"))
+        final, sampled, area = (
+            style.interval_text(each, _text) for each in (row.final, row.sampled, row.area)
+        )
         when = "–" if row.reached is None else f"{row.reached:,.0f}"
         reached, diverged = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
         numbers = (final, _text(row.final_best), sampled, area, reached, diverged)

@@ -29,20 +29,11 @@ PerSeed = Shaped[np.ndarray, " seed"]
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval over seeds: numbers, or arrays (T,) of a curve."""
+    """An estimate and its 95 % interval over seeds: numbers, or arrays (T,) of a curve; None: no number."""
 
-    value: Any
-    low: Any
-    high: Any
-
-    @classmethod
-    def of(cls, record: Any, name: str) -> Interval:
-        """A number with its interval that a row of results holds."""
-        return cls(*(getattr(record, f"{name}{end}") for end in ("", "_low", "_high")))
-
-    def named(self, name: str) -> dict[str, Any]:
-        """Mapping with the keys name, name_low and name_high, as in a row of results."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+    value: Any = None
+    low: Any = None
+    high: Any = None
 
     def verdict(self, border: float) -> str:
         """Verdict on the claim that the number exceeds the border."""
@@ -61,6 +52,9 @@ class Interval(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+
+NO_NUMBER = Interval()
 
 
 def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:

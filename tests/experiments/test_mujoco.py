@@ -145,15 +145,15 @@ def test_rows_say_what_the_curves_do(pendulum: Run) -> None:
     assert list(rows) == list(CRITICS)
     ours, steps = rows["kloss"], BUDGETS[PENDULUM].steps
     assert (ours.environment, ours.seeds, ours.steps, ours.setting) == (PENDULUM, 6, steps, USUAL)
-    assert ours.final == pytest.approx(1025.0, abs=5.0)
-    assert ours.sampled == pytest.approx(512.5, abs=2.5)
-    assert ours.final_low <= ours.final <= ours.final_high
+    assert ours.final.value == pytest.approx(1025.0, abs=5.0)
+    assert ours.sampled.value == pytest.approx(512.5, abs=2.5)
+    assert ours.final.low <= ours.final.value <= ours.final.high
     finals = np.sort(curves[f"{PENDULUM} final/kloss"]["return"][:, -2:].mean(axis=1))
     assert ours.final_best == pytest.approx(finals[1:].mean(), rel=1e-5)  # the paper's best 5 of 6
     assert ours.reached_seeds == 6
     assert 0 < ours.reached < 0.25 * steps
     assert rows["td0"].reached is None
-    assert rows["rg"].area < ours.area
+    assert rows["rg"].area.value < ours.area.value
     assert (rows["rg"].diverged, ours.diverged) == (1, 0)
     missing = parts["extra"]["not_run"]
     # Half a part is not shown.
@@ -166,13 +166,13 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
     found = {claim.sentence: claim for claim in claims if claim.world in (PENDULUM, "MuJoCo")}
     better = found["K-loss learns a better policy than TD(0)"]
     assert better.verdict == "holds"
-    assert better.value == pytest.approx(120.0, abs=3.0)
+    assert better.number.value == pytest.approx(120.0, abs=3.0)
     assert better.reason.startswith("by the sampled policy: 60")
     assert found["K-loss learns a better policy than RG"].verdict == "undecided"
     assert found["K-loss learns with fewer data than RG"].verdict == "holds"
     assert found["K-loss with memory learns a better policy than FVI"].verdict == "holds"
     whole = next(claim for sentence, claim in found.items() if sentence.startswith("K-loss consistently"))
-    assert (whole.verdict, whole.value) == ("undecided", 5.0)
+    assert (whole.verdict, whole.number.value) == ("undecided", 5.0)
     assert sum("noise" in claim.world for claim in claims) == 3 * 3 * len(NOISE)
 
 
