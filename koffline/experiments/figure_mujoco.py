@@ -96,11 +96,10 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
     }
     returns = tuple(_row(group, found[group][0][0].config, part) for group, part in learned.items())
     parts = {"rows": (), "returns": returns, "claims": tuple(mujoco_claims(learned)), "extra": extra}
-    names = {"return": "returns", "sampled_return": "sampled", "length": "lengths"}
     curves = {
         f"{group.panel}/{group.critic}": {
             "steps": part.steps,
-            **{name: getattr(part, own).astype(np.float32) for name, own in names.items()},
+            **{name: getattr(part, own).astype(np.float32) for own, name in mujoco.CURVES.items()},
         }
         for group, part in learned.items()
     }

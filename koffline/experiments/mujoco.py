@@ -83,7 +83,7 @@ PAPER_BASE: dict[str, Any] = {
 
 FORMAT = 1  # version of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
-_RETURNS = {"returns": "mean_return", "lengths": "length", "sampled": "sampled_return"}
+CURVES = {"returns": "return", "lengths": "length", "sampled": "sampled_return"}
 # Settings that change the files of a run but not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
 
@@ -255,10 +255,8 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
     while True:
         is_over = stack.steps >= config.steps
         if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
-            evaluations = stack.evaluate()
-            rows.append(
-                {key: [float(getattr(e, name)) for e in evaluations] for key, name in _RETURNS.items()}
-            )
+            evaluated = stack.evaluate()
+            rows.append({key: evaluated[name].tolist() for key, name in CURVES.items()})
             steps.append(stack.steps)
             for run in np.flatnonzero(stack.diverged):
                 diverged.setdefault(int(run), stack.steps)
@@ -270,6 +268,6 @@ def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
         stack.iterate()
     return MujocoResult(
         steps=np.asarray(steps),
-        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in _RETURNS},
+        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in CURVES},
         diverged_at=np.asarray([diverged.get(place, -1) for place in range(len(cell.runs))]),
     )

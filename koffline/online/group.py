@@ -129,13 +129,10 @@ class _Training:
             if seed not in diverged and (stack.diverged[place] or not is_finite[place]):
                 diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
-            found = evaluations[place]
-            numbers = found.mean_return, found.length, found.sampled_return
-            evaluated = dict(zip(COLUMNS, numbers, strict=True))
-            for name, row in ((EVALUATION, evaluated), (METRICS, metrics[place])):
+            for name, columns in ((EVALUATION, evaluations), (METRICS, metrics)):
                 rows = self._found.logs.setdefault(f"{folder.name}/{name}", [])
-                if row and seed not in diverged:
-                    rows.append({"step": step, **row})
+                if columns and seed not in diverged:
+                    rows.append({"step": step, **{key: float(part[place]) for key, part in columns.items()}})
                 _write_rows(folder / name, rows)
 
     def save(self) -> None:
