@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -138,7 +139,7 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     )
 
 
-def _six_digits(value: float) -> Any:
+def _six_digits(value: float) -> float | None:
     """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
     return float(f"{value:.6g}") if np.isfinite(value) else None
 
@@ -248,6 +249,12 @@ def draw_mujoco(
     return figure
 
 
+MUJOCO_PAGES = {
+    "sampled": partial(draw_mujoco, curve="sampled_return"),
+    "paper": partial(draw_mujoco, part="paper"),
+}
+
+
 def mujoco_tables(results: Results) -> Iterator[str]:
     """Claims, what was run, and returns part by part."""
     yield claims_table(results)
@@ -272,7 +279,8 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
         )
         when = "–" if row.reached is None else f"{row.reached:,.0f}"
         reached, diverged = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
-        numbers = (final, _text(row.final_best), sampled, area, reached, diverged)
+        best = style.interval_text(Interval(row.final_best), _text)
+        numbers = (final, best, sampled, area, reached, diverged)
         cells.append([style.LABELS[row.critic], row.setting, *numbers])
     return style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 

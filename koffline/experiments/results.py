@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import TypeAdapter
 
 from koffline.errors import ConfigError
 from koffline.experiments.statistics import NO_NUMBER, Interval
@@ -27,7 +27,6 @@ from koffline.untrusted.hdf5 import new_hdf5
 VERSION = 2
 Record = TypeVar("Record")
 Made = TypeVar("Made")
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class ReturnRow:
     seeds: int
     steps: int
     final: Interval
-    final_best: Number
+    final_best: float | None
     sampled: Interval
     area: Interval
     reached: float | None = None

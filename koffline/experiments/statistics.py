@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Shaped
 from scipy import stats
 
 from koffline.spread import LEVEL, interquartile_mean, tail_share
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
-LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
 _DRAWS, _BAND_DRAWS = 10_000, 2_000
 _LEVEL = 100
 _FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
@@ -111,27 +109,6 @@ def _jackknife(
         without = np.array([statistic(np.delete(whole, seed)) for seed in whole])
         half = _quantile(seeds) * np.sqrt((seeds - 1) / seeds * np.sum((without - without.mean()) ** 2))
     return Interval(*(float(back(end)) for end in (value, value - half, value + half)))
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """One number per run, (R,). reached: environment steps at the first return of the threshold, else ∞."""
-
-    final: Float[np.ndarray, " run"]
-    area: Float[np.ndarray, " run"]
-    reached: Float[np.ndarray, " run"]
-
-
-def scores_of(
-    steps: Int[np.ndarray, " time"], curves: Shaped[np.ndarray, "run time"], threshold: float | None = None
-) -> Scores:
-    """Final return (mean of the last tenth of the evaluations) and mean height of the curve over steps."""
-    last, widths = max(1, round(LAST_SHARE * len(steps))), np.diff(steps)
-    heights = (curves[:, 1:] + curves[:, :-1]) / 2.0
-    area = heights @ widths / widths.sum() if len(widths) else curves[:, 0]
-    is_there = curves >= (math.inf if threshold is None else threshold)
-    reached = np.where(is_there.any(axis=1), steps[is_there.argmax(axis=1)], math.inf)
-    return Scores(curves[:, -last:].mean(axis=1), np.asarray(area), reached)
 
 
 def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval:

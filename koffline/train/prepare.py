@@ -29,12 +29,11 @@ from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.policies.base import describe_actions, refuse
 from koffline.store.run_record import digest_of, start_run, versions
-from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
+from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
 _POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
 _SAMPLE_ROWS = 20_000
-_FILES = ("data.source", "algo.policy")  # told by the digests of what they hold
 _LOG = logging.getLogger(__name__)
 
 
@@ -167,7 +166,7 @@ def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Flat mapping that identifies a run: settings, without file paths and loggers, and digests."""
     settings = _flat({name: part for name, part in record["config"].items() if name != "logger"}, "")
     digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
-    return {name: value for name, value in settings.items() if name not in _FILES} | digests
+    return {name: value for name, value in settings.items() if name not in FILES} | digests
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
