@@ -42,16 +42,11 @@ class GroupResult(BaseModel):
     logs: dict[str, list[Row]] = {}
 
 
-def read_result(path: Path) -> GroupResult:
-    """Read the result of a finished stack."""
-    return GroupResult.model_validate_json(path.read_bytes())
-
-
-def is_result(path: Path) -> bool:
-    """Whether ``path`` holds the result of a finished stack; a damaged one is made again."""
+def read_result(path: Path) -> GroupResult | None:
+    """Read the result of a finished stack; None where it is not there, or damaged and to be made again."""
     with contextlib.suppress(OSError, ValueError):  # pydantic's errors are ValueErrors
-        return bool(read_result(path))
-    return False
+        return GroupResult.model_validate_json(path.read_bytes())
+    return None
 
 
 def result_path(out: Path, seeds: Sequence[int]) -> Path:

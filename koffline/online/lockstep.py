@@ -98,9 +98,12 @@ class LockStep:
         self.trust_region.update(self._collector.recent, collected.changed)
         if self._common.streaming:
             self._learn(collected.by_run(len(self.runs)))
-        elif self._may_learn():
+            return
+        # Every iteration adds at least one path per copy: counting these keeps all runs in step.
+        added, batch_size = self.iterations * self._common.num_envs, self._common.batch_size
+        if added >= max(self._common.learning_starts, batch_size) and self.replay.sizes.min() >= batch_size:
             recency = [c.recency for c in self._configs]
-            self._learn(self.replay.sample(self._generators[0], self._common.batch_size, recency))
+            self._learn(self.replay.sample(self._generators[0], batch_size, recency))
 
     def evaluate(self) -> dict[str, np.ndarray]:
         """Play full episodes of the mean action, with fixed seeds and separate environments, in each run.
@@ -166,12 +169,6 @@ class LockStep:
     def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         inputs = self.moments.standardised(observations, self._dtype)
         return self._actor.sample(inputs, noise)
-
-    def _may_learn(self) -> bool:
-        # Every iteration adds at least one path per copy: counting these keeps all runs in step.
-        counted = self.iterations * self._common.num_envs
-        batch = self._common.batch_size
-        return counted >= max(self._common.learning_starts, batch) and int(self.replay.sizes.min()) >= batch
 
     def _learn(self, paths: Paths) -> None:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)

@@ -186,11 +186,10 @@ class EnvironmentEvaluator:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
         shape, space = self._copies.observation_shape, self._copies.action_space
+        differ = describe_actions(space) != describe_actions(log.action_space)
         wrong = {
             f"observations of shape {shape}, the log {log.observation_shape}": shape != log.observation_shape,
-            f"actions {space}, the log {log.action_space}": (
-                describe_actions(space) != describe_actions(log.action_space)
-            ),
+            f"actions {space}, the log {log.action_space}": differ,
         }
         remedy = "name the environment that the log is from"
         wrong = {f"{identifier} has {what}; {remedy}": is_so for what, is_so in wrong.items()}
