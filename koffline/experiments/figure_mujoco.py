@@ -184,7 +184,7 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
             for curve in ("returns", "sampled")
         )
-        other, cost = style.LABELS[rival], greedy.cost(0.0)
+        other, cost, drawn = style.LABELS[rival], greedy.cost(0.0), style.interval_text(sampled)
         words = "final return" if score == "final" else "area under the curve"
         grid = "" if is_noisy else f" ({_GRIDS[group.part]})"
         yield Claim(
@@ -194,7 +194,7 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}",
             greedy,
             greedy.verdict(0.0),
-            f"by the sampled policy: {sampled} ({sampled.verdict(0.0)}){cost and '; '}{cost}",
+            f"by the sampled policy: {drawn} ({sampled.verdict(0.0)}){cost and '; '}{cost}",
         )
 
 

@@ -48,9 +48,6 @@ class Interval(NamedTuple):
             return f"level: more than {_LEVEL} times the seeds would be needed to tell them apart"
         return f"about {times:.2g} times the seeds would decide it if the number stays"
 
-    def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
 
 NO_NUMBER = Interval()
 

@@ -30,7 +30,7 @@ class Report:
 
     marker: the name of its JSON file and, with another ending, of the template of its page. found: a result
     with ``to_json``, and with what the last part of ``base.html.j2`` shows. figures: what makes each, by
-    name. show: prints what comes before the notes and the path. context: what the template needs besides.
+    name. show: prints what comes before the warnings and notes. context: what the template needs besides.
     """
 
     marker: str
@@ -75,9 +75,11 @@ class Report:
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
 
     def print(self, page: Path | None = None) -> None:
-        """Print the result, how many notes there are, what was found in a sentence, and the page's path."""
+        """Print result, warnings, how many notes there are, what was found in a sentence, the page's path."""
         console, notes = make_console(), len(getattr(self.found, "notes", ()))
         self.show(console)
+        for warning in self.context.get("warnings", self.found.warnings):
+            print_labelled(console, "warning", warning)
         if notes:
             where = "the report" if page else "--json or 'koffline data info'"
             said = f"{words.count_of(notes, 'note')} on how the log was read: see {where}"
