@@ -172,11 +172,9 @@ class Run:
 
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
-    """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
-    store = path.with_name(f"{cell.problem.name}.npz")
-    if not is_result(store):
-        Problem.write(store, cell.problem)
-    write_result(path, vars(_train(cell, Problem.load(store, cell.problem), progress)))
+    """Train all replicas of a cell on the problem in the file beside it, and write the result."""
+    problem = Problem.load(path.with_name(f"{cell.problem.name}.npz"), cell.problem)
+    write_result(path, vars(_train(cell, problem, progress)))
 
 
 def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:

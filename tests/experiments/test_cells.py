@@ -37,8 +37,7 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
             if step > 30:
                 raise KeyboardInterrupt
 
-    path, whole = beside / f"{cell.name}.npz", beside / "whole" / cell.name
-    whole.parent.mkdir()
+    path, whole = beside / f"{cell.name}.npz", beside / "whole.npz"
     write_cell(whole, cell)
     with pytest.raises(KeyboardInterrupt):
         write_cell(path, cell, Stop())
