@@ -26,7 +26,6 @@ from koffline.untrusted.hdf5 import new_hdf5
 
 VERSION = 2
 Record = TypeVar("Record")
-Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def is_result(path: Path) -> bool:
         return False
 
 
-def read_result(path: Path, make: Callable[..., Made]) -> Made:
+def read_result(path: Path, make: Callable[..., Record]) -> Record:
     """Make a result of the parts that `write_result` wrote; any error on the way is a ConfigError."""
     try:
         parts: dict[str, Any] = {}
