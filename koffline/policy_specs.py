@@ -25,11 +25,11 @@ from koffline.policies.base import (
     Policy,
     check_spaces,
     chunk_rows_for,
-    one_line,
     refuse,
 )
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
+from koffline.untrusted.limits import one_line
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"

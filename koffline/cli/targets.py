@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, Command, Option, added
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError
 from koffline.store import check_apart
 from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
 from koffline.store.run_record import named_in, now, start_run
@@ -82,14 +82,9 @@ def claim_log(
     else:
         asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-    is_there = os.path.lexists(place)
-    if is_there or not out.startswith(MINARI):  # folders of Minari's are made when written
-        check_target(place, force)
-    if place.is_dir() and form not in ("minari", shards):
-        raise DataError(f"{place} is a folder; give a file name")
-    is_ours = {"minari": lambda: data_folder(place), shards: lambda: is_shard_folder(out)}
-    if is_there and form in is_ours and not is_ours[form]():
-        raise DataError(f"{place} holds something else and will not be replaced; choose another name")
+    is_ours = {"minari": data_folder, shards: lambda path: is_shard_folder(str(path))}
+    if os.path.lexists(place) or not out.startswith(MINARI):  # folders of Minari's are made when written
+        check_target(place, force, is_ours.get(form))
     return place, form
 
 

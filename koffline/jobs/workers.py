@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import ConfigError, KofflineError
+from koffline.untrusted.limits import one_line_errors
 
 
 class JobError(KofflineError):
@@ -185,11 +186,8 @@ def pack(value: Any) -> bytes:
     """A pickle of anything, functions of scripts and notebooks too. Raises ConfigError."""
     import cloudpickle
 
-    try:
+    with one_line_errors("workers", "the work cannot be sent to them and back", "use workers=1", ConfigError):
         packed: bytes = cloudpickle.dumps(value, protocol=5)
-    except Exception as error:  # whatever the objects' own pickling raises
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the work cannot be sent to workers and back ({reason}); use workers=1") from None
     return packed
 
 

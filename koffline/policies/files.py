@@ -29,9 +29,9 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import PolicyError
-from koffline.policies.base import one_line, reading
+from koffline.policies.base import reading
 from koffline.untrusted.arrays import PlainUnpickler, WantsImport, check_onnx, load_tensors
-from koffline.untrusted.limits import check_memory, check_regular, parse_json
+from koffline.untrusted.limits import check_memory, check_regular, one_line, parse_json
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
