@@ -63,12 +63,12 @@ class TestCopies:
 
     @pytest.mark.parametrize("column", ["rewards", "truncated", "behavior_log_probabilities"])
     def test_what_differs_in_any_column_is_no_copy(self, column):
-        log = copied(cut_after_twenty(2).transitions, 2)
-        values = np.zeros(80)
+        log = copied(cut_after_twenty(50).transitions, 2)
+        values = np.zeros(2000)
         values[-1] = -1.0
         if column == "truncated":
-            values = np.asarray(log.truncated) & (np.arange(80) < 79)
-        assert len(without_copies(log.replace(**{column: values})).kept) == 3
+            values = np.asarray(log.truncated) & (np.arange(2000) < 1999)
+        assert len(without_copies(log.replace(**{column: values})).kept) == 51
 
     def test_copies_in_a_sample_of_a_larger_log_leave_no_interval(self):
         """There they cannot be merged: copies of what was drawn may lie outside it."""
