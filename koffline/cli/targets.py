@@ -106,13 +106,8 @@ def long_part(kept: str) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt:
-        raise interrupted(kept) from None
-
-
-def interrupted(kept: str) -> SystemExit:
-    """Say what is kept after Ctrl-C, and return what ends the program."""
-    click.echo(f"interrupted; {kept}", err=True)
-    return SystemExit(130)
+        click.echo(f"interrupted; {kept}", err=True)
+        raise SystemExit(130) from None
 
 
 @dataclass(frozen=True)
@@ -133,14 +128,14 @@ class Result:
         while it is imported or called: stdout belongs to the result alone.
         """
         from koffline.ope.results import plain
-        from koffline.progress import training_bar
+        from koffline.progress import progress_bar
         from koffline.report import check_output_directory
 
         run = page = None
         if self.out is not None:
             check_output_directory(claim(self.out), self.force, marker)
             run = start_run(str(click.get_current_context().info_name))
-        with training_bar(title, self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
+        with progress_bar(title, None, not self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
             found = find(bar)
         shown = report(found)
         if run is not None:

@@ -58,6 +58,8 @@ def one_line_errors(
 
 def one_line(error: BaseException) -> str:
     """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     text, kind = str(error).strip(), type(error).__name__
     if _TORCHSCRIPT in text:
         text, kind = text.splitlines()[-1], "RuntimeError"  # torch's errors have their own type
@@ -166,16 +168,10 @@ def check_inside(folder: Path, path: Path) -> None:
 def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
     """Top-level mapping of a file. name, kind: its name in errors, and their type."""
     remedy = "write lines of 'key: value'"
-    try:
-        found = parse_yaml(read_bytes(path, LARGEST_YAML))
-    except OSError as error:
-        raise kind(f"{name} cannot be read: {error.strerror}; check the path") from None
-    except Refused as error:
-        raise kind(f"{name} is not read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise kind(f"{name} is not valid YAML{line}; {remedy}") from None
+    with one_line_errors(name, "cannot be read", "check the path", kind):
+        content = read_bytes(path, LARGEST_YAML)
+    with one_line_errors(name, "not valid YAML", remedy, kind):
+        found = parse_yaml(content)
     if found is None or isinstance(found, dict):
         return found or {}
     raise kind(f"{name} holds a {type(found).__name__}; {remedy}")
