@@ -117,17 +117,12 @@ class RayCluster:
         if address == "local":
             options |= {"num_cpus": workers, "include_dashboard": False}
         self._ray, self._is_own = ray, not ray.is_initialized()
-        try:
+        remedy = "start one with `ray start --head`, give its address, or use local"
+        with one_line_errors("--ray", f"no Ray cluster at '{address}'", remedy, ConfigError):
             if separator:  # Ray itself waits for minutes, and talks, before it gives up on an address
                 socket.create_connection((host, int(port)), timeout=10).close()
             if self._is_own:
                 ray.init(address=address, **options)
-        except (RuntimeError, ValueError, OSError, OverflowError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"no Ray cluster at '{address}' ({reason}); start one with `ray start --head`, give its "
-                "address, or use local"
-            ) from None
         self._perform = ray.remote(num_cpus=1)(_perform)
 
     @property

@@ -28,7 +28,7 @@ import numpy as np
 from koffline.errors import PolicyError
 from koffline.policies.base import reading
 from koffline.untrusted.arrays import PlainUnpickler, check_onnx, load_tensors
-from koffline.untrusted.limits import check_memory, check_regular, one_line, parse_json
+from koffline.untrusted.limits import check_memory, check_regular, parse_json
 
 ACCEPTED = (
     "a d3rlpy .d3, a TorchScript, ONNX or koffline .npz file, 'package.module:name', 'uniform', "
@@ -167,11 +167,8 @@ class OnnxFunction:
 
 def load_onnx(path: Path) -> OnnxFunction:
     """The function in a file. Raises PolicyError for a missing onnxruntime and a corrupt file."""
-    try:
+    with reading(path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"):
         import onnxruntime  # noqa: F401  (its extra may be missing)
-    except ImportError as error:
-        what = f"reading ONNX needs onnxruntime ({one_line(error)})"
-        raise PolicyError(f"{path}: {what}; pip install 'koffline[onnx]'") from error
     with reading(path, "the ONNX file cannot be read", "export it again"):
         content = path.read_bytes()
         check_onnx(content)
