@@ -21,7 +21,7 @@ from torch import Tensor
 from koffline.errors import ConfigError, DataError
 from koffline.store.files import atomic_file
 from koffline.untrusted.arrays import load_tensors
-from koffline.untrusted.limits import Refused
+from koffline.untrusted.limits import one_line_errors
 
 _NAME = re.compile(r"step_(\d{9,})\.pt")
 _FORMAT = "2 "  # begins the fingerprints of stacks; another number for what older versions cannot read
@@ -44,12 +44,8 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
     """
     if not path.exists():
         return None
-    try:
+    with one_line_errors(f"checkpoint {path}", "it cannot be read", "delete it", ConfigError):
         state = load_tensors(path)
-    except Refused as error:
-        raise ConfigError(f"checkpoint {path} cannot be read: {error}") from None
-    except Exception as error:  # torch raises many kinds; all mean that the file is not ours
-        raise ConfigError(f"checkpoint {path} cannot be read ({type(error).__name__}); delete it") from None
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:
         raise ConfigError(
             f"checkpoint {path} belongs to a run with other data or settings, or of another version; resume "

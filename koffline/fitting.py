@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,15 +38,8 @@ from koffline.replicas import StackedAdam, StackedMLP
 from koffline.steps import make_step
 
 Probe = Callable[[int, StackedMLP], Tensor]
+Progress = Callable[[int, int, str], None]  # receives the steps done, all of them, and a note
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
-
-
-@runtime_checkable
-class Progress(Protocol):
-    """Receiver of progress reports, for example a progress bar of the caller."""
-
-    def update(self, step: int, steps: int, loss: float) -> None:
-        """Report `step` of `steps` done; `loss` is the median over replicas that have not diverged."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,8 @@ def fit(
                 probes.append(torch.as_tensor(probe(done, trained)).detach().cpu().clone())
             if progress is not None and (done % recorded == 0 or done == steps):
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
-                progress.update(done, steps, float(means.nanmedian()))
+                loss = float(means.nanmedian())  # over the replicas that have not diverged
+                progress(done, steps, f"objective {loss:.3g}" if done < steps else "solving last layers")
         bad = ~torch.cat((history.isfinite(), trained.flat.isfinite().all(dim=1)[None]))
         first = bad.int().argmax(dim=0).tolist()
         trained.flat.masked_fill_(bad.any(dim=0)[:, None], math.nan)

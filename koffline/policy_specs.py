@@ -25,7 +25,7 @@ from koffline.policies.base import (
     Policy,
     check_spaces,
     chunk_rows_for,
-    one_line,
+    reading,
     refuse,
 )
 from koffline.policies.builtin import epsilon_policy, uniform_policy
@@ -197,13 +197,11 @@ def import_object(spec: str) -> Any:
     directory = os.getcwd()
     sys.path.insert(0, directory)
     importlib.invalidate_caches()  # the module may have been written a moment ago
+    folder = f"install it or run from the folder that holds it ({directory} was searched)"
+    remedy = f"{folder}; a module must be importable on its own, and named without .py"
     try:
-        target = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        is_missing = isinstance(error, ModuleNotFoundError) and module_name.split(".")[0] == error.name
-        folder = f"install it or run from the folder that holds it ({directory} was searched)"
-        remedy = folder if is_missing else "the module must be importable on its own, and named without .py"
-        raise PolicyError(f"{spec}: importing {module_name} failed ({one_line(error)}); {remedy}") from error
+        with reading(spec, f"importing {module_name} failed", remedy):
+            target = importlib.import_module(module_name)
     finally:
         if directory in sys.path:  # only our entry goes: the module may have added its own
             sys.path.remove(directory)

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 
 _FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
-Tell = Callable[..., None]  # called with the number done and, when they change, total and note
+Tell = Callable[..., None]  # called with the number done, and optionally with all there are and a note
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
     """Show a bar or lines on stderr; yield the function that receives progress."""
     if not show:
-        yield lambda done, **changed: None
+        yield lambda *_, **__: None
         return
     if not sys.stderr.isatty():
         yield _lines(title, total)
@@ -27,30 +27,7 @@ def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
     columns = (texts[0], BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), texts[1])
     with Progress(*columns, console=Console(stderr=True, emoji=False), transient=True) as bar:
         task = bar.add_task(title, total=total, note="")
-        yield lambda done, **changed: bar.update(task, completed=done, **changed)
-
-
-@contextlib.contextmanager
-def training_bar(title: str, quiet: bool = False) -> Iterator[TrainingBar | None]:
-    """Receiver of the progress of training loops and passes; None if ``quiet``."""
-    with progress_bar(title, None, not quiet) as tell:
-        yield None if quiet else TrainingBar(tell)
-
-
-class TrainingBar:
-    """Receiver of gradient steps and of the shards of a pass."""
-
-    def __init__(self, tell: Tell) -> None:
-        self._tell = tell
-
-    def update(self, step: int, steps: int, loss: float) -> None:
-        """Report gradient steps, see `koffline.fitting.Progress`."""
-        note = "solving last layers" if step == steps else f"objective {loss:.3g}"
-        self._tell(step, total=steps, note=note)
-
-    def pass_over(self, done: int, total: int) -> None:
-        """Report the number of shards read."""
-        self._tell(done, total=total, note="reading shards")
+        yield lambda done, total=total, note="": bar.update(task, completed=done, total=total, note=note)
 
 
 def _lines(title: str, total: int | None) -> Tell:

@@ -124,7 +124,7 @@ def _weights_with(payload: Attack) -> bytes:
         (
             _weights_with,
             lambda content: torch.load(io.BytesIO(content), weights_only=False),
-            r"weights asks to import \w+\.system.*nothing ran",
+            r"asks to import \w+\.system.*nothing ran",
         ),
         (lambda payload: pickle.dumps(payload, 2), pickle.loads, "not in torch's zip layout"),
     ],

@@ -10,14 +10,14 @@ from tests.refusals import run_cli
 
 def test_lines_come_early_and_then_at_intervals(monkeypatch, capsys):
     """What is over at once says nothing."""
-    with progress.training_bar("short") as told:
-        told.update(1, 2, 0.1)
+    with progress.progress_bar("short", None, True) as told:
+        told(1, 2)
     monkeypatch.setattr(progress, "_FIRST_LINE", 0.05)
     monkeypatch.setattr(progress, "_BETWEEN_LINES", 0.1)
-    with progress.training_bar("evaluating uniform") as told:
+    with progress.progress_bar("evaluating uniform", None, True) as told:
         for step, wait in ((100, 0.06), (200, 0.0), (300, 0.11), (400, 0.0)):
             time.sleep(wait)
-            told.update(step, 1000, 0.5)
+            told(step, 1000)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == [
         "evaluating uniform: step 100 of 1",

@@ -29,9 +29,10 @@ from torch import nn
 
 from koffline.data import quiet
 from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name
-from koffline.policies.base import one_line, refuse
+from koffline.policies.base import refuse
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
+from koffline.untrusted.limits import one_line
 
 _LOG = logging.getLogger(__name__)
 # Allowance for target networks and other parameters that an algorithm builds but does not save.

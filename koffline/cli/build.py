@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import click
 
 from koffline.builders import KINDS, NAME, add_to_manifest, read_manifest
 from koffline.cli.options import QUIET, SEED, Command, added, gamma_option, whole, worker_options
-from koffline.cli.targets import claim, claim_log, interrupted
+from koffline.cli.targets import claim, claim_log, long_part
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.store import locked
 from koffline.store.files import check_target
 from koffline.store.run_record import full_command
-
-if TYPE_CHECKING:
-    from koffline.builders.rollouts import PartsFolder
 
 _FORCE = click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 _POSITIVE = click.FloatRange(0.0, min_open=True)
@@ -76,18 +72,6 @@ def _target_options(command: Command) -> Command:
         return command(seed=seed, target=BuildTarget(**given, seed=seed), **options)
 
     return added(_TARGET)(run)
-
-
-@contextlib.contextmanager
-def _resumable(parts: PartsFolder) -> Iterator[None]:
-    """Context of a build from the first part to the output, at whose end the parts go."""
-    with locked(parts.folder):
-        try:
-            yield
-        except KeyboardInterrupt:
-            kept = f"episodes that were finished are in {parts.folder}: the same command goes on"
-            raise interrupted(kept) from None
-        parts.remove()
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -159,14 +143,15 @@ def rollouts(
 
     settings = RolloutSettings(weights=weights or (1.0,) * len(policies), **given)
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
-        parts = PartsFolder(target.parts, settings, policies)
-        with _resumable(parts):
-            title = f"playing {settings.env}"
-            with progress_bar(title, settings.episodes, not quiet) as progress:
+        parts, title = PartsFolder(target.parts, settings, policies), f"playing {settings.env}"
+        kept = f"episodes that were finished are in {parts.folder}: the same command goes on"
+        with locked(parts.folder):
+            with long_part(kept), progress_bar(title, settings.episodes, not quiet) as progress:
                 played = parts.batches(player, progress)
                 pieces = ([part] for part in played) if target.shard_rows else [list(played)]
                 log = target.write(map(player.join, pieces))
             target.record(log)
+            parts.remove()
 
 
 @build.command(no_args_is_help=True)

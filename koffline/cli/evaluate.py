@@ -205,7 +205,6 @@ def select(
         from koffline.ope.ranking import select_policies
 
         given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states)}
-        progress = None if bar is None else lambda name: bar
-        return select_policies(log.open(), {spec: spec for spec in specs}, progress=progress, **given)
+        return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
     result.present(estimates.RANKING, f"evaluating {len(specs)} policies", find, estimates.report_ranking)

@@ -144,7 +144,7 @@ def worker_options(command: Command) -> Command:
 
 _MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}.")
 _SHARDS = "Leave shards on disk, as is done without it too; any other log is read into memory."
-_ON_DISK = click.option("--lazy", is_flag=True, help=_SHARDS)
+_ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, help=_SHARDS)
 reading_options = added([_ON_DISK, *_named([_MEMORY]), worker_options])
 
 
@@ -189,8 +189,8 @@ def log_options(argument: str, *reading: Option) -> Option:
         def run(*args: Any, **options: Any) -> Any:
             table = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
             space = _requested_space(options.pop("discrete"), options.pop("continuous"))
-            given = {name: options.pop(name, None) for name in ("memory", "workers", "ray", "lazy")}
-            given = {name: value for name, value in given.items() if value is not None and name != "lazy"}
+            given = {name: options.pop(name, None) for name in ("memory", "workers", "ray")}
+            given = {name: value for name, value in given.items() if value is not None}
             out = Path(getattr(options.get("result"), "out", None) or "")
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)
@@ -225,10 +225,9 @@ def requested_mapping(given: Mapping[str, Any]) -> Any:
     settled = {} if file is None else read_yaml_file(Path(file), f"mapping file {file}", DataError)
     if "action_names" in said:
         said["action_names"] = [name.strip() for name in said["action_names"].split(",")]
-    if "impute" in said:
-        said["impute"] = dict(_by_column("--impute", text) for text in said["impute"])
-    if "encode" in said:
-        said["encode"] = dict(_by_column("--encode", text) for text in said["encode"])
+    for name in ("impute", "encode"):
+        if name in said:
+            said[name] = dict(_by_column(f"--{name}", text) for text in said[name])
     if said == {"one_step": True} and file is None:
         return said  # options of any log, not only of tables
     probabilities = {"behavior_probability", "behavior_log_probability"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, Command, Option, added
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError
 from koffline.store import check_apart
 from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
 from koffline.store.run_record import named_in, now, start_run
@@ -81,14 +81,9 @@ def claim_log(
     else:
         asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-    is_there = os.path.lexists(place)
-    if is_there or not out.startswith(MINARI):  # folders of Minari's are made when written
-        check_target(place, force)
-    if place.is_dir() and form not in ("minari", shards):
-        raise DataError(f"{place} is a folder; give a file name")
-    is_ours = {"minari": lambda: data_folder(place), shards: lambda: is_shard_folder(out)}
-    if is_there and form in is_ours and not is_ours[form]():
-        raise DataError(f"{place} holds something else and will not be replaced; choose another name")
+    is_ours = {"minari": data_folder, shards: lambda path: is_shard_folder(str(path))}
+    if os.path.lexists(place) or not out.startswith(MINARI):  # folders of Minari's are made when written
+        check_target(place, force, is_ours.get(form))
     return place, form
 
 
@@ -110,13 +105,8 @@ def long_part(kept: str) -> Iterator[None]:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     except KeyboardInterrupt:
-        raise interrupted(kept) from None
-
-
-def interrupted(kept: str) -> SystemExit:
-    """Say what is kept after Ctrl-C, and return what ends the program."""
-    click.echo(f"interrupted; {kept}", err=True)
-    return SystemExit(130)
+        click.echo(f"interrupted; {kept}", err=True)
+        raise SystemExit(130) from None
 
 
 @dataclass(frozen=True)
@@ -137,14 +127,14 @@ class Result:
         while it is imported or called: stdout belongs to the result alone.
         """
         from koffline.ope.results import plain
-        from koffline.progress import training_bar
+        from koffline.progress import progress_bar
         from koffline.report import check_output_directory
 
         run = page = None
         if self.out is not None:
             check_output_directory(claim(self.out), self.force, marker)
             run = start_run(str(click.get_current_context().info_name))
-        with training_bar(title, self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
+        with progress_bar(title, None, not self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
             found = find(bar)
         shown = report(found)
         if run is not None:

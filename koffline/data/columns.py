@@ -29,13 +29,6 @@ def blocks(n_rows: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK_ROWS, n_rows))
 
 
-def extremes(array: Any) -> np.ndarray:
-    """Smallest and largest number (2,) of an array that is in memory or read by slices."""
-    pieces = (np.asarray(array[block]) for block in blocks(len(array)))
-    found = np.array([(piece.min(), piece.max()) for piece in pieces])
-    return np.array([found[:, 0].min(), found[:, 1].max()])
-
-
 def as_array(name: str, values: Any) -> np.ndarray:
     """``values`` as an array in the machine's byte order, without a copy where it is one already."""
     try:

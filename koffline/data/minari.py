@@ -24,7 +24,7 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
-from koffline.untrusted.limits import Refused, check_inside, parse_json, read_json
+from koffline.untrusted.limits import Refused, check_inside, one_line_errors, parse_json, read_json
 
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
@@ -158,7 +158,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     actions: Any = spaces.Discrete(space.n) if isinstance(space, Discrete) else None
     if isinstance(space, Continuous):
         actions = spaces.Box(np.asarray(space.low, acted), np.asarray(space.high, acted), (space.k,), acted)
-    with atomic_folder(folder, force, replaceable=lambda path: data_folder(path) is not None) as temporary:
+    with atomic_folder(folder, force, replaceable=data_folder) as temporary:
         storage = MinariStorage.new(
             temporary.resolve() / "data",  # absolute, because Minari joins a relative path with itself
             observation_space=spaces.Box(low, high, log.observation_shape, seen),
@@ -188,13 +188,10 @@ def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
     stored = described_by.get(name)
     if not isinstance(stored, str):
         raise DataError(f"{source} stores no {name}; create it again with Minari 0.5 or newer")
-    try:
+    with one_line_errors(f"{source}: {name}", "it cannot be read", "create it again"):
         described = parse_json(stored)
         _check_box_sizes(described)
-        return deserialize_space(described)
-    except Exception as error:  # Gymnasium's constructors refuse in many ways
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{source} has an unreadable {name} ({reason}); create it again") from None
+        return deserialize_space(described)  # Gymnasium's constructors refuse in many ways
 
 
 def _check_box_sizes(described: Any) -> None:

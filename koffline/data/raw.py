@@ -58,8 +58,8 @@ def settle_space(
 ) -> tuple[ActionSpace, tuple[str, ...]]:
     """The requested action space, else the file's, else an assumed one, with notes.
 
-    actions: (N, ...) in memory or to be sliced. Integers without a space are taken as Discrete(largest + 1),
-    other numbers as unbounded Continuous(k). Raises DataError where integers cannot be choices.
+    actions: (N, ...). Integers without a space are taken as Discrete(largest + 1), other numbers as unbounded
+    Continuous(k). Raises DataError where integers cannot be choices.
     """
     asked = bounded(asked, actions.shape[1:])
     if asked is not None:
@@ -83,7 +83,7 @@ def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace |
 def _assumed_space(actions: Any, source: str) -> ActionSpace:
     if actions.dtype.kind == "f":
         return Continuous(max(1, math.prod(actions.shape[1:])))
-    least, greatest = (int(bound) for bound in checks.extremes(actions))
+    least, greatest = int(actions.min()), int(actions.max())
     if actions.shape[1:] not in ((), (1,)) or least < 0 or greatest >= _MOST_ASSUMED:
         said = f"{source}: actions (N, …) = {actions.shape} are whole numbers from {least} up to {greatest}"
         remedy = "declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, … (--discrete N)"

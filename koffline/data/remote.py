@@ -14,7 +14,7 @@ from typing import Any
 
 from koffline.errors import DataError
 from koffline.store.files import remove_abandoned, temporary_beside
-from koffline.untrusted.limits import check_regular
+from koffline.untrusted.limits import check_regular, one_line_errors
 
 _COPIED_AT_ONCE = 2**23
 
@@ -118,23 +118,16 @@ def storage(name: str) -> Iterator[tuple[Any, str]]:
 @contextlib.contextmanager
 def storage_faults(name: str) -> Iterator[None]:
     """Turn any error of a storage into a DataError."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError(f"{name} does not exist; check the path") from None
-    except Exception as error:  # storages raise errors of many types
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name} cannot be read ({reason}); check the address and the network") from None
+    remedy = "check the address, the network, and that the package which fsspec needs for it is installed"
+    with one_line_errors(name, "cannot be read", remedy):
+        try:
+            yield
+        except FileNotFoundError:
+            raise DataError(f"{name} does not exist; check the path") from None
 
 
 def _opened(name: str) -> tuple[Any, str]:
     import fsspec
 
-    try:
-        system, path = fsspec.core.url_to_fs(name)
-    except (ImportError, ValueError) as error:
-        said = f"{name} is no address that fsspec knows, or needs another package"
-        raise DataError(f"{said} ({error}); check it or install that") from None
+    system, path = fsspec.core.url_to_fs(name)
     return system, path

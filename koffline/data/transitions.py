@@ -232,15 +232,23 @@ class Transitions:
 
     @classmethod
     def of_checked(
-        cls, checked: Mapping[str, Any], space: ActionSpace, units: np.ndarray | None = None
+        cls,
+        checked: Mapping[str, Any],
+        space: Any,
+        units: np.ndarray | None = None,
+        metadata: Metadata | None = None,
     ) -> Transitions:
-        """Rows from columns that were checked when they were read; their episodes are numbered by ``units``.
+        """Rows from columns that were checked when they were read; ``units`` number episodes without ids.
 
         Without ``units`` they are whole episodes, or rows that stand alone. With ``units`` (N,) they may be a
         part of a log that begins and ends inside episodes: ``units`` and ``steps`` go on from part to part.
         """
-        made = cls._of(checked, space, Metadata(), units)
-        if made.steps is not None:
+        made = object.__new__(cls)
+        vars(made).update(action_space=space, metadata=metadata or Metadata())
+        if units is not None:
+            vars(made)["units"] = units
+        made._set(checked)
+        if made.steps is not None and made.episode_ids is None:
             vars(made)["episode_ids"] = columns.read_only(made.units)
         return made
 
@@ -253,25 +261,14 @@ class Transitions:
     def part(self, rows: slice | np.ndarray) -> Transitions:
         """Some rows as they are, also from the middle of episodes: a slice gives views, a mask copies."""
         picked = {name: column[rows] for name, column in self.columns.items()}
-        return self._of(picked, self.action_space, self.metadata, self.units[rows])
+        return self.of_checked(picked, self.action_space, self.units[rows], self.metadata)
 
     def _trusted(self, picked: Mapping[str, np.ndarray]) -> Transitions:
         """Build a log from rows of a valid one without checks, except that some weight must be positive."""
-        selected = self._of(picked, self.action_space, self.metadata)
+        selected = self.of_checked(picked, self.action_space, metadata=self.metadata)
         if selected.weights is not None:
             columns.check_some_weight(selected.weights)
         return selected
-
-    @classmethod
-    def _of(
-        cls, checked: Mapping[str, Any], space: Any, metadata: Metadata, units: np.ndarray | None = None
-    ) -> Transitions:
-        made = object.__new__(cls)
-        vars(made).update(action_space=space, metadata=metadata)
-        if units is not None:
-            vars(made)["units"] = units
-        made._set(checked)
-        return made
 
     def _set(self, checked: Mapping[str, np.ndarray]) -> None:
         held = {name: columns.read_only(column) for name, column in checked.items()}

@@ -127,7 +127,7 @@ def without_late_ends(log: Transitions, units: Any = None, stops: Any = None) ->
         said = f"{counted(len(gone), 'last row', 'was', 'were')} left out of episodes that terminated: where"
         notes.append(f"{said} recording stops only their rows are complete, and would be too frequent")
     metadata = dataclasses.replace(log.metadata, notes=tuple(notes))
-    return Transitions.of_checked(found, log.action_space).with_metadata(metadata)
+    return Transitions.of_checked(found, log.action_space, metadata=metadata)
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,24 +231,21 @@ def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions
 class DistinctLog:
     """A log without copies: one episode (row, where there are none) of each kind, with the weight of all.
 
-    ``units``: episodes or rows of the log as it was. ``distinct``: different ones among them. ``merged``:
-    whether ``transitions`` holds these alone. It does not where states recur all over the log, as in a small
-    grid: there equal episodes happen by chance, and each counts. ``kept``: numbers of the units that
-    ``transitions`` holds.
+    ``units``: episodes or rows of the log as it was. ``kept``: numbers of those that ``transitions`` holds.
+    It holds all where states recur all over the log, as in a small grid: there equal episodes happen by
+    chance, and each counts.
     """
 
     transitions: Transitions
     units: int
-    distinct: int
-    merged: bool
     kept: Int[np.ndarray, " unit"]
 
     @property
     def notes(self) -> list[str]:
         """Note for the user if copies were merged."""
         kind = "episode" if self.transitions.has_episodes else "row"
-        said = f"The log has {counted(self.units, kind)}, only {self.distinct} of them different: copies "
-        return [f"{said}count as weight and not as evidence."] if self.merged else []
+        said = f"The log has {counted(self.units, kind)}, only {len(self.kept)} of them different: copies "
+        return [f"{said}count as weight and not as evidence."] if len(self.kept) < self.units else []
 
 
 def without_copies(log: Transitions) -> DistinctLog:
@@ -256,19 +253,17 @@ def without_copies(log: Transitions) -> DistinctLog:
     starts = log.episode_starts if log.has_episodes else np.arange(len(log))
     lengths = np.diff(np.append(starts, len(log)))
     _, firsts, kinds = np.unique(_hash_units(log, starts, lengths), return_index=True, return_inverse=True)
-    every = np.arange(len(starts))
-    if len(firsts) == len(starts):
-        return DistinctLog(log, len(starts), len(starts), merged=False, kept=every)
     unit_of_row = np.repeat(np.arange(len(starts)), lengths)
     rows = np.flatnonzero(np.isin(unit_of_row, firsts))
-    if len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE:
-        return DistinctLog(log, len(starts), len(firsts), merged=False, kept=every)
+    no_copies = len(firsts) == len(starts)
+    if no_copies or (len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE):
+        return DistinctLog(log, len(starts), np.arange(len(starts)))
     weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
     original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
     same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
     total = np.bincount(same_row, weights=weights, minlength=len(log))
     merged = log.select(rows).replace(weights=total[rows])
-    return DistinctLog(merged, len(starts), len(firsts), merged=True, kept=np.sort(firsts))
+    return DistinctLog(merged, len(starts), np.sort(firsts))
 
 
 def _hash_units(

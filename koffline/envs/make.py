@@ -10,8 +10,9 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -20,10 +21,12 @@ from gymnasium import spaces
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.envs.boxes import WORLDS
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError
+from koffline.untrusted.limits import one_line_errors
 
 _log = logging.getLogger(__name__)
 _EXACT_IN_FLOAT32 = 2**24  # largest whole number that float32 holds exactly
+_playing = partial(one_line_errors, remedy="try it alone with gymnasium.make", kind=ConfigError)
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
@@ -55,20 +58,6 @@ def _hush_mujoco(identifier: str) -> None:
 
         if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
             mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
-
-
-@contextlib.contextmanager
-def playing(name: str, method: str) -> Iterator[None]:
-    """Turn errors of an environment's method into ConfigErrors; our own errors pass unchanged."""
-    try:
-        yield
-    except KofflineError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(
-            f"{name} failed in {method} ({reason}); try it alone with gymnasium.make"
-        ) from error
 
 
 class CopiesStep(NamedTuple):
@@ -113,7 +102,7 @@ class Copies:
         places = range(len(seeds)) if copies is None else copies
         while len(self._envs) <= max(places):
             self._envs.append(make_env(self._identifier, **self._options))
-        with playing(self.name, "reset"):
+        with _playing(self.name, "failed in reset"):
             pairs = zip(places, seeds, strict=True)
             first = self._translated([self._envs[copy].reset(seed=seed)[0] for copy, seed in pairs])
         return self._finite("an observation", first)
@@ -121,7 +110,7 @@ class Copies:
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
         """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
         native = self._native(actions)
-        with playing(self.name, "step"):
+        with _playing(self.name, "failed in step"):
             steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
             observations, rewards, ended, cut, _ = zip(*steps, strict=True)
             terminated = np.asarray(ended, dtype=bool)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Sized
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, starmap, takewhile
 from pathlib import Path
@@ -21,7 +21,7 @@ from koffline.jobs.workers import JobError, as_ours, opened, pack, value_of
 from koffline.progress import progress_bar
 
 _RETRIES = 2  # of an item whose worker died
-Report = Callable[[int, int, Sequence[str]], None]  # items done, all items, names of the running ones
+Report = Callable[[int, int, str], None]  # items done, all items, names of some running ones
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
 
@@ -90,7 +90,8 @@ class PassSettings:
             hear = stack.enter_context(_heard_by(progress))
 
             def report(done: int, running: list[Any]) -> None:
-                hear(done, done + len(running) if total is None else total, [*map(name, running)])
+                names = ", ".join(map(name, running[:3])) + ", …" * (len(running) > 3)
+                hear(done, done + len(running) if total is None else total, names)
 
             if self._is_here:
                 done = 0
@@ -145,15 +146,11 @@ class PassSettings:
                 workers.cancel(future)
 
 
-@contextmanager
-def _heard_by(progress: bool | Report) -> Iterator[Report]:
+def _heard_by(progress: bool | Report) -> AbstractContextManager[Report]:
     """Function that receives the progress: a bar on a terminal for True, a callable itself, else a no-op."""
-    with progress_bar("", None, progress is True and sys.stderr.isatty()) as tell:
-
-        def report(done: int, total: int, running: Sequence[str]) -> None:
-            tell(done, total=total, note=", ".join(running[:3]) + ", …" * (len(running) > 3))
-
-        yield progress if callable(progress) else report
+    if callable(progress):
+        return nullcontext(progress)
+    return progress_bar("", None, progress and sys.stderr.isatty())
 
 
 @dataclass(frozen=True)
@@ -200,7 +197,7 @@ def run_jobs(
         job.path.parent.mkdir(parents=True, exist_ok=True)
     with _heard_by(progress) as report:
 
-        def hear(done: int, _: int, running: Sequence[str]) -> None:
+        def hear(done: int, _: int, running: str) -> None:
             report(found + done - len(failures), total, running)
 
         waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import ConfigError, KofflineError
+from koffline.untrusted.limits import one_line_errors
 
 
 class JobError(KofflineError):
@@ -116,17 +117,12 @@ class RayCluster:
         if address == "local":
             options |= {"num_cpus": workers, "include_dashboard": False}
         self._ray, self._is_own = ray, not ray.is_initialized()
-        try:
+        remedy = "start one with `ray start --head`, give its address, or use local"
+        with one_line_errors("--ray", f"no Ray cluster at '{address}'", remedy, ConfigError):
             if separator:  # Ray itself waits for minutes, and talks, before it gives up on an address
                 socket.create_connection((host, int(port)), timeout=10).close()
             if self._is_own:
                 ray.init(address=address, **options)
-        except (RuntimeError, ValueError, OSError, OverflowError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(
-                f"no Ray cluster at '{address}' ({reason}); start one with `ray start --head`, give its "
-                "address, or use local"
-            ) from None
         self._perform = ray.remote(num_cpus=1)(_perform)
 
     @property
@@ -185,11 +181,8 @@ def pack(value: Any) -> bytes:
     """A pickle of anything, functions of scripts and notebooks too. Raises ConfigError."""
     import cloudpickle
 
-    try:
+    with one_line_errors("workers", "the work cannot be sent to them and back", "use workers=1", ConfigError):
         packed: bytes = cloudpickle.dumps(value, protocol=5)
-    except Exception as error:  # whatever the objects' own pickling raises
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"the work cannot be sent to workers and back ({reason}); use workers=1") from None
     return packed
 
 

@@ -18,8 +18,9 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transit
 from koffline.data.units import hash_rows
 from koffline.errors import DataError, KofflineError
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import chunk_rows_for, describe_actions, one_line
+from koffline.policies.base import chunk_rows_for, describe_actions
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded
+from koffline.untrusted.limits import one_line
 
 Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (

@@ -182,9 +182,8 @@ class WorkingLog:
         return min(rows, _MOST_ROWS)
 
     def _report(self, done: int, total: int, _: object) -> None:
-        show = getattr(self.progress, "pass_over", None)
-        if show is not None:
-            show(done, total)
+        if self.progress is not None:
+            self.progress(done, total, "reading shards")
 
 
 def in_problem(

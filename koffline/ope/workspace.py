@@ -89,7 +89,7 @@ class Workspace:
     def limits(self) -> Limits:
         """Limits that the log sets to any estimate."""
         bounds, merged = self.facts.bounds(self.settings.reward_bounds), self.log.merged
-        copies = 0.0 if self.log.is_whole or not merged.merged else 1.0 - merged.distinct / merged.units
+        copies = 0.0 if self.log.is_whole else 1.0 - len(merged.kept) / merged.units
         return Limits(self.facts, bounds, self.initial_observations is not None, copies)
 
     @cached_property

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import KofflineError, PolicyError
-from koffline.untrusted.limits import Refused
+from koffline.untrusted.limits import one_line, one_line_errors
 
 CHUNK_ROWS = 4096
 # Wide observations (images) go in smaller chunks: about 64 MB of float32 at a time.
@@ -27,7 +26,7 @@ CHUNK_NUMBERS = 1 << 24
 SUM_TOLERANCE = 1e-4
 # A probability computed as 1 - sum of the others in float32 may come out this far below zero.
 NEGATIVE_TOLERANCE = 1e-6
-_TORCHSCRIPT = "Traceback of TorchScript"
+reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
@@ -150,32 +149,6 @@ def describe_actions(space: ActionSpace) -> str:
     if isinstance(space, Discrete):
         return f"{space.n} discrete actions"
     return f"{space.k} continuous action dimensions"
-
-
-def one_line(error: BaseException) -> str:
-    """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
-    text, kind = str(error).strip(), type(error).__name__
-    if _TORCHSCRIPT in text:
-        text, kind = text.splitlines()[-1], "RuntimeError"  # torch's errors have their own type
-        text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
-    message = " ".join(text.split())
-    return f"{kind}: {message[:240]}" if message else kind
-
-
-@contextmanager
-def reading(name: str | Path, what: str, remedy: str) -> Iterator[None]:
-    """Turn errors, of any type in damaged or hostile files, into a PolicyError of one line with the name."""
-    try:
-        yield
-    except PolicyError as error:
-        named = str(error).startswith(f"{name}: ")
-        raise error if named else PolicyError(f"{name}: {error}") from error.__cause__
-    except KofflineError:
-        raise
-    except Refused as error:
-        raise PolicyError(f"{name}: it is not read: {error}") from None
-    except (Exception, SystemExit) as error:
-        raise PolicyError(f"{name}: {what} ({one_line(error)}); {remedy}") from error
 
 
 def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:

@@ -17,11 +17,8 @@ import functools
 import io
 import logging
 import multiprocessing
-import re
 import warnings
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from koffline.errors import PolicyError
-from koffline.policies.base import one_line, reading
-from koffline.untrusted.arrays import PlainUnpickler, WantsImport, check_onnx, load_tensors
+from koffline.policies.base import reading
+from koffline.untrusted.arrays import PlainUnpickler, check_onnx, load_tensors
 from koffline.untrusted.limits import check_memory, check_regular, parse_json
 
 ACCEPTED = (
@@ -100,7 +97,7 @@ def read_d3(path: Path) -> D3File:
     Raises PolicyError for a file with code in it, and a corrupt one.
     """
     name = str(path)
-    with _without_imports(name, "its pickle"):
+    with reading(name, "its pickle is truncated or corrupt", _SAVE_AGAIN):
         check_regular(path)
         check_memory(path.stat().st_size)
         content = PlainUnpickler(io.BytesIO(path.read_bytes())).load()
@@ -111,26 +108,11 @@ def read_d3(path: Path) -> D3File:
         algorithm = str(parse_json(content["config"])["config"]["type"])
     if not content["torch"].startswith(_ZIP):
         raise PolicyError(f"{name}: the weights are not in torch's zip layout; {_SAVE_AGAIN}")
-    with _without_imports(name, "the archive of its weights"):
+    with reading(name, "the archive of its weights is truncated or corrupt", _SAVE_AGAIN):
         states = load_tensors(content["torch"])
     if not (isinstance(states, dict) and all(isinstance(key, str) for key in states)):
         raise PolicyError(f"{name}: the weights are not named modules; {_SAVE_AGAIN}")
     return D3File(name, algorithm, content["config"], content["version"], states)
-
-
-@contextmanager
-def _without_imports(name: str, what: str) -> Iterator[None]:
-    """`reading`, in which a pickle that asks to import something is refused by that name."""
-    with reading(name, f"{what} is truncated or corrupt", _SAVE_AGAIN):
-        try:
-            yield
-        except Exception as error:
-            asked = re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error))
-            wanted = str(error) if isinstance(error, WantsImport) else asked and asked.group(1)
-            if not wanted:
-                raise
-            refusal = "so loading it could run code; it was refused and nothing ran"
-            raise PolicyError(f"{name}: {what} asks to import {wanted}, {refusal}: {_SAVE_AGAIN}") from None
 
 
 @functools.cache
@@ -185,11 +167,8 @@ class OnnxFunction:
 
 def load_onnx(path: Path) -> OnnxFunction:
     """The function in a file. Raises PolicyError for a missing onnxruntime and a corrupt file."""
-    try:
+    with reading(path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"):
         import onnxruntime  # noqa: F401  (its extra may be missing)
-    except ImportError as error:
-        what = f"reading ONNX needs onnxruntime ({one_line(error)})"
-        raise PolicyError(f"{path}: {what}; pip install 'koffline[onnx]'") from error
     with reading(path, "the ONNX file cannot be read", "export it again"):
         content = path.read_bytes()
         check_onnx(content)

@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from koffline.errors import DataError, KofflineError
-from koffline.untrusted.limits import Refused
+from koffline.errors import DataError
+from koffline.untrusted.limits import one_line_errors
 
 MINARI = "minari:"  # prefix of Minari's dataset names
 
@@ -29,64 +29,43 @@ MINARI = "minari:"  # prefix of Minari's dataset names
 @contextlib.contextmanager
 def reading(source: str | Path, kind: str) -> Iterator[None]:
     """Turn the errors of a reader into one DataError; our own pass as they are."""
-    try:
-        yield
-    except DataError as error:  # readers of the content do not know the file's name
-        raise error if str(source) in str(error) else DataError(f"{source}: {error}") from None
-    except KofflineError:
-        raise
-    except Refused as error:
-        raise DataError(f"{source} is not read: {error}") from None
-    except PermissionError:
-        raise DataError(f"{source}: no permission to read it; change its access rights") from None
-    except MemoryError:
-        raise DataError(
-            f"{source} does not fit into the memory of this process; convert it with `koffline data convert "
-            "… --shard-rows` on a larger machine and open it lazily"
-        ) from None
-    except Exception as error:  # damaged content raises errors of any type
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise DataError(
-            f"{source} is a truncated or corrupt {kind} file ({reason}); copy or export it again"
-        ) from error
+    with one_line_errors(source, f"a truncated or corrupt {kind} file", "copy or export it again"):
+        try:
+            yield
+        except PermissionError:
+            raise DataError("no permission to read it; change its access rights") from None
+        except MemoryError:
+            said = "it does not fit into the memory of this process; convert it with `koffline data convert"
+            raise DataError(f"{said} … --shard-rows` on a larger machine and open it lazily") from None
 
 
-def check_target(target: Path, force: bool) -> None:
-    """Raise DataError where nothing may be written: the target exists (no ``force``), its folder does not."""
-    if os.path.lexists(target) and not force:
-        raise DataError(f"{target} exists already; choose another name or overwrite it with force (--force)")
+def check_target(target: Path, force: bool, replaceable: Callable[[Path], object] | None = None) -> None:
+    """Raise DataError where nothing may be written: the target exists (no ``force``), its folder does not.
+
+    replaceable: for a folder, whether an existing one may be replaced; without it a file is to be written.
+    """
+    if os.path.lexists(target):
+        if not force:
+            said = "exists already; choose another name or overwrite it with force (--force)"
+            raise DataError(f"{target} {said}")
+        if replaceable is None and target.is_dir():
+            raise DataError(f"{target} is a folder; give a file name")
+        if replaceable is not None and not replaceable(target):
+            raise DataError(f"{target} holds something else and will not be replaced; choose another name")
     if not target.parent.is_dir():
         raise DataError(f"{target} cannot be written, the folder {target.parent} does not exist; create it")
 
 
 @contextlib.contextmanager
-def atomic_file(target: Path, force: bool) -> Iterator[Path]:
+def atomic_file(
+    target: Path, force: bool, replaceable: Callable[[Path], object] | None = None
+) -> Iterator[Path]:
     """Give a temporary path beside ``target``; it takes the final name only when the block ends well.
 
-    Raises DataError where the target exists without ``force``, is a folder, or cannot be written.
+    Raises DataError where `check_target` does, or the target cannot be written.
     """
     remove_abandoned(target)
-    check_target(target, force)
-    if target.is_dir():
-        raise DataError(f"{target} is a folder; give a file name")
-    with _beside(target, force) as temporary:
-        yield temporary
-
-
-@contextlib.contextmanager
-def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], bool]) -> Iterator[Path]:
-    """`atomic_file` for a folder; with ``force`` an existing folder is replaced only if ``replaceable``."""
-    remove_abandoned(target)
-    check_target(target, force)
-    if os.path.lexists(target) and not replaceable(target):
-        raise DataError(f"{target} holds something else and will not be replaced; choose another name")
-    with _beside(target, force) as temporary:
-        temporary.mkdir()
-        yield temporary
-
-
-@contextlib.contextmanager
-def _beside(target: Path, force: bool) -> Iterator[Path]:
+    check_target(target, force, replaceable)
     temporary = temporary_beside(target)
     try:
         yield temporary
@@ -104,6 +83,14 @@ def _beside(target: Path, force: bool) -> Iterator[Path]:
         ) from None
     finally:
         _discard(temporary)
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], object]) -> Iterator[Path]:
+    """`atomic_file` for a folder; with ``force`` an existing folder is replaced only if ``replaceable``."""
+    with atomic_file(target, force, replaceable) as temporary:
+        temporary.mkdir()
+        yield temporary
 
 
 def finite_json(content: Any, indent: int = 2) -> str:

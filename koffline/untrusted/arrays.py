@@ -12,6 +12,7 @@ import contextlib
 import io
 import math
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Sequence
@@ -133,22 +134,23 @@ def _read(file: IO[bytes]) -> np.ndarray:
         return array
 
 
-class WantsImport(Exception):
-    """Raised for a pickle that requests an import; the message names it."""
-
-
 class PlainUnpickler(pickle.Unpickler):
-    """Unpickler of numbers, texts and containers; raises WantsImport for anything else."""
+    """Unpickler of numbers, texts and containers; raises Refused for anything else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """Refuse an import."""
-        raise WantsImport(f"{module}.{name}")
+        raise _refused_import(f"{module}.{name}")
+
+
+def _refused_import(wanted: str) -> Refused:
+    remedy = "nothing ran; save it again as plain data (d3rlpy: algo.save)"
+    return Refused(f"it asks to import {wanted}, so loading it could run code; {remedy}")
 
 
 def load_tensors(source: Path | bytes) -> Any:
     """The content of a file of torch.save, on the CPU.
 
-    Raises Refused, OSError, zipfile.BadZipFile, and what torch raises for a broken or a forbidden pickle.
+    Raises Refused, OSError, zipfile.BadZipFile, and what torch raises for a broken pickle.
     """
     import torch
 
@@ -161,7 +163,12 @@ def load_tensors(source: Path | bytes) -> Any:
             raise Refused(f"{damaged[:40]} is damaged; copy or save it again")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # hide torch's warnings about its own formats
-        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        try:
+            return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            if asked := re.search(r"(?:GLOBAL|global:?) +([\w.]+)", str(error)):
+                raise _refused_import(asked[1]) from None
+            raise
 
 
 def check_onnx(content: bytes) -> None:

@@ -1,6 +1,7 @@
 """Limits on untrusted files (memory, sizes, kinds), and the texts in them: JSON and plain YAML.
 
-`Refused` carries the sentence without the file's name; each reader turns it into its own kind of error.
+`Refused` carries the sentence without the file's name; `one_line_errors` turns it, and whatever else reading
+or calling what others wrote may raise, into an error of ours.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ import json
 import math
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, DataError, KofflineError
 
 # Environment variable: bytes of memory that the content of one file may take.
 MAX_BYTES = "KOFFLINE_MAX_BYTES"
@@ -28,11 +29,43 @@ EXPANSION = 1100
 TEXT_BYTES = 16 * 2**20
 # Settings in YAML: their size, and how deep they may be nested.
 LARGEST_YAML, _DEEPEST = 2**20, 50
+_TORCHSCRIPT = "Traceback of TorchScript"
 _INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "str"))
 
 
 class Refused(ValueError):
     """Raised with the reason why a file is not read, in words that follow its name."""
+
+
+@contextlib.contextmanager
+def one_line_errors(
+    name: str | Path, what: str, remedy: str, kind: type[KofflineError] = DataError
+) -> Iterator[None]:
+    """Turn errors, of any type in damaged or hostile content, into one of ``kind``: name, what, and remedy.
+
+    Errors of that kind get the name in front if they lack it; our other errors pass as they are.
+    """
+    try:
+        yield
+    except KofflineError as error:  # readers of the content do not know the file's name
+        is_said = not isinstance(error, kind) or str(error).startswith(str(name))
+        raise error if is_said else kind(f"{name}: {error}") from error.__cause__
+    except Refused as error:
+        raise kind(f"{name} is not read: {error}") from None
+    except (Exception, SystemExit) as error:
+        raise kind(f"{name}: {what} ({one_line(error)}); {remedy}") from error
+
+
+def one_line(error: BaseException) -> str:
+    """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text, kind = str(error).strip(), type(error).__name__
+    if _TORCHSCRIPT in text:
+        text, kind = text.splitlines()[-1], "RuntimeError"  # torch's errors have their own type
+        text = text.removeprefix("builtins.").removeprefix("RuntimeError: ")
+    message = " ".join(text.split())
+    return f"{kind}: {message[:240]}" if message else kind
 
 
 def check_memory(declared: int) -> None:
@@ -135,16 +168,10 @@ def check_inside(folder: Path, path: Path) -> None:
 def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
     """Top-level mapping of a file. name, kind: its name in errors, and their type."""
     remedy = "write lines of 'key: value'"
-    try:
-        found = parse_yaml(read_bytes(path, LARGEST_YAML))
-    except OSError as error:
-        raise kind(f"{name} cannot be read: {error.strerror}; check the path") from None
-    except Refused as error:
-        raise kind(f"{name} is not read: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" (line {mark.line + 1})" if mark else ""
-        raise kind(f"{name} is not valid YAML{line}; {remedy}") from None
+    with one_line_errors(name, "cannot be read", "check the path", kind):
+        content = read_bytes(path, LARGEST_YAML)
+    with one_line_errors(name, "not valid YAML", remedy, kind):
+        found = parse_yaml(content)
     if found is None or isinstance(found, dict):
         return found or {}
     raise kind(f"{name} holds a {type(found).__name__}; {remedy}")

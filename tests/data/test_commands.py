@@ -107,8 +107,8 @@ REFUSALS = [
     (("convert", "log.hdf5", "s", "--shard-rows", "0"), "shard_rows is 0"),
     (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
     (("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"),
-    (("convert", "shards", "out.npz"), "shard-00001.hdf5 is a truncated or corrupt"),
-    (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5 is a truncated or corrupt"),
+    (("convert", "shards", "out.npz"), "shard-00001.hdf5: a truncated or corrupt"),
+    (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5: a truncated or corrupt"),
 ]
 
 

@@ -101,7 +101,7 @@ class TestReading:
             ({"data_format": "../hdf5"}, "Minari format '../hdf5', known is hdf5"),
             ({"observation_space": serialize_space(CAMERA)}, "JPEG; .* with jpeg_encoding=False"),
             ({"action_space": None}, "stores no action_space"),
-            ({"action_space": '{"type": "Graph"}'}, "unreadable action_space"),
+            ({"action_space": '{"type": "Graph"}'}, "action_space: it cannot be read"),
             ({"total_episodes": 10**15}, "promises 1000000000000000 episodes, which it does not hold"),
             ({"total_episodes": -1}, "promises -1 episodes"),
             ({"total_episodes": 0}, "has no steps"),

@@ -35,7 +35,7 @@ YAML = {
     "many digits": ("a: " + "9" * 10_000, "a value in it cannot be read"),
     "a key twice": ("a: 1\na: 2\n", "names 'a' twice"),
     "control characters": ("a: \x1b[31m\n", "not valid YAML"),
-    "no text": ("a: \udcff\n", "is not valid YAML"),
+    "no text": ("a: \udcff\n", "not valid YAML"),
 }
 
 

@@ -40,7 +40,7 @@ def test_only_what_is_missing_or_invalid_is_computed(tmp_path: Path, where: dict
     good[1].path.write_text("from before")
     heard: list[Any] = []
     assert run_jobs(good, **where, progress=lambda *told: heard.append(told)) == {}
-    assert (heard[0], heard[-1]) == ((1, 2, ["job0"]), (2, 2, []))
+    assert (heard[0], heard[-1]) == ((1, 2, "job0"), (2, 2, ""))
     assert good[1].path.read_text() == "from before"
 
 
@@ -107,7 +107,7 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
     with pytest.raises(JobError, match="job bad failed: the log is empty; record one; 3 of 4 results"):
         run_jobs([*jobs, bad], workers=2, ray="local", progress=lambda *told: heard.append(told))
     assert not ray.is_initialized()
-    assert heard[0][2] == ["job0", "job1"]
+    assert heard[0][2] == "job0, job1"
     for number, job in enumerate(jobs):
         text, process, threads = job.path.read_text().split()
         assert (text, threads) == (str(number), "1")

@@ -123,7 +123,7 @@ def test_foreign_folders_and_files(resume, whole, tmp_path):
     ("name", "damaged", "message"),
     [
         ("checkpoint.pt", None, r"checkpoint\.pt is gone.*train again into another --out"),
-        ("checkpoint.pt", b"junk", r"checkpoint\.pt cannot be read.*train again into another --out"),
+        ("checkpoint.pt", b"junk", r"checkpoint\.pt: it cannot be read.*train again into another --out"),
         ("td_error.csv", b"", r"td_error\.csv is shorter than its checkpoint says"),
         ("run.json", b"{", r"run\.json cannot be read"),
     ],
