@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from koffline.cli.options import Log, LogCommand, log_options, reading_options, whole
 from koffline.cli.targets import claim, claim_log
 from koffline.data.sources import FORMATS
+from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES
 from koffline.errors import printable
 
 if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
 
 _WIDTH = 160  # of tables in files
+_MOST_LINES = 12  # on the coverage of actions
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -94,14 +97,78 @@ def info(log: Log, as_json: bool) -> None:
       koffline data info log.parquet --observations 'x_*' --action a --reward r --episode id --time t
       koffline data info shards/ --workers 8
     """
-    from koffline.data.statistics import print_summary, summarise
+    from koffline.data.statistics import summarise
 
     rows = log.open()
     found = summarise(rows, log.stream, progress=True) if log.stays_on_disk else summarise(rows)
     if as_json:
         click.echo(json.dumps(found, default=str))
     else:
-        print_summary(rows, found)
+        _print_summary(rows, found)
+
+
+def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The summary of a log in words: names and texts."""
+    features = log.metadata.features
+    if "shards" in found:
+        yield "shards", f"{found['shards']}"
+    yield "rows", f"{found['rows']}"
+    yield "episodes", f"{found['episodes']}" if found["episodes"] else "none: every row stands alone"
+    yield "observations", f"shape {found['observation_shape']}, {found['observation_dtype']}"
+    yield "actions", str(log.action_space)
+    yield "rewards", _text(found["rewards"])
+    ends = f"{found['terminated']} terminated, {found['truncated']} truncated"
+    ends += f", {found['unfinished']} without a flag" if found["unfinished"] else ""
+    if found["episodes"]:
+        yield "returns", f"{_text(found['returns'])} (undiscounted, as logged)"
+        yield "episode lengths", _text(found["lengths"])
+        limit = found["time_limit"]
+        ends += f"; time limit: {f'{limit} steps' if limit else 'none that all cut episodes share'}"
+    yield "ends", ends
+    yield from _coverage(found)
+    for name in ("has_log_probabilities", "has_weights"):
+        yield name.removeprefix("has_").replace("_", "-"), "yes" if found[name] else "no"
+    if found["gamma"] is not None:
+        yield "gamma (hint)", f"{found['gamma']:.10g}"
+    if features is not None:
+        yield "features", printable(", ".join(features.names))
+        for column, encoding in features.encodings.items():
+            yield f"{printable(column)}, {encoding.kind}", printable(", ".join(encoding.categories))
+    for key, value in found["extra"].items():
+        if features is None or key not in (NAMES, ENCODINGS):
+            yield printable(str(key)), printable(str(value))
+    for note in found["notes"]:
+        yield "note", printable(note)
+    yield "sha256 of the rows", str(found["sha256"])
+
+
+def _print_summary(log: Any, found: Mapping[str, Any]) -> None:
+    """Print the summary of a log to stdout; plain where that is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=found["source"], show_header=False, title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in _summary_lines(log, found):
+        table.add_row(name, value)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _coverage(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    names = found["extra"].get(ACTIONS)  # texts of the actions in the original table
+    names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
+    lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(found["action_ranges"] or ())]
+    for i, count in enumerate(found["action_counts"] or ()):
+        name = names[i] if i < len(names) else ""
+        lines.append((f"action {i}{name}", f"{count} rows ({count / found['rows']:.1%})"))
+    yield from lines[:_MOST_LINES]
+    if len(lines) > _MOST_LINES:
+        yield "…", f"{len(lines) - _MOST_LINES} more"
+
+
+def _text(spread: Mapping[str, float]) -> str:
+    return f"{spread['min']:.6g} … {spread['max']:.6g}, mean {spread['mean']:.6g}"
 
 
 @data.command(cls=LogCommand)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -11,13 +10,11 @@ import numpy as np
 from koffline.data import columns as checks
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.raw import space_to_json
-from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES, ActionSpace, Continuous, Discrete
+from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
-from koffline.errors import DataError, printable
+from koffline.errors import DataError
 from koffline.jobs import PassSettings
-
-_MOST_LINES = 12
 
 
 class Tally:
@@ -251,67 +248,3 @@ def summarise(
         "notes": log.metadata.notes,
         **({"shards": shards} if shards > 1 else {}),
     }
-
-
-def summary_lines(log: Transitions | LazyTransitions, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The summary of a log in words: names and texts."""
-    features = log.metadata.features
-    if "shards" in found:
-        yield "shards", f"{found['shards']}"
-    yield "rows", f"{found['rows']}"
-    yield "episodes", f"{found['episodes']}" if found["episodes"] else "none: every row stands alone"
-    yield "observations", f"shape {found['observation_shape']}, {found['observation_dtype']}"
-    yield "actions", str(log.action_space)
-    yield "rewards", _text(found["rewards"])
-    ends = f"{found['terminated']} terminated, {found['truncated']} truncated"
-    ends += f", {found['unfinished']} without a flag" if found["unfinished"] else ""
-    if found["episodes"]:
-        yield "returns", f"{_text(found['returns'])} (undiscounted, as logged)"
-        yield "episode lengths", _text(found["lengths"])
-        limit = found["time_limit"]
-        ends += f"; time limit: {f'{limit} steps' if limit else 'none that all cut episodes share'}"
-    yield "ends", ends
-    yield from _coverage(found)
-    for name in ("has_log_probabilities", "has_weights"):
-        yield name.removeprefix("has_").replace("_", "-"), "yes" if found[name] else "no"
-    if found["gamma"] is not None:
-        yield "gamma (hint)", f"{found['gamma']:.10g}"
-    if features is not None:
-        yield "features", printable(", ".join(features.names))
-        for column, encoding in features.encodings.items():
-            yield f"{printable(column)}, {encoding.kind}", printable(", ".join(encoding.categories))
-    for key, value in found["extra"].items():
-        if features is None or key not in (NAMES, ENCODINGS):
-            yield printable(str(key)), printable(str(value))
-    for note in found["notes"]:
-        yield "note", printable(note)
-    yield "sha256 of the rows", str(found["sha256"])
-
-
-def print_summary(log: Transitions | LazyTransitions, found: Mapping[str, Any]) -> None:
-    """Print to stdout; plain where that is no terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=found["source"], show_header=False, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in summary_lines(log, found):
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
-
-
-def _coverage(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    names = found["extra"].get(ACTIONS)  # texts of the actions in the original table
-    names = [f" ({printable(str(name))})" for name in names] if isinstance(names, list) else []
-    lines = [(f"action[{i}]", _text(spread)) for i, spread in enumerate(found["action_ranges"] or ())]
-    for i, count in enumerate(found["action_counts"] or ()):
-        name = names[i] if i < len(names) else ""
-        lines.append((f"action {i}{name}", f"{count} rows ({count / found['rows']:.1%})"))
-    yield from lines[:_MOST_LINES]
-    if len(lines) > _MOST_LINES:
-        yield "…", f"{len(lines) - _MOST_LINES} more"
-
-
-def _text(spread: Mapping[str, float]) -> str:
-    return f"{spread['min']:.6g} … {spread['max']:.6g}, mean {spread['mean']:.6g}"
