@@ -27,10 +27,7 @@ from d3rlpy.algos.qlearning import (
 )
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
 from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
-from d3rlpy.models.torch import (
-    build_gaussian_distribution,
-    build_squashed_gaussian_distribution,
-)
+from d3rlpy.models.torch import build_gaussian_distribution, build_squashed_gaussian_distribution
 from d3rlpy.torch_utility import TorchMiniBatch
 from jaxtyping import Float
 from torch import Tensor

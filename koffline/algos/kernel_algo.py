@@ -97,7 +97,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
     def fix_kernel_before(self, batch: TransitionMiniBatch) -> None:
         """Fix the kernel once, from rows of the log or else from this mini-batch."""
-        if self._impl is None or self._impl.modules.kernel.is_fixed():
+        if self._impl is None or not self._impl.modules.kernel.bandwidth.isnan():
             return
         whole, self._kernel_rows = self._kernel_rows or batch, None
         rows = first_steps(whole)

@@ -158,7 +158,7 @@ class KernelBellmanLoss(nn.Module):
         columns = observation_size + (action_size if config.action_kernel == "joint" else 0)
         self.register_buffer("mean", torch.zeros(columns))
         self.register_buffer("inverse_scale", torch.ones(columns))
-        self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN: not fixed yet
+        self.register_buffer("bandwidth", torch.tensor(math.nan))  # NaN until it is fixed
         self.register_buffer("factor", torch.tensor(1.0))
         self._random_features = MemoryLoss(self._kernel, features=_FEATURES)  # type: ignore[arg-type]
         self.looks_back = False  # whether residuals belong to the previous step's parameters
@@ -204,10 +204,6 @@ class KernelBellmanLoss(nn.Module):
 
     def _rows(self, observations: Tensor, actions: Tensor) -> Tensor:
         return (self._columns(observations, actions) - self.mean) * self.inverse_scale
-
-    def is_fixed(self) -> bool:
-        """Whether the bandwidth has been set."""
-        return not math.isnan(float(self.bandwidth))
 
     def fix(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
         """Take centre, scale, bandwidth and factor from rows of the log. Raises DataError.

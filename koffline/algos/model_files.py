@@ -114,7 +114,8 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
     A configuration may claim layers of any width: the claim is refused while it is carried out, before the
     memory is filled with numbers.
     """
-    sizes = list(_sizes(states))
+    arrays = (array for state in states.values() for array in state.values())  # without the optimisers'
+    sizes = [array.numel() for array in arrays if isinstance(array, torch.Tensor)]
     most, most_tensors = _COPIES * sum(sizes) + _SLACK_NUMBERS, _COPIES * len(sizes) + _SLACK_TENSORS
     made: list[int] = []
 
@@ -129,15 +130,6 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _sizes(states: Any) -> Iterator[int]:
-    """Number of elements of each tensor in a nested state."""
-    if isinstance(states, torch.Tensor):
-        yield states.numel()
-    elif isinstance(states, (dict, list, tuple)):
-        for part in states.values() if isinstance(states, dict) else states:
-            yield from _sizes(part)
 
 
 def export_policy(algo: Any, path: str | Path) -> None:

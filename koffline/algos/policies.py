@@ -49,7 +49,11 @@ Box = tuple[np.ndarray, np.ndarray]
 def policy_from_algo(
     algo: Any, name: str, action_space: base.ActionSpace, observation_shape: Sequence[int]
 ) -> base.Policy:
-    """The policy of a d3rlpy algorithm that has been built or trained. Raises PolicyError."""
+    """The policy of a d3rlpy algorithm that has been built or trained, an evaluator's is what it evaluates.
+
+    Raises PolicyError.
+    """
+    algo = algo.algo if isinstance(algo, KLossFQE) else algo
     check_acts(algo, name)
     is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
     own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
@@ -166,47 +170,32 @@ class KLossFQEImpl(KernelImpl):
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', ·)."""
-        raw = self._unscaled(batch.next_observations)
-        if batch.numpy_batch is not None:
-            logged = np.asarray(batch.numpy_batch.next_observations)
-            raw = convert_to_torch(logged, self._device).to(batch.next_observations)
+        logged: Any = batch.numpy_batch  # in the units of the log, as the policy takes observations
+        raw = convert_to_torch(np.asarray(logged.next_observations), self._device)
         if self._modules.kernel.n_actions:
-            probabilities = action_probabilities(self._algo, raw.float())
+            probabilities = action_probabilities(self._algo, raw)
             values, next_values = self.values_of_both(batch)
             value = taken(values, batch.actions)
             next_value = (probabilities.to(next_values) * self.backed_up(next_values)).sum(dim=2)
         else:
-            draws = not _is_deterministic(self._algo)
-            value, next_value = self.values_of_both(batch, self._actions(raw, draws).to(batch.actions))
+            value, next_value = self.values_of_both(batch, self._actions(raw).to(batch.actions))
             next_value = self.backed_up(next_value)
         return self.kernel_losses(batch, self.residual(batch, value, next_value))
 
-    def action_probabilities(self, x: Tensor) -> Tensor:
-        """Action probabilities of the target policy; observations are scaled by the evaluator."""
-        return action_probabilities(self._algo, self._unscaled(x).float())
-
-    def inner_predict_best_action(self, x: Tensor) -> Tensor:
-        """Greedy actions of the target policy; observations are scaled by the evaluator."""
-        return self._actions(self._unscaled(x), draws=False)
-
     @torch.no_grad()
-    def _actions(self, observations: Tensor, draws: bool) -> Tensor:
+    def _actions(self, observations: Tensor) -> Tensor:
         """Actions of the target policy, scaled for the evaluator; observations in the units of the log."""
         algo, own = self._algo, self._config.action_scaler
-        act = algo.impl.sample_action if draws else algo.impl.predict_best_action
-        actions = act(_scaled(algo, observations.float()))
+        act = algo.impl.predict_best_action if _is_deterministic(algo) else algo.impl.sample_action
+        actions = act(_scaled(algo, observations))
         if algo.action_scaler is not None:
             actions = algo.action_scaler.reverse_transform(actions)
         return actions if own is None else own.transform(actions)
 
-    def _unscaled(self, observations: Tensor) -> Tensor:
-        scaler = self._config.observation_scaler
-        return observations if scaler is None else scaler.reverse_transform(observations)
-
 
 @dataclasses.dataclass()
 class KLossFQEConfig(CriticConfig):
-    """Config of KLossFQE and DiscreteKLossFQE; fields as in d3rlpy's FQEConfig without the target network's.
+    """Config of KLossFQE; fields as in d3rlpy's FQEConfig without the target network's.
 
     policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
     """
@@ -217,8 +206,8 @@ class KLossFQEConfig(CriticConfig):
     )
 
 
-class _FQE(KernelCriticAlgo):
-    """Evaluation of `algo` with a kernel-loss critic.
+class KLossFQE(KernelCriticAlgo):
+    """Evaluation of `algo` with a kernel-loss critic (Le et al. 2019; Feng et al. 2019).
 
     algo: a d3rlpy algorithm whose networks are built; stochastic ones are evaluated as stochastic. `predict`
     and `sample_action` are the policy's, `predict_value` is its action value, `predict_state_value` the
@@ -226,14 +215,10 @@ class _FQE(KernelCriticAlgo):
     """
 
     def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
-        is_algo = isinstance(algo, QLearningAlgoBase) and not isinstance(algo, _FQE)
-        if not is_algo or algo.get_action_type() != self.get_action_type():
-            raise ConfigError(
-                f"{type(self).__name__} evaluates an algorithm for {self.action_type.name.lower()} actions, "
-                f"received a {type(algo).__name__}; koffline.load(path) reads one; for discrete actions take "
-                "DiscreteKLossFQE, else KLossFQE"
-            )
-        self.algo = algo
+        if not isinstance(algo, QLearningAlgoBase) or isinstance(algo, KLossFQE):
+            received = f"received a {type(algo).__name__}"
+            raise ConfigError(f"KLossFQE evaluates an algorithm, {received}; koffline.load(path) reads one")
+        self.algo, self.action_type = algo, algo.get_action_type()
         super().__init__(dataclasses.replace(config or KLossFQEConfig(), policy=algo.config), device)
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
@@ -273,28 +258,12 @@ class _FQE(KernelCriticAlgo):
         export_policy(self.algo, fname)
 
 
-class KLossFQE(_FQE):
-    """Off-policy evaluation with the kernel loss, continuous actions (Le et al. 2019; Feng et al. 2019)."""
-
-    action_type = ActionSpace.CONTINUOUS
-
-
-class DiscreteKLossFQE(_FQE):
-    """Off-policy evaluation with the kernel loss, discrete actions (Le et al. 2019; Feng et al. 2019)."""
-
-    action_type = ActionSpace.DISCRETE
-
-
-def evaluator_of(algo: Any, config: KLossFQEConfig, device: Any) -> _FQE:
-    """The evaluator of an algorithm, by its kind of actions."""
-    is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
-    return (DiscreteKLossFQE if is_discrete else KLossFQE)(algo, config, device)
+DiscreteKLossFQE = KLossFQE  # d3rlpy has a class for each kind of actions
 
 
 @registered("kloss_fqe", KLossFQEConfig)
-def _from_config(config: KLossFQEConfig, device: Any) -> _FQE:
+def _from_config(config: KLossFQEConfig, device: Any) -> KLossFQE:
     """The evaluator of the policy in a config. Raises ConfigError where there is none."""
     if config.policy is None:
-        said = "kloss_fqe has no policy to evaluate; use KLossFQE(algo, config) or DiscreteKLossFQE"
-        raise ConfigError(said)
-    return evaluator_of(config.policy.create(device), config, device)
+        raise ConfigError("kloss_fqe has no policy to evaluate; use KLossFQE(algo, config)")
+    return KLossFQE(config.policy.create(device), config, device)

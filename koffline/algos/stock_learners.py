@@ -21,16 +21,30 @@ from koffline.errors import ConfigError
 from koffline.policies.builtin import Mlp, finite_box
 
 
-@dataclass(frozen=True)
-class LearnerSettings:
-    """The learner's numbers; ``target_interval`` is double DQN's, in updates."""
+@dataclass(frozen=True, kw_only=True)
+class LearningSettings:
+    """Settings of an online learner. target_interval: double DQN's, in updates.
 
+    steps: of the environment. random_steps: uniform actions at the start. update_every: steps per update.
+    exploration: share of uniform actions of a discrete learner at its end; it falls linearly from one until
+    ``exploration_steps``. evaluate_every: steps between two looks at the policy, over ``episodes`` episodes.
+    """
+
+    env: str
+    steps: int
+    seed: int = 0
     gamma: float = 0.99
     hidden: tuple[int, ...] = (64, 64)
     learning_rate: float = 1e-3
     batch_size: int = 128
     target_interval: int = 200
     reward_factor: float = 1.0
+    random_steps: int = 500
+    update_every: int = 1
+    exploration: float = 0.05
+    exploration_steps: int = 4000
+    evaluate_every: int = 1000
+    episodes: int = 10
 
 
 class OnlineLearner:
@@ -40,7 +54,7 @@ class OnlineLearner:
     """
 
     def __init__(
-        self, action_space: ActionSpace, observation_shape: tuple[int, ...], settings: LearnerSettings
+        self, action_space: ActionSpace, observation_shape: tuple[int, ...], settings: LearningSettings
     ) -> None:
         if len(observation_shape) != 1:
             what = f"observations have shape {observation_shape}; the learner takes vectors: wrap it"

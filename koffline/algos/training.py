@@ -22,7 +22,7 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.model_files import device_name, load
 from koffline.algos.paths import PathReplayBuffer
-from koffline.algos.policies import evaluator_of
+from koffline.algos.policies import KLossFQE
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -66,7 +66,7 @@ def make_algorithm(
         if target is None:
             return config.create(device=device)
         if kind == "kloss_fqe":
-            return evaluator_of(target, config, device)
+            return KLossFQE(target, config, device)
         is_discrete = target.get_action_type() == ActionSpace.DISCRETE
         return (DiscreteFQE if is_discrete else FQE)(target, _with_scalers_of(target, config), device=device)
 

@@ -98,7 +98,9 @@ def build_control(
         names = [policy.name.split("/")[-1] for policy in playing] or names
     who: dict[str, Any] = {"policies": names}
     if levels:
-        usual = _usual_noise(env, copies.action_space)
+        usual = EPSILON if isinstance(copies.action_space, Discrete) else NOISE
+        if (recipe := RECIPES.get(env)) and recipe.medium_noise is not None:
+            usual = {**usual, "medium": recipe.medium_noise}
         who["noise"] = [usual[level] if settings.noise is None else settings.noise for level in levels]
         pairs = zip(playing, who["noise"], strict=True)
         playing = [noisy(policy, noise, copies.action_space) for policy, noise in pairs]
@@ -124,13 +126,6 @@ def bundled_policy(env: str, level: str) -> Path:
 def random_return(env: str) -> float:
     """Mean undiscounted return of uniform actions."""
     return float(policy_returns(env, "uniform", _RANDOM_EPISODES, _RANDOM_SEED).mean())
-
-
-def _usual_noise(env: str, space: ActionSpace) -> dict[str, float]:
-    """The noise of each level."""
-    recipe, usual = RECIPES.get(env), EPSILON if isinstance(space, Discrete) else NOISE
-    own = None if recipe is None else recipe.medium_noise
-    return usual if own is None else {**usual, "medium": own}
 
 
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:

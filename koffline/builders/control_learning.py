@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
+from koffline.algos.stock_learners import LearningSettings, OnlineLearner
 from koffline.algos.training import own_randomness
 from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
 from koffline.data.transitions import ActionSpace, Discrete
@@ -22,26 +22,6 @@ from koffline.policies.builtin import Mlp, mlp_policy
 
 _ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 _EVALUATION_SEED = 20190533
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningSettings(LearnerSettings):
-    """Settings of an online learner.
-
-    steps: of the environment. random_steps: uniform actions at the start. update_every: steps per update.
-    exploration: share of uniform actions of a discrete learner at its end; it falls linearly from one until
-    ``exploration_steps``. evaluate_every: steps between two looks at the policy, over ``episodes`` episodes.
-    """
-
-    env: str
-    steps: int
-    seed: int = 0
-    random_steps: int = 500
-    update_every: int = 1
-    exploration: float = 0.05
-    exploration_steps: int = 4000
-    evaluate_every: int = 1000
-    episodes: int = 10
 
 
 @dataclass(frozen=True)

@@ -88,8 +88,8 @@ def diagnose(
 
     def find(bar: Any) -> Any:
         """Read the log, load or fit the value function, and diagnose it."""
+        from koffline.data.kinds import is_table_source
         from koffline.data.sources import open_transitions
-        from koffline.data.table.rows import is_table_source
         from koffline.data.units import sample_units, without_late_ends
         from koffline.fitting import threads
         from koffline.ope.diagnosis import diagnose as diagnose_value_function

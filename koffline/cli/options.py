@@ -160,7 +160,7 @@ class Log:
     @property
     def stays_on_disk(self) -> bool:
         """Whether the log is read by blocks, as a folder of shards is."""
-        from koffline.data.disk.writer import is_shard_folder
+        from koffline.data.kinds import is_shard_folder
 
         return self.mapping is None and is_shard_folder(self.source)
 

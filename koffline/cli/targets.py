@@ -70,8 +70,7 @@ def claim_log(
 
     Raises ConfigError, and DataError where the log would replace something else, or needs --force.
     """
-    from koffline.data.disk.writer import is_shard_folder
-    from koffline.data.minari import data_folder
+    from koffline.data.kinds import data_folder, is_shard_folder
     from koffline.data.sources import target_format
 
     place, shards = claim(out, option), "shards"

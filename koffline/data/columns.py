@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ COUNTED = ("episode_ids", "steps")
 BLOCK_ROWS = 65_536
 # Bounded actions may exceed their bounds by this much of the range: float32 rounding of squashed actions.
 _BOUND_TOLERANCE = 1e-5
+_LONGEST_NUMBER = 100  # digits, of those inside names
 # Whole numbers up to this size are exact in float32.
 _EXACT_IN_FLOAT32 = 2**24
 
@@ -268,3 +270,11 @@ def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
     """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
     verb = one if count == 1 else more
     return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"
+
+
+def natural_key(name: str) -> list[Any]:
+    """Sort key of natural order: x_2 before x_10."""
+    return [
+        (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
+        for p in re.split(r"(\d+)", name)
+    ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from koffline.errors import DataError
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
-from koffline.untrusted.limits import check_regular
 
 # Column of Transitions -> keys it may have in a file; we write the first (D4RL's, where it has one).
 D4RL_LOG_PROBABILITIES = "infos/action_log_probs"
@@ -49,19 +48,8 @@ DESCRIPTION = "koffline"
 _CHUNK_BYTES = 2**18  # bytes of a chunk, which holds whole rows
 
 
-def file_kind(path: Path) -> Literal["HDF5", "NPZ"] | None:
-    """Kind of a file by its content; None for other kinds. Raises DataError for an empty or damaged file."""
-    with reading(path, "data"):
-        check_regular(path)
-        with path.open("rb") as file:
-            head = file.read(8)
-    if not head:
-        raise DataError(f"{path} is empty (0 bytes); copy or export it again")
-    return "HDF5" if head.startswith(b"\x89HDF") else "NPZ" if head.startswith(b"PK") else None
-
-
 def read_flat(
-    path: Path, kind: Literal["HDF5", "NPZ"], action_space: SpaceRequest | None = None, one_step: bool = False
+    path: Path, kind: str, action_space: SpaceRequest | None = None, one_step: bool = False
 ) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys; nothing is unpickled.
 

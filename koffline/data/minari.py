@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data import raw
+from koffline.data.kinds import METADATA, data_folder
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -25,7 +26,6 @@ from koffline.store.files import atomic_folder, reading
 from koffline.untrusted.hdf5 import CheckedFile, open_hdf5
 from koffline.untrusted.limits import Refused, check_inside, one_line_errors, parse_json, read_json
 
-_METADATA = "metadata.json"
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
 _PATHS = {
@@ -39,14 +39,6 @@ _INFO_COLUMNS = ("behavior_log_probabilities", "weights")
 LARGEST_BOX = 2**24
 
 
-def data_folder(folder: Path) -> Path | None:
-    """The folder that holds the metadata of a dataset: ``folder`` or ``folder/data``; else None."""
-    for candidate in (folder / "data", folder):
-        if (candidate / _METADATA).is_file():
-            return candidate
-    return None
-
-
 def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = None) -> raw.RawLog:
     """Read a dataset from its folder. Raises DataError."""
     from gymnasium import spaces
@@ -54,13 +46,13 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
     data = data_folder(folder)
     if data is None:
         raise DataError(
-            f"{source} holds no Minari dataset (no {_METADATA}) and no shards of koffline (no manifest.json "
+            f"{source} holds no Minari dataset (no {METADATA}) and no shards of koffline (no manifest.json "
             "that says so); give the folder of a dataset"
         )
     with reading(source, "Minari"):
-        described_by = read_json(data / _METADATA)
+        described_by = read_json(data / METADATA)
         if not isinstance(described_by, dict) or "data_format" not in described_by:
-            raise DataError(f"{source} holds no Minari dataset ({_METADATA} names no data_format)")
+            raise DataError(f"{source} holds no Minari dataset ({METADATA} names no data_format)")
         if described_by["data_format"] != "hdf5":
             said = f"{source} has Minari format {described_by['data_format']!r}, known is hdf5"
             raise DataError(f"{said}; create it again with data_format='hdf5'")

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
-from koffline.data.disk.writer import ShardWriter, is_shard_folder, open_lazy
-from koffline.data.flat import file_kind, read_flat, write_hdf5, write_npz
-from koffline.data.minari import data_folder, read_minari, write_minari
+from koffline.data.disk.writer import ShardWriter, open_lazy
+from koffline.data.flat import read_flat, write_hdf5, write_npz
+from koffline.data.kinds import HDF5, NPZ, data_folder, is_shard_folder, is_table_source, kind_of
+from koffline.data.minari import read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
@@ -99,10 +100,10 @@ def _digested(log: Transitions) -> Transitions:
 
 def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = None) -> RawLog:
     """Open a log with unchecked values, to list all of its errors. Raises DataError."""
-    from koffline.data.table.reading import read_table
-
     name = os.fspath(source)
     if _is_table(name, mapping):
+        from koffline.data.table.reading import read_table
+
         return read_table(name, mapping, action_space)
     of_minari, one_step = name.startswith(MINARI), mapping is not None
     if one_step and (of_minari or remote.is_folder(name)):
@@ -132,18 +133,16 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
     """Whether a log is read as a table: it is one, or its mapping says more than ``one_step``."""
-    from koffline.data.table.rows import is_table_source
-
     return mapping not in (None, {"one_step": True}) or is_table_source(name)
 
 
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
     import h5py
 
-    kind = file_kind(path)
-    if kind is None:
+    kind = kind_of(str(path), is_table=True)
+    if kind not in (HDF5, NPZ):
         raise DataError(f"{path} is no data file that koffline knows, whatever its name says; {_READABLE}")
-    if kind == "NPZ":
+    if kind == NPZ:
         return read_flat(path, kind, action_space, one_step)
     with reading(path, kind), h5py.File(path, "r") as opened:
         is_dump, is_minari = {"columns", "num_episodes"} <= opened.keys(), "episode_0" in opened
@@ -165,8 +164,6 @@ def write_transitions(
     and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
     folder or ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
     """
-    from koffline.data.table.reading import write_table
-
     name = os.fspath(target)
     chosen = target_format(name, format)
     if chosen == "minari":
@@ -179,6 +176,8 @@ def write_transitions(
     elif chosen in _WRITERS:
         _WRITERS[chosen](transitions, Path(name), force)
     else:
+        from koffline.data.table.reading import write_table
+
         write_table(transitions, Path(name), chosen, force)
     return chosen
 
@@ -207,12 +206,12 @@ def convert_to_shards(
 
     Raises DataError, also where they are the same.
     """
-    from koffline.data.table.reading import TableStream
-
     name = os.fspath(source)
     check_apart([name], os.fspath(target))
     with ShardWriter(target, shard_rows, force) as writer:
         if _is_table(name, mapping):
+            from koffline.data.table.reading import TableStream
+
             # whatever the order of the table; what was done to the rows is known at the end
             table = TableStream(source, mapping, action_space)
             for piece in table:

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Shaped
 from koffline.batches import ReplicaPlan
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings
-from koffline.experiments.results import digest_of, is_result, reading_result, write_result
+from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
@@ -162,24 +162,19 @@ class Run:
         run_jobs(jobs, workers=self.workers, ray=self.ray)
 
     def train(self, cells: Sequence[Cell]) -> Finished:
-        """Build the missing problems, train the missing cells, and read the results of all cells."""
+        """Build the missing problems, train the missing cells, and read the results of all cells.
+
+        Raises ConfigError for a file that is damaged.
+        """
         self.work_off([cell.problem for cell in cells], Problem.write)
         self.work_off(cells, write_cell)
-        return [(cell, read_cell(self.path(cell))) for cell in cells]
+        return [(cell, read_result(self.path(cell), CellResult)) for cell in cells]
 
 
 def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
-    """Train all replicas of a cell and write the result; the problem's file is made where it is missing."""
-    store = path.with_name(f"{cell.problem.name}.npz")
-    if not is_result(store):
-        Problem.write(store, cell.problem)
-    write_result(path, vars(_train(cell, Problem.load(store, cell.problem), progress)))
-
-
-def read_cell(path: Path) -> CellResult:
-    """The result of a cell. Raises ConfigError for a file that is damaged."""
-    with reading_result(path) as parts:
-        return CellResult(**parts)
+    """Train all replicas of a cell on the problem in the file beside it, and write the result."""
+    problem = Problem.load(path.with_name(f"{cell.problem.name}.npz"), cell.problem)
+    write_result(path, vars(_train(cell, problem, progress)))
 
 
 def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:

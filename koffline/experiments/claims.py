@@ -18,7 +18,7 @@ from koffline.experiments import ablation, evaluation, style
 from koffline.experiments.cells import CellResult, Run
 from koffline.experiments.figure_toy import collect_toy, toy_tables
 from koffline.experiments.results import Claim, Correlation, Curves, Results, Row, grouped, read_results
-from koffline.experiments.statistics import FAILS, HOLDS, UNDECIDED, Interval, ratio_of_means
+from koffline.experiments.statistics import FAILS, HOLDS, NO_NUMBER, UNDECIDED, Interval, ratio_of_means
 
 GOOD_PROXY = 0.7  # smallest rank correlation of a good proxy
 UNSTABLE = 2.0  # a run oscillates if a late error is this many times its smallest one
@@ -64,17 +64,17 @@ def evaluation_claims(cells: Cells, correlations: Sequence[Correlation]) -> Iter
     count, total = int(sum(part.sum() for part in flags)), sum(part.size for part in flags)
     yield Claim(
         "our method is convergent: no risk of divergence", "Abstract, Section 1", "all worlds",
-        f"diverged runs of {total}", float(count), None, None, HOLDS if count == 0 else FAILS,
+        f"diverged runs of {total}", Interval(float(count)), HOLDS if count == 0 else FAILS,
     )  # fmt: skip
 
 
 def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
     """Claims of Section 5.1 on the chain, from the rows of figure-toy."""
     rows, noise, where = {row.method: row for row in toy}, extra["lstd_weight_error"], "fig:toy_diverge"
-    kloss, rg = (Interval.of(rows[method], "weight_error") for method in ("kloss", "rg"))
+    kloss, rg = (rows[method].weight_error for method in ("kloss", "rg"))
     yield Claim(
         "our method converges to the true weight w*", f"Section 5.1, {where} (c)", "chain",
-        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", *kloss,
+        f"‖w − w*‖ at the end; LSTD on the same tuples: {noise:.3g}", kloss,
         HOLDS if kloss.high is not None and kloss.high <= 3 * noise else FAILS,
         "the rest is sampling error: LSTD ends at the same weights",
     )  # fmt: skip
@@ -82,10 +82,10 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
         share = rows[method].diverged / rows[method].seeds
         yield Claim(
             f"{style.LABELS[method]} diverges", f"Section 5.1, {where} (b, c)", "chain",
-            "share of seeds whose weights pass 1e7", share, None, None, HOLDS if share == 1.0 else FAILS,
+            "share of seeds whose weights pass 1e7", Interval(share), HOLDS if share == 1.0 else FAILS,
         )  # fmt: skip
     yield Claim(
-        "RG converges to a wrong solution", f"Section 5.1, {where} (c)", "chain", "‖w − w*‖ at the end", *rg,
+        "RG converges to a wrong solution", f"Section 5.1, {where} (c)", "chain", "‖w − w*‖ at the end", rg,
         HOLDS if rg.low is not None and rg.low > 3 * noise else FAILS,
     )  # fmt: skip
 
@@ -102,7 +102,7 @@ def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[C
         ):
             ratio = ratio_of_means(errors[world, first], errors[world, second])
             measured = f"MSE of {first} / MSE of {second}"
-            yield Claim(sentence, where, world, measured, *ratio, ratio.verdict(1.0), ratio.cost(1.0, np.log))
+            yield Claim(sentence, where, world, measured, ratio, ratio.verdict(1.0), ratio.cost(1.0, np.log))
 
 
 def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
@@ -114,7 +114,7 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
     sentence = "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL"
     measured = "not in this folder: run `koffline reproduce figure-mujoco` first"
     where = "Section 5.3, fig:mujoco_bench"
-    return [Claim(sentence, where, "MuJoCo", measured, None, None, None, UNDECIDED)]
+    return [Claim(sentence, where, "MuJoCo", measured, NO_NUMBER, UNDECIDED)]
 
 
 def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, where: str) -> Iterator[Claim]:
@@ -124,7 +124,7 @@ def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, whe
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
         verdict, measured = ratio.verdict(1.0), f"MSE of {style.LABELS[other]} / MSE of K-loss"
         reason = ratio.cost(1.0, np.log) or _reason(ours, cells[world, other], other, verdict)
-        yield Claim(sentence, where, world, measured, *ratio, verdict, reason)
+        yield Claim(sentence, where, world, measured, ratio, verdict, reason)
 
 
 def _reason(ours: CellResult, theirs: CellResult, other: str, verdict: str) -> str:
@@ -152,7 +152,7 @@ def _instability(cells: Cells) -> Iterator[Claim]:
             sentence, "Section 5.2, fig:pol_demo (a)", "puddle_world",
             f"share of {result.held_out.size} runs of {style.LABELS[method]} whose error in the last fifth "
             f"exceeds {UNSTABLE:g} times its smallest (K-loss: {ours:.2g}); {diverged} diverged",
-            share, None, None, HOLDS if share > max(0.5, ours) else FAILS,
+            Interval(share), HOLDS if share > max(0.5, ours) else FAILS,
         )  # fmt: skip
 
 
@@ -169,8 +169,7 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
     for found in correlations:
         if found.networks != "own":
             continue
-        rank = Interval(found.spearman, found.low, found.high)
-        error = "MSE" if found.error == "mse" else "the Bellman error"
+        rank, error = found.spearman, "MSE" if found.error == "mse" else "the Bellman error"
         verdict = rank.verdict(GOOD_PROXY)
         sentence = f"our kernel loss is a good proxy for {error}"
         if found.loss == "l2":
@@ -178,7 +177,7 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
             verdict = {HOLDS: FAILS, FAILS: HOLDS}.get(verdict, UNDECIDED)
         measured = f"Spearman's rank correlation over {found.points} networks (good: ≥ {GOOD_PROXY})"
         cost, where = rank.cost(GOOD_PROXY, np.arctanh), "Section 5.2, fig:pol_demo (c, d)"
-        yield Claim(sentence, where, found.world, measured, *rank, verdict, cost)
+        yield Claim(sentence, where, found.world, measured, rank, verdict, cost)
 
 
 def draw_claims(results: Results, curves: Curves) -> Figure:
@@ -190,7 +189,7 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
         colour, marker = _VERDICTS[claim.verdict]
         low, value, high = (
             float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST))
-            for end in (claim.low, claim.value, claim.high)
+            for end in (claim.number.low, claim.number.value, claim.number.high)
         )
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)
@@ -222,8 +221,7 @@ def claims_table(results: Results) -> str:
     """Table with one line per sentence of the paper."""
     cells = []
     for claim in results.claims:
-        found = Interval(claim.value, claim.low, claim.high)
-        value = "–" if found[:2] == (None, None) else style.interval_text(found)
+        value = "–" if claim.number == NO_NUMBER else style.interval_text(claim.number)
         world = style.LONG_NAMES.get(claim.world, claim.world)
         said = (f"“{claim.sentence}”", claim.where, world, claim.measured)
         cells.append([*said, value, f"**{claim.verdict}**", claim.reason])

@@ -19,7 +19,7 @@ from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import TRUTHS, Cell, CellResult, Finished, Run, Scale
 from koffline.experiments.results import Correlation, Curves, Results, Row, grouped
-from koffline.experiments.statistics import Interval, mean_over_seeds, spearman_over_seeds
+from koffline.experiments.statistics import mean_over_seeds, spearman_over_seeds
 from koffline.kernels import Gaussian
 
 OBJECTIVES: dict[str, objectives.Objective] = {
@@ -90,8 +90,8 @@ def rows_of(
                 learning_rate=rate,
                 seeds=cell.training.seeds,
                 truth=truth,
-                **mean_over_seeds(errors[index]).named("mse"),
-                **mean_over_seeds(bellman[index]).named("bellman_error"),
+                mse=mean_over_seeds(errors[index]),
+                bellman_error=mean_over_seeds(bellman[index]),
                 diverged=int(diverged[index].sum()),
                 diverged_at=tuple(None if step < 0 else step for step in result.diverged_at[index].tolist()),
                 best_by_truth=index == by_truth,
@@ -135,7 +135,7 @@ def correlations_of(finished: Finished) -> Iterator[Correlation]:
             for error, (_, error_curve) in ERRORS.items():
                 x, y = (points((own,) if kind == "own" else both, name) for name in (curve, error_curve))
                 rank, count = spearman_over_seeds(x, y), int(np.isfinite(x * y).sum())
-                yield Correlation(world, loss, error, kind, *rank, count)
+                yield Correlation(world, loss, error, kind, rank, count)
 
 
 def draw_puddle(results: Results, curves: Curves) -> Figure:
@@ -205,8 +205,8 @@ def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, erro
             x, y = np.ravel(group[error_curve]), np.ravel(group[curve])
             good = np.isfinite(x) & np.isfinite(y) & (x > 0.0) & (y > 0.0)
             step = max(1, int(good.sum()) // _MOST_POINTS)
-            rank = ranks[world, loss, error, "own"]
-            label = f"{loss_name}, ρ = {rank.spearman:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
+            rank = ranks[world, loss, error, "own"].spearman
+            label = f"{loss_name}, ρ = {rank.value:.2f} [{rank.low:.2f}, {rank.high:.2f}]"
             look: Any = {"color": style.COLOURS[method], "ms": 3.5, "alpha": 0.45, "mew": 0}
             axes.plot(x[good][::step], y[good][::step], ".", **look, label=label, rasterized=True)
     axes.set(xscale="log", yscale="log", xlabel=name, ylabel="loss on all tuples")
@@ -248,7 +248,7 @@ def evaluation_tables(results: Results) -> Iterator[str]:
             LOSSES[found.loss][0],
             ERRORS[found.error][0],
             networks[found.networks],
-            style.interval_text(Interval(found.spearman, found.low, found.high)),
+            style.interval_text(found.spearman),
             str(found.points),
         ]
         for found in results.correlations
@@ -265,6 +265,6 @@ def _method_cells(method: str, rows: Sequence[Row]) -> list[str]:
     by_grid = next(row for row in by_truth["paper"] if row.best_by_truth)
     cells = [style.LABELS[method]]
     for row in (best, blind, by_grid):
-        cells += [f"{row.learning_rate:g}", style.named_text(row, "mse")]
-    cells += [style.named_text(best, "bellman_error"), f"{best.diverged}/{best.seeds}"]
+        cells += [f"{row.learning_rate:g}", style.interval_text(row.mse)]
+    cells += [style.interval_text(best.bellman_error), f"{best.diverged}/{best.seeds}"]
     return [*cells, f"{sum(row.diverged for row in mine)}/{sum(row.seeds for row in mine)}"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -95,11 +97,10 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
     }
     returns = tuple(_row(group, found[group][0][0].config, part) for group, part in learned.items())
     parts = {"rows": (), "returns": returns, "claims": tuple(mujoco_claims(learned)), "extra": extra}
-    names = {"return": "returns", "sampled_return": "sampled", "length": "lengths"}
     curves = {
         f"{group.panel}/{group.critic}": {
             "steps": part.steps,
-            **{name: getattr(part, own).astype(np.float32) for name, own in names.items()},
+            **{name: getattr(part, own).astype(np.float32) for own, name in mujoco.CURVES.items()},
         }
         for group, part in learned.items()
     }
@@ -121,21 +122,26 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     greedy = learned.scores("returns", mujoco.BUDGETS[group.environment].threshold)
     reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞: half never did
     best = np.sort(greedy.final)[min(1, len(greedy.final) - 1) :]  # (Feng et al. 2019, Training Details)
-    spreads = {"final": greedy.final, "sampled": learned.scores("sampled").final, "area": greedy.area}
-    numbers = {"final_best": best.mean(), "reached": reached}
-    for name, values in spreads.items():
-        found = spread_of(values)
-        numbers |= Interval(found.iqm, found.low, found.high).named(name)
-    rounded: dict[str, Any] = {name: _six_digits(number) for name, number in numbers.items()}
+    scores = {"final": greedy.final, "sampled": learned.scores("sampled").final, "area": greedy.area}
+    spreads: dict[str, Any] = {
+        name: Interval(*map(_six_digits, astuple(spread_of(each)))) for name, each in scores.items()
+    }
     return ReturnRow(
         **group._asdict(),
         setting=setting_words(config),
         seeds=len(learned.returns),
         steps=int(learned.steps[-1]),
-        **rounded,
+        **spreads,
+        final_best=_six_digits(best.mean()),
+        reached=_six_digits(reached),
         reached_seeds=int(np.isfinite(greedy.reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )
+
+
+def _six_digits(value: float) -> float | None:
+    """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
+    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def setting_words(config: OnlineConfig) -> str:
@@ -147,11 +153,6 @@ def setting_words(config: OnlineConfig) -> str:
         if not is_said and value != usual.get(name, value):
             words.append(f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(words)
-
-
-def _six_digits(value: float) -> float | None:
-    """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
-    return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def mujoco_claims(learned: Learned) -> Iterator[Claim]:
@@ -183,7 +184,7 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
             for curve in ("returns", "sampled")
         )
-        other, cost = style.LABELS[rival], greedy.cost(0.0)
+        other, cost, drawn = style.LABELS[rival], greedy.cost(0.0), style.interval_text(sampled)
         words = "final return" if score == "final" else "area under the curve"
         grid = "" if is_noisy else f" ({_GRIDS[group.part]})"
         yield Claim(
@@ -191,9 +192,9 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
             _DOUBLE_SAMPLING if is_noisy else _WHERE,
             f"{group.environment}, noise {group.noise:g}" if is_noisy else group.environment,
             f"{words}, {own} − {other}, IQM of {len(ours.returns)} seeds{grid}",
-            *greedy,
+            greedy,
             greedy.verdict(0.0),
-            f"by the sampled policy: {sampled} ({sampled.verdict(0.0)}){cost and '; '}{cost}",
+            f"by the sampled policy: {drawn} ({sampled.verdict(0.0)}){cost and '; '}{cost}",
         )
 
 
@@ -204,7 +205,7 @@ def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
     return Claim(
         f"{name} consistently outperforms all the other methods, learning better policy with fewer data",
         _WHERE, "MuJoCo", f"comparisons of {len(found)} that hold ({environments} environments, {grid})",
-        float(holds), None, None, FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
+        Interval(float(holds)), FAILS if fails else HOLDS if holds == len(found) else UNDECIDED,
         f"{fails} go the other way",
     )  # fmt: skip
 
@@ -248,6 +249,12 @@ def draw_mujoco(
     return figure
 
 
+MUJOCO_PAGES = {
+    "sampled": partial(draw_mujoco, curve="sampled_return"),
+    "paper": partial(draw_mujoco, part="paper"),
+}
+
+
 def mujoco_tables(results: Results) -> Iterator[str]:
     """Claims, what was run, and returns part by part."""
     yield claims_table(results)
@@ -267,10 +274,13 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
     about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
     cells = []
     for row in rows:
-        final, sampled, area = (style.named_text(row, name, _text) for name in ("final", "sampled", "area"))
+        final, sampled, area = (
+            style.interval_text(each, _text) for each in (row.final, row.sampled, row.area)
+        )
         when = "–" if row.reached is None else f"{row.reached:,.0f}"
         reached, diverged = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
-        numbers = (final, _text(row.final_best), sampled, area, reached, diverged)
+        best = style.interval_text(Interval(row.final_best), _text)
+        numbers = (final, best, sampled, area, reached, diverged)
         cells.append([style.LABELS[row.critic], row.setting, *numbers])
     return style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 

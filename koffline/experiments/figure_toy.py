@@ -106,7 +106,8 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
     gaps = {m: float(np.linalg.norm(found["weights"] - lstd, axis=1).max()) for m, found in descents.items()}
     extra = {
         "exact_weights": list(worlds.TSITSIKLIS_WEIGHTS),
-        **mean_over_seeds(errors).named("lstd_weight_error"),
+        "lstd_weight_error": float(errors.mean()),
+        "lstd_interval": mean_over_seeds(errors),
         "lstd_mse": float(squares.mean()),
         "largest_distance_from_lstd": gaps,  # w* is away by the sampling error
     }
@@ -125,13 +126,12 @@ def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) ->
         learning_rate=settings.learning_rate,
         seeds=settings.seeds,
         truth="exact",
-        **mean_over_seeds(found["mse"][-1]).named("mse"),
-        bellman_error=None,
+        mse=mean_over_seeds(found["mse"][-1]),
         diverged=sum(step is not None for step in steps),
         diverged_at=steps,
         best_by_truth=True,  # only one learning rate
         epochs=settings.iterations,
-        **mean_over_seeds(found["weight_error"][-1]).named("weight_error"),
+        weight_error=mean_over_seeds(found["weight_error"][-1]),
     )
 
 
@@ -230,16 +230,15 @@ def toy_tables(results: Results) -> Iterator[str]:
     """The methods at their last iteration."""
     rows: Sequence[Row] = results.select(world="chain")
     extra, first, cells = results.extra, rows[0], []
-    lstd = Interval(*(extra[f"lstd_weight_error{end}"] for end in ("", "_low", "_high")))
     note = (
         f"Plain gradient descent, {first.epochs} iterations at learning rate {first.learning_rate:g}, "
         f"{first.seeds} draws of the tuples. The LSTD solution of the same tuples is "
-        f"{style.interval_text(lstd)} away from w*: that much is sampling error."
+        f"{style.interval_text(Interval(*extra['lstd_interval']))} away from w*: that much is sampling error."
     )
     for row in rows:
         steps = [step for step in row.diverged_at if step is not None]
         when = f" (iterations {min(steps)}–{max(steps)})" if steps else ""
-        errors = (style.named_text(row, name) for name in ("weight_error", "mse"))
+        errors = map(style.interval_text, (row.weight_error, row.mse))
         gap = style.number_text(extra["largest_distance_from_lstd"].get(row.method))
         cells.append([style.LABELS[row.method], *errors, gap, f"{row.diverged}/{row.seeds}{when}"])
     header = "method | ‖w − w*‖ | MSE | largest distance from LSTD | diverged"

@@ -26,8 +26,7 @@ from jaxtyping import Float, Int
 from koffline.checkpoints import newest, save
 from koffline.envs import NOISY_MUJOCO
 from koffline.experiments.cells import Run
-from koffline.experiments.results import digest_of, is_result, reading_result, write_result
-from koffline.experiments.statistics import Scores, scores_of
+from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.fitting import threads
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
@@ -83,7 +82,8 @@ PAPER_BASE: dict[str, Any] = {
 
 FORMAT = 1  # version of the files; part of the digest
 _CHECKPOINT_SECONDS = 240.0
-_RETURNS = {"returns": "mean_return", "lengths": "length", "sampled": "sampled_return"}
+_LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
+CURVES = {"returns": "return", "lengths": "length", "sampled": "sampled_return"}
 # Settings that change the files of a run but not what it learns.
 _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
 
@@ -109,6 +109,15 @@ Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, c
 
 
 @dataclass(frozen=True, eq=False)
+class Scores:
+    """One number per run, (R,). reached: environment steps at the first return of the threshold, else ∞."""
+
+    final: Float[np.ndarray, " run"]
+    area: Float[np.ndarray, " run"]
+    reached: Float[np.ndarray, " run"]
+
+
+@dataclass(frozen=True, eq=False)
 class MujocoResult:
     """Curves (R, T) of R runs at ``steps`` (T,).
 
@@ -124,8 +133,14 @@ class MujocoResult:
     diverged_at: Int[np.ndarray, " run"]
 
     def scores(self, curve: str, threshold: float | None = None) -> Scores:
-        """Scores of the runs on one curve."""
-        return scores_of(self.steps, getattr(self, curve), threshold)
+        """Final return (mean of the last tenth of the evaluations) and mean height of a curve over steps."""
+        curves, steps = getattr(self, curve), self.steps
+        last, widths = max(1, round(_LAST_SHARE * len(steps))), np.diff(steps)
+        heights = (curves[:, 1:] + curves[:, :-1]) / 2.0
+        area = heights @ widths / widths.sum() if len(widths) else curves[:, 0]
+        is_there = curves >= (math.inf if threshold is None else threshold)
+        reached = np.where(is_there.any(axis=1), steps[is_there.argmax(axis=1)], math.inf)
+        return Scores(curves[:, -last:].mean(axis=1), np.asarray(area), reached)
 
 
 Finished = Sequence[tuple[MujocoCell, MujocoResult]]
@@ -214,7 +229,7 @@ def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Fin
     for part, environment in itertools.product(parts, BUDGETS):
         cells = part_cells(part, environment, chosen, run.scale.quick)
         if all(is_result(run.path(cell)) for cell in cells):
-            finished += [(cell, read_mujoco(run.path(cell))) for cell in cells]
+            finished += [(cell, read_result(run.path(cell), MujocoResult)) for cell in cells]
         else:
             missing.append(f"{part} of {environment}")
     return finished, missing
@@ -234,12 +249,6 @@ def best_settings(finished: Finished) -> Choices:
     return {key: max(by_setting.values(), key=area_of)[0][1] for key, by_setting in found.items()}
 
 
-def read_mujoco(path: Path) -> MujocoResult:
-    """The result of a cell. Raises ConfigError for a file that is damaged."""
-    with reading_result(path) as parts:
-        return MujocoResult(**parts)
-
-
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
     """Learn all runs of a cell, from its checkpoint if there is one, and write the result."""
     from koffline.online.lockstep import LockStep  # environments are needed only here
@@ -254,31 +263,26 @@ def write_mujoco(path: Path, cell: MujocoCell) -> None:
 def _learn(cell: MujocoCell, stack: Any, folder: Path) -> MujocoResult:
     """Train one stack with evaluations and checkpoints. The first evaluation is of the initial policy."""
     config, saved = cell.runs[0].config, time.perf_counter()
-    steps: list[int] = []
-    rows: list[dict[str, list[float]]] = []
-    diverged: dict[int, int] = {}
-    if found := newest(folder, cell.name):
+    found = newest(folder, cell.name) or {"steps": [], "rows": [], "diverged": {}}
+    steps, rows, diverged = found["steps"], found["rows"], found["diverged"]
+    if "stack" in found:
         stack.load_state_dict(found["stack"])
-        steps, rows, diverged = found["steps"], found["rows"], found["diverged"]
     while True:
         is_over = stack.steps >= config.steps
         if stack.steps >= len(steps) * config.evaluation_interval or (is_over and steps[-1] < stack.steps):
-            evaluations = stack.evaluate()
-            rows.append(
-                {key: [float(getattr(e, name)) for e in evaluations] for key, name in _RETURNS.items()}
-            )
+            evaluated = stack.evaluate()
+            rows.append({key: evaluated[name].tolist() for key, name in CURVES.items()})
             steps.append(stack.steps)
             for run in np.flatnonzero(stack.diverged):
                 diverged.setdefault(int(run), stack.steps)
         if is_over:
             break
         if time.perf_counter() - saved > _CHECKPOINT_SECONDS:
-            state = {"stack": stack.state_dict(), "steps": steps, "rows": rows, "diverged": diverged}
-            save(folder, cell.name, stack.steps, state, keep=1)
+            save(folder, cell.name, stack.steps, {**found, "stack": stack.state_dict()}, keep=1)
             saved = time.perf_counter()
         stack.iterate()
     return MujocoResult(
         steps=np.asarray(steps),
-        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in _RETURNS},
+        **{key: np.asarray([row[key] for row in rows], dtype=np.float64).T for key in CURVES},
         diverged_at=np.asarray([diverged.get(place, -1) for place in range(len(cell.runs))]),
     )

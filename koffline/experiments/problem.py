@@ -18,7 +18,7 @@ from koffline.batches import Table
 from koffline.builders.uniform import discounted_returns, draw_tuples, learn_grid_policy
 from koffline.envs.boxes import BoxWorld, Tuples, make_world
 from koffline.envs.finite import discretise
-from koffline.experiments.results import digest_of, reading_result, write_result
+from koffline.experiments.results import digest_of, read_result, write_result
 from koffline.kernel_loss import state_value_residual, u_statistic
 from koffline.kernels import Gaussian
 from koffline.replicas import StackedMLP
@@ -127,18 +127,17 @@ class Problem:
 
     @staticmethod
     def write(path: Path, settings: ProblemSettings) -> None:
-        """Build a problem and write it."""
-        build_problem(settings).save(path)
-
-    def save(self, path: Path) -> None:
-        """Write the arrays to an .npz."""
-        write_result(path, {name: vars(getattr(self, name)) for name in _PARTS})
+        """Build a problem and write its arrays to an .npz."""
+        built = build_problem(settings)
+        write_result(path, {name: vars(getattr(built, name)) for name in _PARTS})
 
     @classmethod
     def load(cls, path: Path, settings: ProblemSettings) -> Problem:
-        """Read what `save` wrote for these settings. Raises ConfigError for a file that is damaged."""
-        with reading_result(path) as parts:
-            return cls(settings, **{name: kind(**parts[name]) for name, kind in _PARTS.items()})
+        """Read what `write` wrote for these settings. Raises ConfigError for a file that is damaged."""
+        return read_result(
+            path,
+            lambda **parts: cls(settings, **{name: kind(**parts[name]) for name, kind in _PARTS.items()}),
+        )
 
 
 _PARTS: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from koffline.experiments.ablation import ablation_tables, collect_ablation, dra
 from koffline.experiments.cells import Run
 from koffline.experiments.claims import claims_tables, collect_claims, draw_claims
 from koffline.experiments.evaluation import collect_evaluation, draw_bench, draw_puddle, evaluation_tables
-from koffline.experiments.figure_mujoco import collect_mujoco, draw_mujoco, mujoco_tables
+from koffline.experiments.figure_mujoco import MUJOCO_PAGES, collect_mujoco, draw_mujoco, mujoco_tables
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
 from koffline.experiments.style import house_style, save_figure
@@ -45,15 +44,7 @@ EXPERIMENTS = {
     "figure-bench": Experiment(collect_evaluation, draw_bench, evaluation_tables),
     "ablation": Experiment(collect_ablation, draw_ablation, ablation_tables),
     "memory": Experiment(collect_ablation, draw_ablation, ablation_tables),
-    "figure-mujoco": Experiment(
-        collect_mujoco,
-        draw_mujoco,
-        mujoco_tables,
-        {
-            "sampled": partial(draw_mujoco, curve="sampled_return"),
-            "paper": partial(draw_mujoco, part="paper"),
-        },
-    ),
+    "figure-mujoco": Experiment(collect_mujoco, draw_mujoco, mujoco_tables, MUJOCO_PAGES),
     "claims": Experiment(collect_claims, draw_claims, claims_tables),
 }
 

@@ -5,35 +5,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import BeforeValidator, TypeAdapter
+from pydantic import TypeAdapter
 
 from koffline.errors import ConfigError
+from koffline.experiments.statistics import NO_NUMBER, Interval
 from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
 from koffline.untrusted.arrays import open_npz, read_arrays
 from koffline.untrusted.hdf5 import new_hdf5
 
-VERSION = 1
+VERSION = 2
 Record = TypeVar("Record")
-Number = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One number and its interval: a method at a learning rate on a world, against one of the two truths.
+    """Errors and their intervals: a method at a learning rate on a world, against one of the two truths.
 
-    Errors are mean squares in native reward units; None where a seed diverged or nothing was measured.
+    Errors are mean squares in native reward units, without a number where a seed diverged.
     diverged: how many seeds; diverged_at: their steps, None for the others. best_*: whether this learning
     rate is the best of the method's by the truth of the row, and by the held-out kernel loss.
     """
@@ -43,12 +42,8 @@ class Row:
     learning_rate: float
     seeds: int
     truth: str
-    mse: float | None
-    mse_low: float | None
-    mse_high: float | None
-    bellman_error: float | None
-    bellman_error_low: float | None = None
-    bellman_error_high: float | None = None
+    mse: Interval
+    bellman_error: Interval = NO_NUMBER
     diverged: int = 0
     diverged_at: tuple[int | None, ...] = ()
     best_by_truth: bool = False
@@ -56,9 +51,7 @@ class Row:
     held_out_loss: float | None = None
     value_variance: float | None = None
     epochs: int | None = None
-    weight_error: float | None = None
-    weight_error_low: float | None = None
-    weight_error_high: float | None = None
+    weight_error: Interval = NO_NUMBER
     group: str | None = None  # group and variant of an ablation
     variant: str | None = None
 
@@ -71,7 +64,7 @@ class Row:
     def shares(self) -> list[float | None]:
         """The error and the ends of its interval over the variance of V; None where they are not finite."""
         variance = self.value_variance or math.nan
-        shares = (end and end / variance for end in (self.mse, self.mse_low, self.mse_high))
+        shares = (end and end / variance for end in self.mse)
         return [share if share is not None and math.isfinite(share) else None for share in shares]
 
 
@@ -86,9 +79,7 @@ class Correlation:
     loss: str  # "kloss" or "l2"
     error: str  # "mse" or "bellman_error"
     networks: str
-    spearman: Number
-    low: Number
-    high: Number
+    spearman: Interval
     points: int
 
 
@@ -100,9 +91,7 @@ class Claim:
     where: str
     world: str
     measured: str
-    value: float | None
-    low: float | None
-    high: float | None
+    number: Interval
     verdict: str
     reason: str = ""
 
@@ -118,21 +107,15 @@ class ReturnRow:
 
     environment: str
     part: str
-    noise: Number
+    noise: float
     critic: str
     setting: str
     seeds: int
     steps: int
-    final: Number
-    final_low: float | None
-    final_high: float | None
-    final_best: Number
-    sampled: Number
-    sampled_low: float | None
-    sampled_high: float | None
-    area: Number
-    area_low: float | None
-    area_high: float | None
+    final: Interval
+    final_best: float | None
+    sampled: Interval
+    area: Interval
     reached: float | None = None
     reached_seeds: int = 0
     diverged: int = 0
@@ -209,13 +192,12 @@ def is_result(path: Path) -> bool:
     try:
         with open_npz(path) as archive:
             return archive.text("name") == path.stem
-    except Exception:  # any of many types, as in reading_result
+    except Exception:  # any of many types, as in read_result
         return False
 
 
-@contextlib.contextmanager
-def reading_result(path: Path) -> Iterator[dict[str, Any]]:
-    """Give the parts that `write_result` wrote. Any error of reading or using them is a ConfigError."""
+def read_result(path: Path, make: Callable[..., Record]) -> Record:
+    """Make a result of the parts that `write_result` wrote; any error on the way is a ConfigError."""
     try:
         parts: dict[str, Any] = {}
         for name, array in read_arrays(path).items():
@@ -224,7 +206,7 @@ def reading_result(path: Path) -> Iterator[dict[str, Any]]:
                 parts.setdefault(part, {})[key] = array
             elif part != "name":
                 parts[part] = array if array.ndim else array.item()
-        yield parts
+        return make(**parts)
     except Exception as error:  # numpy and zipfile raise many kinds; all mean that the file is not ours
         raise ConfigError(
             f"{path} is damaged or of another version ({type(error).__name__}); delete it and run again"

@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Shaped
 from scipy import stats
 
 from koffline.spread import LEVEL, interquartile_mean, tail_share
 
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 _LEAST = 1e-12  # floor of errors, which may be negative after the correction
-LAST_SHARE = 0.1  # share of the evaluations that the final return averages, to reduce noise
 _DRAWS, _BAND_DRAWS = 10_000, 2_000
 _LEVEL = 100
 _FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
@@ -29,20 +27,11 @@ PerSeed = Shaped[np.ndarray, " seed"]
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval over seeds: numbers, or arrays (T,) of a curve."""
+    """An estimate and its 95 % interval over seeds: numbers, or arrays (T,) of a curve; None: no number."""
 
-    value: Any
-    low: Any
-    high: Any
-
-    @classmethod
-    def of(cls, record: Any, name: str) -> Interval:
-        """A number with its interval that a row of results holds."""
-        return cls(*(getattr(record, f"{name}{end}") for end in ("", "_low", "_high")))
-
-    def named(self, name: str) -> dict[str, Any]:
-        """Mapping with the keys name, name_low and name_high, as in a row of results."""
-        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+    value: Any = None
+    low: Any = None
+    high: Any = None
 
     def verdict(self, border: float) -> str:
         """Verdict on the claim that the number exceeds the border."""
@@ -59,8 +48,8 @@ class Interval(NamedTuple):
             return f"level: more than {_LEVEL} times the seeds would be needed to tell them apart"
         return f"about {times:.2g} times the seeds would decide it if the number stays"
 
-    def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+NO_NUMBER = Interval()
 
 
 def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
@@ -117,27 +106,6 @@ def _jackknife(
         without = np.array([statistic(np.delete(whole, seed)) for seed in whole])
         half = _quantile(seeds) * np.sqrt((seeds - 1) / seeds * np.sum((without - without.mean()) ** 2))
     return Interval(*(float(back(end)) for end in (value, value - half, value + half)))
-
-
-@dataclass(frozen=True, eq=False)
-class Scores:
-    """One number per run, (R,). reached: environment steps at the first return of the threshold, else ∞."""
-
-    final: Float[np.ndarray, " run"]
-    area: Float[np.ndarray, " run"]
-    reached: Float[np.ndarray, " run"]
-
-
-def scores_of(
-    steps: Int[np.ndarray, " time"], curves: Shaped[np.ndarray, "run time"], threshold: float | None = None
-) -> Scores:
-    """Final return (mean of the last tenth of the evaluations) and mean height of the curve over steps."""
-    last, widths = max(1, round(LAST_SHARE * len(steps))), np.diff(steps)
-    heights = (curves[:, 1:] + curves[:, :-1]) / 2.0
-    area = heights @ widths / widths.sum() if len(widths) else curves[:, 0]
-    is_there = curves >= (math.inf if threshold is None else threshold)
-    reached = np.where(is_there.any(axis=1), steps[is_there.argmax(axis=1)], math.inf)
-    return Scores(curves[:, -last:].mean(axis=1), np.asarray(area), reached)
 
 
 def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval:

@@ -197,8 +197,3 @@ def interval_text(found: Interval, text: Callable[[Any], str] = number_text) -> 
     if any(end is None or not math.isfinite(end) for end in (found.low, found.high)):
         return text(found.value)
     return f"{text(found.value)} [{text(found.low)}, {text(found.high)}]"
-
-
-def named_text(record: Any, name: str, text: Callable[[Any], str] = number_text) -> str:
-    """Text of a field of a record with its interval."""
-    return interval_text(Interval.of(record, name), text)

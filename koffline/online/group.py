@@ -42,16 +42,11 @@ class GroupResult(BaseModel):
     logs: dict[str, list[Row]] = {}
 
 
-def read_result(path: Path) -> GroupResult:
-    """Read the result of a finished stack."""
-    return GroupResult.model_validate_json(path.read_bytes())
-
-
-def is_result(path: Path) -> bool:
-    """Whether ``path`` holds the result of a finished stack; a damaged one is made again."""
+def read_result(path: Path) -> GroupResult | None:
+    """Read the result of a finished stack; None where it is not there, or damaged and to be made again."""
     with contextlib.suppress(OSError, ValueError):  # pydantic's errors are ValueErrors
-        return bool(read_result(path))
-    return False
+        return GroupResult.model_validate_json(path.read_bytes())
+    return None
 
 
 def result_path(out: Path, seeds: Sequence[int]) -> Path:
@@ -129,13 +124,10 @@ class _Training:
             if seed not in diverged and (stack.diverged[place] or not is_finite[place]):
                 diverged[seed] = step
                 _LOG.warning("seed %d diverged by step %d: its gradient is not finite", seed, step)
-            found = evaluations[place]
-            numbers = found.mean_return, found.length, found.sampled_return
-            evaluated = dict(zip(COLUMNS, numbers, strict=True))
-            for name, row in ((EVALUATION, evaluated), (METRICS, metrics[place])):
+            for name, columns in ((EVALUATION, evaluations), (METRICS, metrics)):
                 rows = self._found.logs.setdefault(f"{folder.name}/{name}", [])
-                if row and seed not in diverged:
-                    rows.append({"step": step, **row})
+                if columns and seed not in diverged:
+                    rows.append({"step": step, **{key: float(part[place]) for key, part in columns.items()}})
                 _write_rows(folder / name, rows)
 
     def save(self) -> None:

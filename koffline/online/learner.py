@@ -6,7 +6,7 @@ No autograd: with few outputs the networks' hand-written pullback does all the w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,18 +25,6 @@ from koffline.replicas import StackedAdam
 _FEATURES = 128  # of the kernel that says which states are unknown
 _BANDWIDTH = 0.5  # of that kernel, times the root mean squared distance of standardised states
 _EVERY = 20  # iterations between two inversions
-
-
-@dataclass(frozen=True, eq=False)
-class Step:
-    """Result of one step: gradient (K, P) before clipping, residual (K, M) and diagnostics (K,).
-
-    The next step overwrites the gradient.
-    """
-
-    gradient: Tensor
-    residual: Tensor
-    diagnostics: dict[str, Tensor]
 
 
 class Learner:
@@ -65,7 +53,7 @@ class Learner:
             before = online.of(rows), target.of(rows)
             self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel, *before)
         self._adam = StackedAdam(online.flat, epsilon=epsilon)
-        self._gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
+        self.gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
@@ -79,9 +67,8 @@ class Learner:
 
         coefficients (2, K, 1): τ and λ.
         """
-        step = self.compute_step(batch, coefficients)
+        diagnostics, gradient = self.compute_gradient(batch, coefficients), self.gradient
         policy, deviations, value = self.online.shape.parts
-        gradient = step.gradient
         norms = {
             "grad_norm_policy": gradient[:, policy.start : deviations.stop].norm(dim=1),
             "grad_norm_value": gradient[:, value].norm(dim=1),
@@ -94,10 +81,10 @@ class Learner:
             self._rates.masked_fill_(broken, 0.0)  # for good, Adam's momentum included
         gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
-        return {name: part.double() for name, part in {**step.diagnostics, **norms}.items()}
+        return {name: part.double() for name, part in {**diagnostics, **norms}.items()}
 
-    def compute_step(self, batch: Minibatch, coefficients: Tensor) -> Step:
-        """Compute the gradients of both networks, one row per run; no update."""
+    def compute_gradient(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
+        """Compute ``gradient`` (K, P) of both networks, before clipping; return diagnostics (K,)."""
         found = critics.Residual(self.online, self.target, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
@@ -106,21 +93,20 @@ class Learner:
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy = density.gradients(slope, found.pull_policy)
         critic = self._critic(residual, values.valid, batch, coefficients)
-        gradient, parts = self._gradient, (*policy, values.pull(critic.slope, self._through_end))
+        parts = (*policy, values.pull(critic.slope, self._through_end))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
-            gradient[:, place] = part
+            self.gradient[:, place] = part
         count = values.valid.sum(dim=1)
         mean = (residual * values.valid).sum(dim=1) / count
         spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(dim=1) / count
         clipped = ((bounded != residual) & (values.valid > 0)).sum(dim=1) / count
-        diagnostics = {
+        return {
             "residual_mean": mean,
             "residual_std": spread.sqrt(),
             "clip_fraction": clipped,
             "loss": critic.loss,
             "policy_std": density.mean_std,
         }
-        return Step(gradient, residual, diagnostics)
 
     def _critic(
         self, residual: Tensor, valid: Tensor, batch: Minibatch, coefficients: Tensor

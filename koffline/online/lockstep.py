@@ -15,7 +15,6 @@ matrices are small; for more cores run more stacks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,20 +30,6 @@ from koffline.online.networks import Actor, Agent, AgentStack, InputMoments, Sha
 from koffline.online.paths import PathReplay, Paths
 
 _DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Mean return and length of full episodes of the mean action after ``step`` environment steps.
-
-    sampled_return: of the training episodes that ended since the last evaluation (of the latest one where
-    none did; NaN before the first), which the sampled policy played.
-    """
-
-    step: int
-    mean_return: float
-    length: float
-    sampled_return: float
 
 
 class LockStep:
@@ -113,27 +98,32 @@ class LockStep:
         self.trust_region.update(self._collector.recent, collected.changed)
         if self._common.streaming:
             self._learn(collected.by_run(len(self.runs)))
-        elif self._may_learn():
+            return
+        # Every iteration adds at least one path per copy: counting these keeps all runs in step.
+        added, batch_size = self.iterations * self._common.num_envs, self._common.batch_size
+        if added >= max(self._common.learning_starts, batch_size) and self.replay.sizes.min() >= batch_size:
             recency = [c.recency for c in self._configs]
-            self._learn(self.replay.sample(self._generators[0], self._common.batch_size, recency))
+            self._learn(self.replay.sample(self._generators[0], batch_size, recency))
 
-    def evaluate(self) -> list[Evaluation]:
-        """Play full episodes of the mean action, with fixed seeds and separate environments, in each run."""
-        common, found = self._common, []
+    def evaluate(self) -> dict[str, np.ndarray]:
+        """Play full episodes of the mean action, with fixed seeds and separate environments, in each run.
+
+        Return means (K,): ``return``, ``length``, and ``sampled_return`` of the training episodes (played by
+        the sampled policy) that ended since the last evaluation: of the latest where none did, NaN before it.
+        """
+        common, played = self._common, self._collector
         seeds = range(common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes)
-        returns, lengths = np.mean([self._play_episode(seed) for seed in seeds], axis=0).tolist()
-        for run in range(len(self.runs)):
-            finished = self._collector.since[run] or [total for total, _ in self._collector.recent[run][-1:]]
-            sampled = float(np.mean(finished)) if finished else float("nan")
-            self._collector.since[run] = []
-            found.append(Evaluation(self.steps, returns[run], lengths[run], sampled))
-        return found
+        returns, lengths = np.mean([self._play_episode(seed) for seed in seeds], axis=0)
+        latest = [[total for total, _ in recent[-1:]] or [np.nan] for recent in played.recent]
+        sampled = [np.mean(since or last) for since, last in zip(played.since, latest, strict=True)]
+        played.since = [[] for _ in self.runs]
+        return {"return": returns, "length": lengths, "sampled_return": np.array(sampled)}
 
-    def take_metrics(self) -> list[dict[str, float]]:
-        """Return means of each run's diagnostics since the last call; empty without a gradient step."""
-        sums, count = self._sums, max(self._summed, 1)
+    def take_metrics(self) -> dict[str, np.ndarray]:
+        """Return means (K,) of the diagnostics since the last call; none without a gradient step."""
+        found = {name: (total / self._summed).numpy() for name, total in self._sums.items()}
         self._sums, self._summed = {}, 0
-        return [{name: float(sums[name][run] / count) for name in sums} for run in range(len(self.runs))]
+        return found
 
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
@@ -179,12 +169,6 @@ class LockStep:
     def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
         inputs = self.moments.standardised(observations, self._dtype)
         return self._actor.sample(inputs, noise)
-
-    def _may_learn(self) -> bool:
-        # Every iteration adds at least one path per copy: counting these keeps all runs in step.
-        counted = self.iterations * self._common.num_envs
-        batch = self._common.batch_size
-        return counted >= max(self._common.learning_starts, batch) and int(self.replay.sizes.min()) >= batch
 
     def _learn(self, paths: Paths) -> None:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)

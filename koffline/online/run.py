@@ -22,7 +22,6 @@ from koffline.online.group import (
     COLUMNS,
     EVALUATION,
     GroupResult,
-    is_result,
     read_result,
     result_path,
     train_group,
@@ -116,7 +115,8 @@ def train(
     with open_run(folder, record, _identity_of, resume is not None):
         paths = {tuple(group): result_path(folder, group) for group in groups}
         _train_groups(config, paths, workers, show_progress)
-        result = summarise(folder, config, {seeds: read_result(path) for seeds, path in paths.items()})
+        found = {seeds: done for seeds, path in paths.items() if (done := read_result(path))}
+        result = summarise(folder, config, found)
         write_summary(result)
         record |= stored or {}
         if not record["finished"]:
@@ -149,7 +149,7 @@ def _train_groups(
     config: OnlineConfig, paths: Mapping[tuple[int, ...], Path], workers: int, show_progress: bool
 ) -> None:
     """Train all unfinished stacks to their end; paths: of their results."""
-    jobs = [Job(p.parent.name, train_group, (config, seeds), p, is_result) for seeds, p in paths.items()]
+    jobs = [Job(p.parent.name, train_group, (config, seeds), p, read_result) for seeds, p in paths.items()]
     title = f"{config.env}, {config.critic}"
     if workers > 1 and len(jobs) > 1:
         with progress_bar(f"{title}: groups of seeds", len(jobs), show_progress) as show:

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 
-from koffline.data.columns import counted
+from koffline.data.columns import counted, natural_key
 from koffline.data.spaces import Features
-from koffline.data.table.values import natural_key
 from koffline.errors import ConfigError, DataError, nearest_name
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.results import Interval, PointEstimate, Record

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.errors import ConfigError
+from koffline.policies.base import refuse
 from koffline.report import words
 from koffline.store.files import atomic_folder, remove_abandoned
 from koffline.store.run_record import FILE, shown_command
@@ -29,7 +30,7 @@ class Report:
 
     marker: the name of its JSON file and, with another ending, of the template of its page. found: a result
     with ``to_json``, and with what the last part of ``base.html.j2`` shows. figures: what makes each, by
-    name. show: prints what comes before the notes and the path. context: what the template needs besides.
+    name. show: prints what comes before the warnings and notes. context: what the template needs besides.
     """
 
     marker: str
@@ -74,9 +75,11 @@ class Report:
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
 
     def print(self, page: Path | None = None) -> None:
-        """Print the result, how many notes there are, what was found in a sentence, and the page's path."""
+        """Print result, warnings, how many notes there are, what was found in a sentence, the page's path."""
         console, notes = make_console(), len(getattr(self.found, "notes", ()))
         self.show(console)
+        for warning in self.context.get("warnings", self.found.warnings):
+            print_labelled(console, "warning", warning)
         if notes:
             where = "the report" if page else "--json or 'koffline data info'"
             said = f"{words.count_of(notes, 'note')} on how the log was read: see {where}"
@@ -95,15 +98,14 @@ def check_output_directory(out: Path, force: bool, marker: str) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out)
     occupied = out.is_dir() and any(out.iterdir())
-    refusal = None
-    if out.exists() and not out.is_dir():
-        refusal = "is a file; name a directory"
-    elif occupied and not force:
-        refusal = "is not empty; name another directory or add --force to replace it"
-    elif occupied and not any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker))):
-        refusal = f"holds no {marker}, so --force will not replace it; name another directory"
-    if refusal is not None:
-        raise ConfigError(f"--out {out} {refusal}")
+    is_ours = any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker)))
+    wrong = {
+        "is a file; name a directory": out.exists() and not out.is_dir(),
+        "is not empty; name another directory or add --force to replace it": occupied and not force,
+        f"holds no {marker}, so --force will not replace it; name another directory": occupied
+        and not is_ours,
+    }
+    refuse({f"--out {out} {refusal}": is_so for refusal, is_so in wrong.items()}, kind=ConfigError)
 
 
 def _svg(figure: Figure) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from koffline.ope.bellman_test.witness import Profile, Region
 from koffline.ope.diagnosis import Diagnosis, describe_action, describe_place
-from koffline.report import Report, plots, print_labelled, print_table
+from koffline.report import Report, plots, print_table
 from koffline.report.plots import ACCENT, INK, SOFT
 from koffline.report.words import describe_log, number
 
@@ -27,20 +27,18 @@ _Z_NOTE = (
 _FEWEST = 5.0  # least effective rows of a local mean that is coloured
 _COLUMNS = 3
 _NO_ROWS = "#c4c8cc"
-_SPACING = "distance to the nearest logged row / the log's own spacing"
 
 
 def report_diagnosis(diagnosis: Diagnosis) -> Report:
     """The report of a diagnosis."""
     rows, coverage = diagnosis.shown_test.rows, diagnosis.coverage
     relevant = coverage.weights > 0.0
-    near = (coverage.ratios[relevant], coverage.weights[relevant], _SPACING)
     figures = {"map": partial(_plot_maps, diagnosis)} if diagnosis.maps else {}
     figures["by_value"] = partial(_plot_profile, diagnosis.by_value, "value Q of the row")
     if diagnosis.by_step is not None:
         figures["by_step"] = partial(_plot_profile, diagnosis.by_step, "time step in the episode")
     figures["residuals"] = partial(plots.plot_residuals, rows.residuals[rows.weights > 0.0])
-    figures["coverage"] = partial(plots.plot_coverage, *near)
+    figures["coverage"] = partial(plots.plot_coverage, coverage.ratios[relevant], coverage.weights[relevant])
     context = {
         "z_note": _Z_NOTE,
         "facts": _facts(diagnosis),
@@ -70,7 +68,7 @@ def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> None:
-    """Print facts, places of the largest error, findings and warnings."""
+    """Print facts, places of the largest error and findings."""
     test = diagnosis.test
     rows = [*context["facts"], ("seed, time", f"{diagnosis.seed}, {diagnosis.seconds:.1f} s")]
     print_table(console, f"Is {test.value_function} the value function of {test.policy}?", (), rows)
@@ -81,8 +79,6 @@ def _show(diagnosis: Diagnosis, context: Mapping[str, Any], console: Any) -> Non
         console.print(sentence, soft_wrap=True)
     if diagnosis.shown:
         console.print(diagnosis.shown, soft_wrap=True, style="dim")
-    for warning in diagnosis.warnings:
-        print_labelled(console, "warning", warning)
 
 
 def _cells(region: Region) -> list[str]:

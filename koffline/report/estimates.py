@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ESTIMATE, ESTIMATES, RANKING = "estimate.json", "estimates.json", "ranking.json"
-_NEAR = "distance to the nearest logged row / the log's own spacing"
-_FAMILY = attrgetter("family")
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
@@ -30,13 +28,12 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
     figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
     if seen is not None:
         starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
-        near = (seen.action_support, seen.support_weights, _NEAR)
         figures |= {
             "residuals": partial(plots.plot_residuals, seen.residuals),
             "initial_values": partial(
                 plots.plot_histogram, seen.initial_values, found.value, *starts, bins=40
             ),
-            "coverage": partial(plots.plot_coverage, *near),
+            "coverage": partial(plots.plot_coverage, seen.action_support, seen.support_weights),
         }
     return Report(ESTIMATE, found, figures, partial(_show_estimate, truth, found), {"truth": truth})
 
@@ -54,14 +51,12 @@ def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
 
 
 def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
-    """Print value, interval and the diagnostics a person needs, the groups, then warnings."""
+    """Print value, interval and the diagnostics a person needs, then the groups."""
     print_table(console, f"What {found.policy} is worth", (), _facts(found, truth))
     if found.groups:
         together = f"{percent(found.settings['level'])}, together"
         columns = (str(found.by), "start states", "value", together)
         print_table(console, f"By {found.by}", columns, words.group_rows(found))
-    for warning in found.warnings:
-        print_labelled(console, "warning", warning)
 
 
 def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]:
@@ -96,16 +91,18 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
 
 def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
-    warnings = [f"{', '.join(names)}: {text}" for text, names in _collected_warnings(found).items()]
+    of_all = [("all", text) for text in found.warnings]
+    own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
+    warnings = _collected([*of_all, *(pair for pair in own if pair[1] not in found.warnings)])
     context = {
         "truth": truth,
-        "warnings": warnings,
-        "reasons": _reasons(found).items(),
+        "warnings": [f"{', '.join(names)}: {text}" for text, names in warnings.items()],
+        "reasons": _collected((row.name, row.reason) for row in found.rows).items(),
         "columns": _columns(found, truth),
         "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
     }
     figures = {"forest": partial(_plot_estimates, found, truth)}
-    return Report(ESTIMATES, found, figures, partial(_show_estimates, truth, found), context)
+    return Report(ESTIMATES, found, figures, partial(_show_estimates, found, context), context)
 
 
 def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
@@ -118,11 +115,14 @@ def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
     return plots.plot_intervals(lines, words.return_words(found), marks)
 
 
-def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> None:
-    """Print a line per estimator, then what goes for all: verdict, truth, bounds, reasons and warnings."""
-    parts = [[_cells(row, found, truth) for row in rows] for _, rows in groupby(found.rows, _FAMILY)]
+def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: Any) -> None:
+    """Print a line per estimator, then what goes for all: verdict, truth, bounds and reasons."""
+    truth = context["truth"]
+    parts = [
+        [_cells(row, found, truth) for row in rows] for _, rows in groupby(found.rows, attrgetter("family"))
+    ]
     title = f"What {found.policy} is worth ({words.return_words(found)})"
-    print_table(console, title, _columns(found, truth), *parts, right=("estimate", "ESS", "error"))
+    print_table(console, title, context["columns"], *parts, right=("estimate", "ESS", "error"))
     print_labelled(console, "verdict", str(found.verdict), "bold")
     if "actions" in found.diagnostics:
         print_labelled(console, "actions", words.action_shares(found.diagnostics["actions"]), "bold")
@@ -134,11 +134,9 @@ def _show_estimates(truth: float | None, found: EstimateTable, console: Any) -> 
     guessed = [(bound.kind, bound.reason) for bound in found.bounds if bound.interval]
     for reason, names in _collected(guessed).items():
         print_labelled(console, f"note ({', '.join(names)})", reason, "dim")
-    for reason, names in _reasons(found).items():
+    for reason, names in context["reasons"]:
         verb = "does" if len(names) == 1 else "do"
         print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
-    for warning, names in _collected_warnings(found).items():
-        print_labelled(console, f"warning ({', '.join(names)})", warning)
 
 
 def _columns(found: EstimateTable, truth: float | None) -> tuple[str, ...]:
@@ -164,18 +162,6 @@ def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[
     return [*cells, "" if size is None else f"{size:.0f}", *error]
 
 
-def _collected_warnings(found: EstimateTable) -> dict[str, list[str]]:
-    """Each sentence once, with the estimators that it concerns; what concerns all of them first."""
-    own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
-    of_all = [("all", text) for text in found.warnings]
-    return _collected([*of_all, *(pair for pair in own if pair[1] not in found.warnings)])
-
-
-def _reasons(found: EstimateTable) -> dict[str, list[str]]:
-    """Reasons why estimators do not apply, each once, with the estimators concerned."""
-    return _collected((row.name, row.reason) for row in found.rows)
-
-
 def _collected(said: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
     """Each sentence once, with the names that it concerns."""
     collected: dict[str, list[str]] = {}
@@ -199,14 +185,12 @@ def report_ranking(ranking: PolicyRanking) -> Report:
 
 
 def _show_ranking(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:
-    """Print places, intervals and what differs; the quality of the choice when truths are known; warnings."""
+    """Print places, intervals and what differs, and the quality of the choice when truths are known."""
     title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value", "truth")
     print_table(console, title, context["columns"], context["rows"], right=right)
     for line in [*context["sentences"], context["quality"]]:
         if line:
             console.print(line, soft_wrap=True)
-    for warning in ranking.warnings:
-        print_labelled(console, "warning", warning)
     console.print(ranking.assumptions, soft_wrap=True, style="dim")
 
 

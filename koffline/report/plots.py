@@ -79,13 +79,13 @@ def plot_residuals(residuals: np.ndarray) -> Figure:
     return figure
 
 
-def plot_coverage(ratios: np.ndarray, weights: np.ndarray, label: str) -> Figure:
+def plot_coverage(ratios: np.ndarray, weights: np.ndarray) -> Figure:
     """Histogram of distances of the policy's actions to logged ones, relative to the log's own spacing."""
     return plot_histogram(
         np.minimum(ratios, 5.0),
         1.0,
         "95 % of the log's own rows are left of this",
-        f"{label} (5 = 5 or more)",
+        "distance to the nearest logged row / the log's own spacing (5 = 5 or more)",
         "sampled state-actions",
         bins=[0.1 * edge for edge in range(51)],
         weights=weights,

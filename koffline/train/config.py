@@ -17,7 +17,7 @@ from koffline.config import Section, parse_assignments, read_layers, read_sectio
 from koffline.errors import ConfigError, nearest_name
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
-_FILES = ("data.source", "algo.policy")
+FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
 _MOST_RUNS = 100_000
 _FALLS = ("td_error", "continuous_action_diff")
@@ -156,7 +156,7 @@ def load_config(
     current one. Raises ConfigError in one line; an unknown key or type at any depth names the nearest.
     """
     laid = parse_assignments(assignments) | ({} if data is None else {"data.source": str(data)})
-    content = {name: part for name, part in read_layers(path, laid, _FILES).items() if part is not None}
+    content = {name: part for name, part in read_layers(path, laid, FILES).items() if part is not None}
     given = content.pop("evaluators", {})
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
     evaluators = _read_evaluators(given, config.data.split.held_out > 0.0)

@@ -17,7 +17,7 @@ from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.disk.writer import is_shard_folder
+from koffline.data.kinds import is_shard_folder
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Continuous, Discrete
 from koffline.data.statistics import LogTally, statistics_of
@@ -29,12 +29,11 @@ from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.policies.base import describe_actions, refuse
 from koffline.store.run_record import digest_of, start_run, versions
-from koffline.train.config import DataSettings, EnvironmentSettings, TrainConfig
+from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
 _POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
 _SAMPLE_ROWS = 20_000
-_FILES = ("data.source", "algo.policy")  # told by the digests of what they hold
 _LOG = logging.getLogger(__name__)
 
 
@@ -105,29 +104,25 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
+    kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), _d3rlpy_warnings():
         stack.enter_context(threads(config.train.threads))
         stack.enter_context(own_randomness(config.train.seed))
-        yield _prepare(config, device, open_data(config.data) if data is None else data, stack)
-
-
-def _prepare(config: TrainConfig, device: str, data: TrainData, stack: contextlib.ExitStack) -> Parts:
-    kind = config.algo.type
-    algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-    training.check_actions(algo, data.rows, kind)
-    buffer = _make_buffer(algo, config, data)
-    training.build_networks(algo, buffer, kind)
-    if training.actions_out_of_reach(algo, buffer):
-        _LOG.warning(
-            "logged actions leave [-1, 1], where the policy acts; set algo.params.action_scaler to min_max"
-        )
-    evaluators = _make_evaluators(config, data)
-    for evaluator in evaluators.values():
-        if isinstance(evaluator, LogEvaluator):
-            evaluator.try_out(algo)
-        else:
-            stack.callback(evaluator.close)
-    return Parts(algo, buffer, evaluators, _record(config, data, device))
+        data = open_data(config.data) if data is None else data
+        algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
+        training.check_actions(algo, data.rows, kind)
+        buffer = _make_buffer(algo, config, data)
+        training.build_networks(algo, buffer, kind)
+        if training.actions_out_of_reach(algo, buffer):
+            what = "logged actions leave [-1, 1], where the policy acts"
+            _LOG.warning("%s; set algo.params.action_scaler to min_max", what)
+        evaluators = _make_evaluators(config, data)
+        for evaluator in evaluators.values():
+            if isinstance(evaluator, LogEvaluator):
+                evaluator.try_out(algo)
+            else:
+                stack.callback(evaluator.close)
+        yield Parts(algo, buffer, evaluators, _record(config, data, device))
 
 
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
@@ -171,7 +166,7 @@ def identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
     """Flat mapping that identifies a run: settings, without file paths and loggers, and digests."""
     settings = _flat({name: part for name, part in record["config"].items() if name != "logger"}, "")
     digests = {f"the digest of the {name}": digest for name, digest in record.get("digests", {}).items()}
-    return {name: value for name, value in settings.items() if name not in _FILES} | digests
+    return {name: value for name, value in settings.items() if name not in FILES} | digests
 
 
 def _flat(value: Any, path: str) -> dict[str, Any]:
@@ -191,11 +186,10 @@ class EnvironmentEvaluator:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
         shape, space = self._copies.observation_shape, self._copies.action_space
+        differ = describe_actions(space) != describe_actions(log.action_space)
         wrong = {
             f"observations of shape {shape}, the log {log.observation_shape}": shape != log.observation_shape,
-            f"actions {space}, the log {log.action_space}": (
-                describe_actions(space) != describe_actions(log.action_space)
-            ),
+            f"actions {space}, the log {log.action_space}": differ,
         }
         remedy = "name the environment that the log is from"
         wrong = {f"{identifier} has {what}; {remedy}": is_so for what, is_so in wrong.items()}

@@ -66,35 +66,28 @@ def train(
     ended and gives the same numbers as one that was never killed; a finished one is only reported, a missing
     folder begun. Global random generators are left as they were. Raises KofflineError in one line.
     """
-    folder = Path(out)
+    folder, total = Path(out), config.train.n_steps
     with prepared(config, device) as parts, open_run(folder, parts.record, identity_of, resume) as record:
-        return _run(config, folder, parts, record, show_progress)
-
-
-def _run(
-    config: TrainConfig, folder: Path, parts: Parts, record: Mapping[str, Any], show_progress: bool
-) -> TrainResult:
-    fingerprint = json.dumps(identity_of(parts.record), sort_keys=True)
-    algo, total = parts.algo, config.train.n_steps
-    if record.get("diverged"):
-        raise DivergedError(record["diverged"])
-    progress = restore_state(folder, fingerprint, parts)
-    _keep_model(config, folder, algo, progress)
-    with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
-        while progress.steps < total:
-            try:
-                progress = _train_epoch(config, folder, parts, progress, show)
-            except DivergedError as error:  # the same run would diverge again
-                write_record(folder, {**record, "diverged": str(error)})
-                raise
-            save_state(folder, fingerprint, parts, progress)
-            _keep_model(config, folder, algo, progress)
-    model = folder / f"model_{progress.steps}.d3"
-    if not record.get("finished"):
-        known = {name: value if math.isfinite(value) else None for name, value in progress.metrics.items()}
-        outcome = {"steps": progress.steps, "seconds": progress.seconds, "metrics": known}
-        write_record(folder, {**record, "finished": now(), **outcome, "model": model.name})
-    return TrainResult(**vars(progress), out=folder, model=model)
+        if record.get("diverged"):
+            raise DivergedError(record["diverged"])
+        fingerprint = json.dumps(identity_of(parts.record), sort_keys=True)
+        progress = restore_state(folder, fingerprint, parts)
+        _keep_model(config, folder, parts.algo, progress)
+        with progress_bar(f"training {config.algo.type}", total, show_progress) as show:
+            while progress.steps < total:
+                try:
+                    progress = _train_epoch(config, folder, parts, progress, show)
+                except DivergedError as error:  # the same run would diverge again
+                    write_record(folder, {**record, "diverged": str(error)})
+                    raise
+                save_state(folder, fingerprint, parts, progress)
+                _keep_model(config, folder, parts.algo, progress)
+        model = folder / f"model_{progress.steps}.d3"
+        if not record.get("finished"):
+            known = {key: value if math.isfinite(value) else None for key, value in progress.metrics.items()}
+            outcome = {"steps": progress.steps, "seconds": progress.seconds, "metrics": known}
+            write_record(folder, {**record, "finished": now(), **outcome, "model": model.name})
+        return TrainResult(**vars(progress), out=folder, model=model)
 
 
 def _train_epoch(
@@ -142,11 +135,8 @@ def _train_epoch(
 def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress) -> None:
     """Save the model of an epoch whose checkpoint is there, if it is due and not there yet."""
     path, is_last = folder / f"model_{progress.steps}.d3", progress.steps == config.train.n_steps
-    if (
-        progress.epochs
-        and (is_last or progress.epochs % config.train.save_interval == 0)
-        and not path.exists()
-    ):
+    is_due = is_last or progress.epochs % config.train.save_interval == 0
+    if progress.epochs and is_due and not path.exists():
         with atomic_file(path, force=True) as temporary:
             algo.save(str(temporary))
 

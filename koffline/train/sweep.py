@@ -15,8 +15,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -39,22 +38,13 @@ _OURS = ("runs", "summary.md", "summary.json", "best.yaml", RECORD)
 
 
 @dataclass(frozen=True)
-class Row:
-    """Scores of a setting, one per finished seed; diverged seeds are infinitely bad. missing: other seeds."""
+class Row(Spread):
+    """Scores of a setting, one per finished seed; ``diverged`` are infinitely bad. missing: other seeds."""
 
     setting: Setting
     scores: tuple[float, ...]
+    diverged: int
     missing: int
-
-    @property
-    def diverged(self) -> int:
-        """Seeds with an infinitely bad score."""
-        return sum(map(math.isinf, self.scores))
-
-    @cached_property
-    def spread(self) -> Spread:
-        """The interquartile mean and its bootstrap interval."""
-        return spread_of(np.array(self.scores))
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class SweepSummary:
     def best(self) -> Row | None:
         """The first setting, where it has all seeds and a finite score."""
         first = self.rows[0]
-        return None if first.missing or not math.isfinite(first.spread.iqm) else first
+        return None if first.missing or not math.isfinite(first.iqm) else first
 
 
 def run_sweep(
@@ -93,7 +83,12 @@ def run_sweep(
     with PassSettings(workers, ray).kept(), locked(out / RECORD):
         _take_folder(out, force)
         write_record(out, started)
-        runs = [_find_folders(out / "runs", named) for named in names]
+        place = out / "runs"  # an existing run has the same digest, even if it is named otherwise
+        there = {path.name.rpartition("-")[2]: path for path in place.glob("*-*") if path.is_dir()}
+        runs = [
+            {there.get(name.rpartition("-")[2], place / name): config for name, config in named.items()}
+            for named in names
+        ]
         jobs = [
             Job(folder.name, train_run, (config, device), folder / RECORD, _read_finished)
             for folders in runs
@@ -156,12 +151,6 @@ def _take_folder(out: Path, force: bool) -> None:
     out.mkdir(parents=True, exist_ok=True)
 
 
-def _find_folders(folder: Path, named: Mapping[str, TrainConfig]) -> dict[Path, TrainConfig]:
-    """Runs by folder: an existing folder with the run's digest, even if named otherwise, or a new one."""
-    there = {path.name.rpartition("-")[2]: path for path in folder.glob("*-*") if path.is_dir()}
-    return {there.get(name.rpartition("-")[2], folder / name): config for name, config in named.items()}
-
-
 def _read_finished(path: Path) -> dict[str, Any] | None:
     """The record, by its file, of a run that has ended with a model or has diverged, else None."""
     try:
@@ -203,11 +192,13 @@ def summarise(
         done = [run.get("metrics", {plan.metric: None}) for run in found if run is not None]
         scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
         kept = tuple(sign * math.inf if s is None else s for s in scores)  # not finite, or diverged
-        rows.append(Row(setting, kept, len(found) - len(kept)))
+        spread = vars(spread_of(np.array(kept)))
+        counts = {"diverged": sum(map(math.isinf, kept)), "missing": len(found) - len(kept)}
+        rows.append(Row(**spread, setting=setting, scores=kept, **counts))
 
     def rank(row: Row) -> tuple[bool, bool, float, int]:
         """Sort key: complete settings first, then by interquartile mean."""
-        return row.missing > 0, not row.scores, sign * row.spread.iqm, row.diverged
+        return row.missing > 0, not row.scores, sign * row.iqm, row.diverged
 
     return SweepSummary(plan, tuple(sorted(rows, key=rank)), failures)
 
@@ -224,8 +215,8 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
         "seeds": plan.seeds,
         "interval": LEVEL,
         "settings": [
-            {"values": row.setting.values, **asdict(row.spread)}
-            | {name: getattr(row, name) for name in ("scores", "diverged", "missing")}
+            {"values": row.setting.values}
+            | {key: part for key, part in vars(row).items() if key != "setting"}
             for row in summary.rows
         ],
         "failures": [
@@ -244,12 +235,12 @@ def as_markdown(summary: SweepSummary) -> str:
     names = [*rows[0].setting.values] or ["setting"]
     lines = [[*names, "IQM", f"{LEVEL:.0%} interval", "seeds"], [":--"] * len(names) + ["--:"] * 3]
     for row in rows:
-        low, high = _number(row.spread.low), _number(row.spread.high)
-        interval = low if low == high and not math.isfinite(row.spread.low) else f"{low} … {high}"
+        low, high = _number(row.low), _number(row.high)
+        interval = low if low == high and not math.isfinite(row.low) else f"{low} … {high}"
         seeds = str(len(row.scores)) + (f" of {len(row.scores) + row.missing}" if row.missing else "")
         seeds += f", {row.diverged} diverged" if row.diverged else ""
         words = [*row.setting.values.values()] or [row.setting.label]
-        lines.append([*words, _number(row.spread.iqm), interval, seeds])
+        lines.append([*words, _number(row.iqm), interval, seeds])
     table = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
     failed = [f"failed: {name}: {error}" for name, error in summary.failures.items()]
     notes = [f"- {note}" for note in (*_notes(summary), *failed)]

@@ -32,10 +32,9 @@ import koffline
 import koffline.ope.features as feature_module
 from koffline.kernels import median_bandwidth
 from koffline.ope.features import FeatureSystem, make_feature_system
-from koffline.ope.intervals import calibrated_interval
+from koffline.ope.intervals import calibrated_interval, pivot_interval
 from koffline.ope.intervals.base import IntervalResult, KernelIntervalSettings
 from koffline.ope.intervals.kernel_sets import feature_interval
-from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, KERNEL_CERTIFIED, KERNEL_SIMULTANEOUS
 from koffline.report.plots import ACCENT, INK, SOFT, WARM, make_figure
 from scripts.bench.coverage import clopper_pearson

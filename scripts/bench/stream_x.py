@@ -193,7 +193,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
             while stack.steps < config.steps:
                 stack.iterate()
                 if stack.steps % every < config.steps_per_iteration:
-                    shown.append([one.mean_return for one in stack.evaluate()])
+                    shown.append(stack.evaluate()["return"].tolist())
         found[critic] = _summed(np.array(shown).T, started, arguments)
     return found
 

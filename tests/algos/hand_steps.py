@@ -1,6 +1,7 @@
 """Steps of plain SGD by autograd, in float64: nothing but the networks is the package's."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,17 +25,18 @@ def batch_of(discrete: bool, seed: int = 0):
         if discrete
         else torch.rand(ROWS, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
     )
-    lengths = torch.randint(1, 4, (ROWS, 1), generator=generator).double()
+    following, lengths = normal(ROWS, COLUMNS), torch.randint(1, 4, (ROWS, 1), generator=generator).double()
     return d3rlpy.torch_utility.TorchMiniBatch(
         observations=normal(ROWS, COLUMNS),
         actions=actions,
         rewards=normal(ROWS, 1),
-        next_observations=normal(ROWS, COLUMNS),
+        next_observations=following,
         next_actions=actions,
         returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
         intervals=lengths,
         device="cpu:0",
+        numpy_batch=SimpleNamespace(next_observations=following.numpy()),
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.algos.stock_learners import LearnerSettings, OnlineLearner
+from koffline.algos.stock_learners import OnlineLearner
 from koffline.algos.training import own_randomness
 from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import POLICIES, ControlSettings, build_control, noisy, replay_log, stem
@@ -198,7 +198,8 @@ def test_the_network_is_what_the_learner_predicts(space):
         "terminated": generator.random(50) < 0.1,
     }
     with own_randomness(0):
-        learner = OnlineLearner(space, (4,), LearnerSettings(hidden=(8, 8), batch_size=50))
+        settings = LearningSettings(env="any", steps=1, hidden=(8, 8), batch_size=50)
+        learner = OnlineLearner(space, (4,), settings)
         for _ in range(30):
             learner.update(batch)
         policy = learner.policy()

@@ -1,17 +1,22 @@
-"""What columns mean, and tables on the command line."""
+"""What columns mean, and tables on the command line, from a stranger's file to the right number."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import yaml
 
+from koffline.data.sources import open_transitions
 from koffline.data.table.mapping import TableMapping
 from koffline.data.table.roles import resolved
 from koffline.data.table.values import Problems
+from koffline.envs.finite import FiniteMDP
 from koffline.errors import DataError
-from tests.data.table_rows import shuffled, walk, write
+from tests.data.table_rows import shuffled, walk, write, write_text
 from tests.refusals import assert_refused, run_cli
 
 LEAST = {"observations": "x_*", "action": "a", "reward": "r"}
@@ -109,3 +114,123 @@ def test_a_policy_is_evaluated_on_the_bundled_table():
     assert found["interval"]["low"] < truth < found["interval"]["high"]
     assert found["interval"]["high"] - found["interval"]["low"] < 0.2 * truth
     assert (found["gamma"], found["n_transitions"]) == (0.98, 4349)
+
+
+GAMMA = 0.8
+
+
+def shop(seed=7):
+    """Nine states, a city and a size; two actions; it never ends."""
+    generator = np.random.default_rng(seed)
+    transition = generator.dirichlet(np.full(9, 0.7), size=(9, 2))
+    reward = generator.normal(size=(9, 2)).round(1)
+    return FiniteMDP(transition, reward, np.zeros(9, bool), np.full(9, 1 / 9))
+
+
+def messy_csv(path, mdp, episodes=200, steps=20, seed=0):
+    """As people export it: shuffled, with offsets, repeated rows, missing values, decimal commas, a mark."""
+    generator = np.random.default_rng(seed)
+    lines = []
+    for episode in range(episodes):
+        state, minute = generator.integers(9), generator.integers(600)
+        for _ in range(steps):
+            action, offset = generator.integers(2), generator.choice([0, 1, 2, -5])
+            hours, minutes = divmod(int(minute) + 600 + 60 * int(offset), 60)
+            when = f"2024-03-{1 + hours // 24:02d}T{hours % 24:02d}:{minutes:02d}:00{offset:+03d}:00"
+            following = generator.choice(9, p=mdp.transition[state, action])
+            gain = f"{mdp.reward[state, action, 0] + 0.1 * generator.normal():.4f}".replace(".", ",")
+            lines.append([
+                f"cust {episode}", when, ["München", "Köln", "Zürich"][state // 3], "sml"[state % 3],
+                ["wait", "offer"][action], gain if generator.random() > 0.003 else "",
+                f"{generator.normal():.2f}".replace(".", ",") if generator.random() > 0.01 else "NA",
+            ])  # fmt: skip
+            state, minute = following, minute + generator.integers(1, 50)
+    lines += [line for line in lines if generator.random() < 0.01]
+    order = generator.permutation(len(lines))
+    head = "customer id;when;city;size;action;spend;temperature"
+    text = "\n".join([head, *(";".join(lines[i]) for i in order)])
+    return write_text(("\ufeff" + text + "\n").encode(), path)
+
+
+def write_policy(folder, monkeypatch, second):
+    """``mine:target``: the probability of the second of two actions, by a table of the states."""
+    text = f"import numpy as np\ndef target(table):\n    second = {second}\n"
+    (folder / "mine.py").write_text(text + "    return np.stack([1 - second, second], axis=1)\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+
+def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
+    """inspect, then one command; the truth is a linear solve."""
+    mdp, mapping = shop(), tmp_path / "mapping.yaml"
+    table = messy_csv(tmp_path / "shop.csv", mdp)
+    shown = run_cli("data", "inspect", table, "--out", mapping)
+    assert shown.exit_code == 0
+    for words in ("spend: ", "temperature: ", "another in all columns", "values are missing"):
+        assert words in shown.stdout
+    found = yaml.safe_load(mapping.read_text())
+    assert found["episode"] == "customer id"
+    assert found["encode"] == {"city": "one-hot", "size": "one-hot"}
+    assert (found["last_row"], found["drop_duplicates"], found["decimal_comma"]) == ("cut", "exact", True)
+    write_policy(tmp_path, monkeypatch, "np.where(table['city'] == 'Köln', 0.1, 0.4)")
+    options = ("--policy", "mine:target", "--gamma", GAMMA, "--estimator", "lstdq", "--json")
+    options += ("--set", "steps=100")
+    result = run_cli("evaluate", table, "--mapping", mapping, *options)
+    assert result.exit_code == 0, result.stderr
+    offer = np.where(np.arange(9) // 3 == 1, 0.9, 0.6)
+    truth = mdp.policy_value(np.stack([1 - offer, offer], axis=1), GAMMA)
+    said = json.loads(result.stdout)
+    assert said["interval"]["low"] < truth < said["interval"]["high"]
+    assert said["interval"]["high"] - said["interval"]["low"] < 0.5
+    assert abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1  # of another policy
+
+
+def bandit_csv(path, rows=2000):
+    generator = np.random.default_rng(0)
+    city, x = generator.choice(["a", "b"], rows), generator.normal(size=rows)
+    p = np.where(x > 0, 0.7, 0.3)
+    shown = generator.random(rows) < p
+    click = generator.random(rows) < np.where(city == "b", 0.2 + 0.5 * shown, 0.6 - 0.4 * shown)
+    columns = {
+        "user": [f"u{i}" for i in range(rows)],
+        "when": [f"2024-01-01T00:{i % 60:02d}:00Z" for i in range(rows)],
+        "city": city, "x": x, "arm": np.where(shown, "yes", "no"), "clicked": click.astype(int),
+        "propensity": np.where(shown, p, 1 - p),
+    }  # fmt: skip
+    return write({name: list(values) for name, values in columns.items()}, path), city
+
+
+def test_a_bandit_is_asked_about_and_then_right(tmp_path, monkeypatch):
+    table, city = bandit_csv(tmp_path / "ads.csv")
+    mapping = tmp_path / "ads.yaml"
+    shown = run_cli("data", "inspect", table, "--out", mapping).stdout
+    assert "no column says which rows belong together" in shown
+    assert "one_step" not in yaml.safe_load(mapping.read_text())
+    write_policy(tmp_path, monkeypatch, "np.where(table['city'] == 'b', 0.9, 0.1)")
+    options = ("--mapping", mapping, "--policy", "mine:target", "--gamma", 0.9, "--estimator", "dr")
+    assert_refused(run_cli("evaluate", table, *options), "--one-step", "--episode")
+    options = (*options, "--one-step", "--set", "steps=200", "--json")
+    said = json.loads(run_cli("evaluate", table, *options).stdout)
+    truth = np.mean(np.where(city == "b", 0.2 + 0.5 * 0.9, 0.6 - 0.4 * 0.1))
+    assert said["interval"]["low"] < truth < said["interval"]["high"]
+    assert said["interval"]["high"] - said["interval"]["low"] < 0.2
+    mapping.write_text(mapping.read_text().replace("# one_step: true ", "one_step: true "))
+    info = json.loads(run_cli("data", "info", table, "--mapping", mapping, "--json").stdout)
+    assert (info["episodes"], info["terminated"]) == (2000, 2000)
+
+
+@pytest.mark.parametrize("suffix", ["npz", "hdf5"])
+def test_rows_of_other_logs_as_episodes_of_one_step(tmp_path, suffix):
+    columns = {"observations": np.ones((6, 2)), "actions": np.arange(6) % 2, "rewards": np.arange(6.0)}
+    path = tmp_path / "log.npz"
+    np.savez(path, **columns)
+    assert_refused(run_cli("data", "info", path), "lacks terminals")
+    if suffix == "hdf5":
+        assert run_cli("data", "convert", path, tmp_path / "log.hdf5", "--one-step").exit_code == 0
+        path = tmp_path / "log.hdf5"
+    shown = json.loads(run_cli("data", "info", path, "--one-step", "--json").stdout)
+    assert (shown["rows"], shown["episodes"], shown["terminated"]) == (6, 6, 6)
+    shards = run_cli("data", "convert", path, tmp_path / "shards", "--one-step", "--shard-rows", 4)
+    assert shards.exit_code == 0
+    assert open_transitions(tmp_path / "shards").n_episodes == 6
+    assert_refused(run_cli("data", "info", "minari:a/b-v0", "--one-step"), "holds episodes")

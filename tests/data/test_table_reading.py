@@ -160,7 +160,8 @@ class TestImputation:
 # columns of the table, changes of the mapping, words of the refusal
 REFUSALS = [
     ({"a": ["x"] * 7 + ["y"]}, {"action_names": ["x"]}, "holds 'y', action_names are ('x',)"),
-    ({"a": ["l"] * 7 + ["x" * 2000]}, {}, "or a text of more than 1000 bytes"),
+    ({"a": [[0.0, 1.0]] * N}, {"action_names": ["x"]}, "holds '[0.0, 1.0]', action_names are ('x',)"),
+    ({"a": ["l"] * 7 + ["x" * 2000]}, {}, "or a text of more than 1000 letters"),
     ({"a": [*range(7), 2**62]}, {}, f"up to {2**62}, and the file declares no action "
      "space; declare quantities (--continuous LOW HIGH), or choices 0, 1, 2, … (--discrete N)"),
     ({"a": [*range(7), 19_999]}, {}, "whole numbers from 0 up to 19999, and the file declares"),

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -73,13 +72,10 @@ class FakeLockStep:
             raise KeyboardInterrupt
         self.steps += self.runs[0].config.steps_per_iteration
 
-    def evaluate(self) -> list[SimpleNamespace]:
-        values = [fake_return(run, self.steps) for run in self.runs]
-        halves = [value / 2.0 if self.steps else np.nan for value in values]
-        return [
-            SimpleNamespace(mean_return=value, length=value + 1.0, sampled_return=half)
-            for value, half in zip(values, halves, strict=True)
-        ]
+    def evaluate(self) -> dict[str, np.ndarray]:
+        values = np.array([fake_return(run, self.steps) for run in self.runs])
+        halves = values / 2.0 if self.steps else np.full_like(values, np.nan)
+        return {"return": values, "length": values + 1.0, "sampled_return": halves}
 
     @property
     def diverged(self) -> np.ndarray:

@@ -1,16 +1,10 @@
 import numpy as np
 import pytest
 
-from koffline.experiments.cells import (
-    Cell,
-    Run,
-    Scale,
-    TrainingSettings,
-    read_cell,
-    write_cell,
-)
+from koffline.experiments.cells import Cell, CellResult, Run, Scale, TrainingSettings, write_cell
 from koffline.experiments.evaluation import OBJECTIVES
 from koffline.experiments.problem import ProblemSettings
+from koffline.experiments.results import read_result
 
 PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats=2)
 TINY = TrainingSettings(
@@ -43,23 +37,22 @@ def test_an_interrupted_cell_continues_and_ends_the_same(beside):
             if step > 30:
                 raise KeyboardInterrupt
 
-    path, whole = beside / f"{cell.name}.npz", beside / "whole" / cell.name
-    whole.parent.mkdir()
+    path, whole = beside / f"{cell.name}.npz", beside / "whole.npz"
     write_cell(whole, cell)
     with pytest.raises(KeyboardInterrupt):
         write_cell(path, cell, Stop())
     assert not path.exists()
     write_cell(path, cell)
-    one, two = read_cell(whole), read_cell(path)
+    one, two = (read_result(each, CellResult) for each in (whole, path))
     for name, curve in one.curve.items():
         np.testing.assert_array_equal(curve, two.curve[name])
 
 
 def test_best_rates_and_divergence(run):
     """By hand, and for an objective that is to fall it falls."""
-    rg = read_cell(run.path(CELLS["rg"]))
+    rg = read_result(run.path(CELLS["rg"]), CellResult)
     assert (rg.curve["objective"][-1] < rg.curve["objective"][0]).all()
-    result = read_cell(run.path(CELLS["td0"]))
+    result = read_result(run.path(CELLS["td0"]), CellResult)
     assert 0.0 < result.value_variance < 0.3
     finals = result.final("mse_paper")
     np.testing.assert_allclose(finals, result.curve["mse_paper"][-5:].mean(axis=0), rtol=1e-6)
@@ -76,7 +69,7 @@ def test_best_rates_and_divergence(run):
 def test_divergence_is_a_result(beside):
     cell = Cell(PROBLEM, "td0", OBJECTIVES["td0"], TrainingSettings((1e30, 0.001), 2, 12, 50, (6,), 3))
     write_cell(beside / "cell.npz", cell)
-    result = read_cell(beside / "cell.npz")
+    result = read_result(beside / "cell.npz", CellResult)
     assert (result.diverged_at[0] >= 0).all()
     assert (result.diverged_at[1] == -1).all()
     assert np.isnan(result.curve["mse_paper"][-1, 0]).all()

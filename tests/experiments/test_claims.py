@@ -6,6 +6,7 @@ import pytest
 from koffline.experiments import claims
 from koffline.experiments.cells import CellResult
 from koffline.experiments.results import Correlation, Row
+from koffline.experiments.statistics import Interval
 
 SEEDS = 10
 
@@ -54,8 +55,8 @@ def test_larger_errors_of_others_make_a_claim_hold_and_smaller_ones_break_it(err
     assert against(judged, "SBEED").verdict == verdict
     found = against(judged, "RG")
     assert found.verdict == verdict
-    assert found.value == pytest.approx(error, rel=0.1)
-    assert found.low <= found.value <= found.high
+    assert found.number.value == pytest.approx(error, rel=0.1)
+    assert found.number.low <= found.number.value <= found.number.high
     assert bool(found.reason) == (verdict == "does not hold")
 
 
@@ -63,7 +64,7 @@ def test_oscillation_is_counted_per_run():
     cells = fabricated()
     cells["puddle_world", "td0"] = result_of(3.0, swing=5.0)
     found = [c for c in verdicts(cells) if "oscillating" in c.sentence]
-    judged = {c.measured.split(" of ")[2].split(" whose")[0]: (c.value, c.verdict) for c in found}
+    judged = {c.measured.split(" of ")[2].split(" whose")[0]: (c.number.value, c.verdict) for c in found}
     assert judged == {"FVI": (0.0, "does not hold"), "TD(0)": (1.0, "holds")}
 
 
@@ -72,7 +73,7 @@ def test_divergence_of_the_kernel_loss_is_counted():
     assert next(c for c in verdicts(cells) if "convergent" in c.sentence).verdict == "holds"
     cells["cart_pole", "kloss"] = result_of(1.0, diverged=True)
     broken = next(c for c in verdicts(cells) if "convergent" in c.sentence)
-    assert (broken.value, broken.verdict) == (SEEDS, "does not hold")
+    assert (broken.number.value, broken.verdict) == (SEEDS, "does not hold")
 
 
 @pytest.mark.parametrize(
@@ -86,17 +87,14 @@ def test_divergence_of_the_kernel_loss_is_counted():
     ],
 )
 def test_proxies_are_judged_by_the_interval(loss, low, high, verdict):
-    correlation = Correlation("puddle_world", loss, "mse", "own", (low + high) / 2, low, high, 99)
+    correlation = Correlation("puddle_world", loss, "mse", "own", Interval((low + high) / 2, low, high), 99)
     found = [c for c in verdicts(fabricated(), [correlation]) if "rank correlation" in c.measured]
     assert [c.verdict for c in found] == [verdict]
 
 
 def toy_row(method, error, diverged=0):
-    return Row(
-        "chain", method, 0.5, 10, "exact", None, None, None, None, diverged=diverged,
-        weight_error=error, weight_error_low=None if error is None else 0.9 * error,
-        weight_error_high=None if error is None else 1.1 * error,
-    )  # fmt: skip
+    ends = Interval() if error is None else Interval(error, 0.9 * error, 1.1 * error)
+    return Row("chain", method, 0.5, 10, "exact", Interval(), diverged=diverged, weight_error=ends)
 
 
 def test_toy_claims():

@@ -10,7 +10,8 @@ import pytest
 from koffline.experiments import mujoco
 from koffline.experiments.cells import Run
 from koffline.experiments.figure_mujoco import finished_parts, setting_words
-from koffline.experiments.mujoco import BUDGETS, CRITICS, MujocoCell, part_cells, read_mujoco, write_mujoco
+from koffline.experiments.mujoco import BUDGETS, CRITICS, MujocoCell, MujocoResult, part_cells, write_mujoco
+from koffline.experiments.results import read_result
 from koffline.online.config import OnlineConfig, OnlineRun
 from tests.experiments import fake_mujoco as fake
 
@@ -69,7 +70,7 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[fake.FakeLockSte
     cell = make_cell(steps=4_500)  # the last stretch is a short one
     path = tmp_path / "cell.npz"
     write_mujoco(path, cell)
-    result = read_mujoco(path)
+    result = read_result(path, MujocoResult)
     np.testing.assert_array_equal(result.steps, [0, 1000, 2000, 3000, 4000, 4500])
     expected = np.array([[fake.fake_return(run, int(step)) for step in result.steps] for run in cell.runs])
     np.testing.assert_allclose(result.returns, expected)
@@ -96,7 +97,7 @@ def test_a_killed_cell_goes_on_from_its_checkpoint(fake_stack, tmp_path, monkeyp
     monkeypatch.setattr(fake_stack, "iterate", lambda self: (seen.append(self.steps), iterate(self)))
     write_mujoco(path, cell)
     assert seen[0] == 330
-    first, again = read_mujoco(whole), read_mujoco(path)
+    first, again = (read_result(each, MujocoResult) for each in (whole, path))
     np.testing.assert_array_equal(again.returns, first.returns)
     np.testing.assert_array_equal(again.steps, first.steps)
     assert not path.with_suffix(".partial").exists()
@@ -142,15 +143,15 @@ def test_rows_say_what_the_curves_do(pendulum: Run) -> None:
     assert list(rows) == list(CRITICS)
     ours, steps = rows["kloss"], BUDGETS[PENDULUM].steps
     assert (ours.environment, ours.seeds, ours.steps, ours.setting) == (PENDULUM, 6, steps, USUAL)
-    assert ours.final == pytest.approx(1025.0, abs=5.0)
-    assert ours.sampled == pytest.approx(512.5, abs=2.5)
-    assert ours.final_low <= ours.final <= ours.final_high
+    assert ours.final.value == pytest.approx(1025.0, abs=5.0)
+    assert ours.sampled.value == pytest.approx(512.5, abs=2.5)
+    assert ours.final.low <= ours.final.value <= ours.final.high
     finals = np.sort(curves[f"{PENDULUM} final/kloss"]["return"][:, -2:].mean(axis=1))
     assert ours.final_best == pytest.approx(finals[1:].mean(), rel=1e-5)  # the paper's best 5 of 6
     assert ours.reached_seeds == 6
     assert 0 < ours.reached < 0.25 * steps
     assert rows["td0"].reached is None
-    assert rows["rg"].area < ours.area
+    assert rows["rg"].area.value < ours.area.value
     assert (rows["rg"].diverged, ours.diverged) == (1, 0)
     missing = parts["extra"]["not_run"]
     # Half a part is not shown.
@@ -163,13 +164,13 @@ def test_claims_have_the_verdicts_of_their_intervals(pendulum: Run) -> None:
     found = {claim.sentence: claim for claim in claims if claim.world in (PENDULUM, "MuJoCo")}
     better = found["K-loss learns a better policy than TD(0)"]
     assert better.verdict == "holds"
-    assert better.value == pytest.approx(120.0, abs=3.0)
+    assert better.number.value == pytest.approx(120.0, abs=3.0)
     assert better.reason.startswith("by the sampled policy: 60")
     assert found["K-loss learns a better policy than RG"].verdict == "undecided"
     assert found["K-loss learns with fewer data than RG"].verdict == "holds"
     assert found["K-loss with memory learns a better policy than FVI"].verdict == "holds"
     whole = next(claim for sentence, claim in found.items() if sentence.startswith("K-loss consistently"))
-    assert (whole.verdict, whole.value) == ("undecided", 5.0)
+    assert (whole.verdict, whole.number.value) == ("undecided", 5.0)
     assert sum("noise" in claim.world for claim in claims) == 3 * 3 * len(NOISE)
 
 

@@ -5,13 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from koffline.experiments.statistics import (
-    difference,
-    mean_over_seeds,
-    ratio_of_means,
-    scores_of,
-    spearman_over_seeds,
-)
+from koffline.experiments.mujoco import MujocoResult
+from koffline.experiments.statistics import difference, mean_over_seeds, ratio_of_means, spearman_over_seeds
 
 
 def test_intervals_are_students() -> None:
@@ -49,6 +44,11 @@ def test_rank_correlation_against_ranks_by_hand() -> None:
     ranks = [np.argsort(np.argsort(part.ravel())) for part in (a, b)]
     assert found.value == pytest.approx(np.corrcoef(*ranks)[0, 1])
     assert found.low < 0.0 < found.high
+
+
+def scores_of(steps, curves, threshold=None):
+    result = MujocoResult(steps, curves, curves, curves, np.zeros(len(curves), dtype=int))
+    return result.scores("returns", threshold)
 
 
 def test_scores_by_hand() -> None:

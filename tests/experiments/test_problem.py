@@ -161,7 +161,7 @@ def test_the_same_settings_give_the_same_problem(problem, tmp_path):
     np.testing.assert_array_equal(again.monte_carlo.values, problem.monte_carlo.values)
     other = build_problem(replace(SMALL, seed=1))
     assert not np.array_equal(other.log.states, problem.log.states)
-    problem.save(tmp_path / "problem.npz")
+    Problem.write(tmp_path / "problem.npz", SMALL)
     loaded = Problem.load(tmp_path / "problem.npz", SMALL)
     np.testing.assert_array_equal(loaded.backups.next_states, problem.backups.next_states)
     np.testing.assert_array_equal(loaded.paper.values, problem.paper.values)

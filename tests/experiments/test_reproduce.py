@@ -52,7 +52,7 @@ def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:
     rows = content["rows"]
     assert len(rows) == 6 * 3 * 2
     assert {row["method"] for row in rows} == {"td0", "fvi", "rg", "gtd2", "sbeed", "kloss"}
-    assert all(row["mse_low"] <= row["mse"] <= row["mse_high"] for row in rows)
+    assert all(low <= value <= high for value, low, high in (row["mse"] for row in rows))
     with h5py.File(puddle / "figure-puddle.curves.h5") as file:
         assert file["puddle_world/kloss/mse_monte_carlo"].shape == (4, 3, 2)
 
@@ -118,7 +118,7 @@ def test_mujoco_with_the_real_learner(run: Call, tmp_path: Path, monkeypatch: py
     rows = read_results(tmp_path / "figure-mujoco.json").returns
     assert {row.noise for row in rows} == {0.0, *NOISE}
     assert len(rows) == len(CRITICS) * (1 + len(NOISE))
-    assert all(1.0 <= row.final <= 1000.0 for row in rows)
+    assert all(1.0 <= row.final.value <= 1000.0 for row in rows)
     with h5py.File(tmp_path / "figure-mujoco.curves.h5") as file:
         np.testing.assert_array_equal(file["InvertedPendulum final/kloss/steps"], [0, 100, 200])
         names = (f"InvertedPendulum {part}/kloss/return" for part in ("final", f"noise {NOISE[0]:g}"))

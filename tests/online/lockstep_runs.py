@@ -56,8 +56,8 @@ def everything(stack):
     for run in range(len(stack.runs)):
         held = vars(stack.replay.held(run))
         numbers = {**agent_arrays(stack.agent(run)), **{f"replay.{k}": v for k, v in held.items()}}
-        numbers |= {f"evaluation.{k}": np.asarray(v) for k, v in vars(evaluations[run]).items()}
-        numbers |= {f"metrics.{k}": np.asarray(v) for k, v in metrics[run].items()}
+        numbers |= {f"evaluation.{k}": v[run] for k, v in evaluations.items()}
+        numbers |= {f"metrics.{k}": v[run] for k, v in metrics.items()}
         found.append(numbers)
     return found
 

@@ -1,12 +1,14 @@
 """The library's learner with the parameters of naive agents, in float64."""
 
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from koffline.data.transitions import Continuous, Discrete
 from koffline.online.config import OnlineConfig
+from koffline.online.critics import Residual
 from koffline.online.learner import Learner
 from koffline.online.networks import AgentStack, InputMoments, Shape
 from koffline.online.paths import Paths
@@ -116,7 +118,9 @@ def prepare(agents, settings, per_run, starts=None, **others):
 def compute(agents, settings, per_run, starts=None, **others):
     """The library's step and the mini-batch it was taken on."""
     learner, batch, coefficients = prepare(agents, settings, per_run, starts, **others)
-    return learner.compute_step(batch, coefficients), batch
+    residual = Residual(learner.online, learner.target, learner._slow, batch, coefficients).windows
+    diagnostics = learner.compute_gradient(batch, coefficients)
+    return SimpleNamespace(gradient=learner.gradient, residual=residual, diagnostics=diagnostics), batch
 
 
 def windows_of(paths, starts=None):

@@ -20,6 +20,7 @@ from koffline.data import remote
 from koffline.data.columns import COUNTED
 from koffline.data.disk.log import Column, LazyTransitions, ShardInfo
 from koffline.data.flat import DESCRIPTION, KEYS
+from koffline.data.kinds import MANIFEST, SHARDS, is_shard_folder
 from koffline.data.raw import METADATA, describe_columns, metadata_to_json, space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
@@ -29,8 +30,6 @@ from koffline.store.run_record import digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
 from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
 
-MANIFEST = "manifest.json"
-FORMAT = "koffline-shards"
 # Limit of the number of shards: at about 190 bytes each, the longest manifest that is read.
 MOST_SHARDS = 80_000
 # Bytes of a chunk of the widest column: large enough for the disk, small enough for shuffled blocks of rows.
@@ -48,15 +47,6 @@ def open_lazy(source: str | os.PathLike[str], action_space: SpaceRequest | None 
         f"{name} is no folder of shards (with {MANIFEST}), which alone is read from disk; make one of it: "
         f"koffline data convert {name} shards --shard-rows 100000"
     )
-
-
-def is_shard_folder(folder: str) -> bool:
-    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
-    try:
-        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
-    except DataError:
-        return False
-    return FORMAT.encode() in head
 
 
 class _Manifest(BaseModel):
@@ -77,7 +67,7 @@ def write_manifest(folder: Path, log: LazyTransitions) -> None:
     """Write ``manifest.json`` into a folder that nobody reads yet; its shards are named by their paths."""
     shards = [dataclasses.asdict(shard) for shard in log.shards]
     described = {
-        "format": FORMAT,
+        "format": SHARDS,
         "version": 1,
         "rows": len(log),
         "action_space": space_to_json(log.action_space),

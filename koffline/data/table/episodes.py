@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -59,7 +61,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         log["next_observations"] = _vectors(frame, roles.next_observations, table)
     else:
         log, lost = followed(log, last)
-        counts.derived, counts.left_out = True, counts.left_out + lost
+        counts.left_out = (counts.left_out or 0) + lost
     if marks_cuts:
         counts.cut += int(log["truncated"].sum())
     table.problems.refuse()
@@ -135,17 +137,13 @@ def _cut(
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
     """Rows by episode, in order of first appearance, and time. Two at one time are a problem."""
     roles, counts = table.roles, table.counts
-    row = pl.int_range(frame.height, dtype=pl.Int64, eager=True)
-    keys = pl.DataFrame({"first": row, "time": row if roles.time is None else frame[roles.time]})
-    if roles.episode is None:
-        keys = keys.with_columns(first=pl.lit(0))
-    else:
-        keys = keys.with_columns(id=frame[roles.episode])
-        keys = keys.select(pl.col("first").first().over("id"), "time")
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
+    keys = frame.select(id=roles.episode or pl.lit(0), first=row, time=roles.time or row)
+    keys = keys.select(pl.col("first").first().over("id"), "time")
     same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
     if not keys.select(((pl.col("first").diff() > 0) | (same & later)).all()).item():
         order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
-        keys, counts.reordered, counts.is_timed = keys[order], True, roles.time is not None
+        keys, counts.reordered = keys[order], True
         frame = pl.DataFrame([column.rechunk().gather(order) for column in frame])
     if roles.time is None:
         return frame
@@ -200,14 +198,17 @@ def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.Data
 
 def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
     """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
-    width, shape, kind = table.widths.get(columns[0]), table.observation_shape, table.observation_type
-    if width is None:
-        found = frame.select(pl.col(columns).cast(kind)).to_numpy(order="c")
-    else:
-        found = frame[columns[0]].explode(empty_as_null=False).cast(kind).to_numpy().reshape(-1, width)
+    found, shape = _matrix(frame, columns, table.observation_type, table), table.observation_shape
     if shape is not None and int(np.prod(shape)) != found.shape[1]:
         raise DataError(f"{table.source}: the koffline description is damaged; write the file again")
     return found if shape is None else found.reshape(-1, *shape)
+
+
+def _matrix(frame: pl.DataFrame, columns: tuple[str, ...], kind: Any, table: Table) -> np.ndarray:
+    """(N, d) from columns of numbers, or one of lists of them."""
+    if (width := table.widths.get(columns[0])) is None:
+        return frame.select(pl.col(columns).cast(kind)).to_numpy(order="c")
+    return frame[columns[0]].explode(empty_as_null=False).cast(kind).to_numpy().reshape(-1, width)
 
 
 def _numbers(column: pl.Series) -> np.ndarray:
@@ -216,15 +217,10 @@ def _numbers(column: pl.Series) -> np.ndarray:
 
 def _actions(frame: pl.DataFrame, table: Table) -> np.ndarray:
     names, kinds = table.roles.action, [frame.schema[name] for name in table.roles.action]
-    column = frame[names[0]]
     if table.categories:
-        known = pl.Series(table.categories, dtype=column.dtype)
-        column = column.replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
+        known = pl.Series(table.categories, dtype=kinds[0])
+        column = frame[names[0]].replace_strict(known, range(len(known)), default=None, return_dtype=pl.Int64)
         return shaped_actions(column.to_numpy(), table.action_space)
-    if len(names) > 1:
-        found = frame.select(pl.col(names).cast(number_type(kinds))).to_numpy(order="c")
-    elif names[0] in table.widths:
-        found = _numbers(column.explode(empty_as_null=False)).reshape(frame.height, -1)
-    else:
-        found = column.cast(pl.Int64).to_numpy() if kinds[0].is_integer() else _numbers(column)
+    is_whole = len(names) == 1 and kinds[0].is_integer()
+    found = _matrix(frame, names, pl.Int64() if is_whole else number_type(kinds), table)
     return shaped_actions(found, table.action_space)

@@ -11,12 +11,13 @@ import yaml
 
 from koffline.data.columns import counted
 from koffline.data.flat import REQUIRED, used_keys
+from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
 from koffline.data.table import profiles
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
 from koffline.data.table.profiles import IGNORED, NEXT, Profile
-from koffline.data.table.readers import CSV, HDF5, NPZ, faults
-from koffline.data.table.rows import TableRows, find_tables, header_of, is_log_source, open_rows
+from koffline.data.table.readers import faults
+from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.values import CLOCK, ORDER, Problems, is_pattern
 from koffline.errors import DataError, printable
@@ -85,25 +86,21 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
     name = os.fspath(source)
     has_roles = is_log_source(name)
-    kind, files = ("", ("",)) if has_roles else find_tables(name, is_table=True)
-    stored = {} if has_roles else dict(header_of(files[0], kind).fields)
-    if (
-        has_roles
-        or own_mapping(stored)
-        or (kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys())
-    ):
+    if not has_roles:
+        kind, files = find_tables(name, is_table=True)
+        stored = dict(header_of(files[0], kind).fields)
+        has_roles = kind in (HDF5, NPZ) and set(REQUIRED) <= used_keys(stored).keys()
+    if has_roles or own_mapping(stored):
         said = f"{name} needs no mapping: its keys say what the columns are"
         raise DataError(f"{said}; koffline data info and koffline data validate look into it")
     readable = {n: kind for n, kind in stored.items() if n and not is_pattern(n) and kind != pl.Unknown}
     with faults(name, kind):
         held = open_rows(TableRows(kind, files, readable, 8), hold=True, first=rows).held
-    if held is None or not held.height:
+    assert held is not None, "asked for"
+    if not held.height:
         raise DataError(f"{name} has no rows; give a table with at least one transition")
     empty = pl.repeat(None, held.height, eager=True, dtype=pl.Null)
-    columns = [
-        profiles.profile(held[each] if each in readable else empty.alias(each), kind != CSV)
-        for each in stored
-    ]
+    columns = [profiles.profile(held.get_column(n, default=empty.alias(n)), kind != CSV) for n in stored]
     profiles.guess_roles(columns)
     found = Inspection(name, held.height, columns)
     problems = found.problems
@@ -213,6 +210,6 @@ def _survey(found: Inspection, rows: int) -> None:
             if (read := assemble(table.rows.held, table)) is not None:
                 read.transitions()  # the log's own checks: infinities, probabilities above 1
         problems.found = table.problems.found or problems.found
-        said += [*table.metadata.notes, *table.counts.sentences()]
+        said += table.noted.notes
     found.notes += [note for note in said if not note.startswith(ORDER)]
     found.problems += problems.found + [note for note in said if note.startswith(ORDER)]

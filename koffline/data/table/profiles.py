@@ -10,12 +10,11 @@ from typing import Any
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.table.values import CLOCK, TEXT_WAYS, is_pattern, read_texts, unread
+from koffline.data.table.values import CLOCK, FALSE, TEXT_WAYS, TRUE, as_read, is_pattern, unread
 from koffline.errors import printable
 
 IGNORED = "ignored"
 MOST_ONE_HOT = 50  # at most so many categories become features by default
-_FLAGS = {"true", "false", "t", "f", "yes", "no", "y", "n", "0", "1", "0.0", "1.0"}
 # 31/01/2024, 20240131T1200, 2024-W05-3, 9:00 AM, Wed, 31 Jan 2024 12:00:00
 _DATE = r"^\d{1,4}[-./]\d{1,2}[-./]\d{1,4}([T ].*)?$|^\d{8}T\d{4}|^\d{4}-?W\d\d|^\d{1,2}:\d\d|\d \d{1,2}:\d\d"
 _MIXED = "times in a form that is not read"
@@ -55,7 +54,7 @@ class Profile:
         shown = there if self.texts is None or not self.is_time else self.texts.drop_nulls()
         self.example = printable(str(next(iter(shown.head(1).to_list()), "")))[:40]
         is_pair = 0 < self.distinct <= 2 and is_plain and not self.problem
-        self.is_flag = is_pair and set(there.unique().cast(pl.String).str.to_lowercase()) <= _FLAGS
+        self.is_flag = is_pair and there.cast(pl.String).str.to_lowercase().is_in([*TRUE, *FALSE]).all()
 
     @property
     def is_number(self) -> bool:
@@ -109,7 +108,7 @@ def profile(column: pl.Series, is_typed: bool) -> Profile:
     texts = column.str.strip_chars()
     there = texts.drop_nulls()
     if way := next((way for way, missed in unread(texts, TEXT_WAYS).items() if not missed.any()), None):
-        values = read_texts(texts, way)
+        values = texts.to_frame().select(as_read(name, way)).to_series()
         kind = way if values.dtype.is_temporal() else "numbers" + " as text" * is_typed
         return Profile(name, kind, values.fill_nan(None) if values.dtype.is_float() else values, texts)
     if there.str.contains(_THOUSANDS).all():

@@ -18,19 +18,13 @@ from typing import Any
 import polars as pl
 
 from koffline.data import remote
+from koffline.data.kinds import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM
 from koffline.errors import DataError, listed
 from koffline.store.files import reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import Refused
 
-PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
-NO_TABLE = (
-    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
-    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
-)
-# Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
-STREAM = b"\xff\xff\xff\xff"
 Columns = Mapping[str, Any]  # names and types
 _Frames = Iterator[pl.DataFrame]
 
@@ -202,14 +196,13 @@ def _frame(batch: Any) -> pl.DataFrame:
 def _parquet_reader(source: Any) -> Reader:
     import pyarrow.parquet
 
-    opened = pyarrow.parquet.ParquetFile(source, pre_buffer=False)
-    schema = opened.schema_arrow  # not cached: made at every access
+    metadata = pyarrow.parquet.read_metadata(source)
+    schema = metadata.schema.to_arrow_schema()
     fields = [(each.name, polars_type(each.type)) for each in schema]
     # texts as dictionaries: what repeats in the file does not multiply before it is looked at
     texts = [name for name, kind in fields if kind in (pl.String, pl.Binary)]
-    options = {"metadata": opened.metadata, "pre_buffer": False, "read_dictionary": texts}
     source.seek(0)
-    opened = pyarrow.parquet.ParquetFile(source, **options)
+    opened = pyarrow.parquet.ParquetFile(source, metadata=metadata, read_dictionary=texts, pre_buffer=False)
 
     def frames(columns: Columns, rows: int) -> _Frames:
         return map(_frame, opened.iter_batches(rows, columns=list(columns), use_threads=False))

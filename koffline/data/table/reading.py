@@ -47,16 +47,15 @@ def read_table(
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
         (found,) = _assembled(table, [table.rows.held])
-    return replace(found, metadata=found.metadata.with_notes(*table.counts.sentences()))
+    return replace(found, metadata=table.noted)
 
 
 def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
     """Columns of the pieces in which a row is left. Raises DataError if there is no such piece."""
     any_row = False
-    for frame in frames:
-        if (found := assemble(frame, table)) is not None:
-            any_row = True
-            yield found
+    for found in filter(None, (assemble(frame, table) for frame in frames)):
+        any_row = True
+        yield found
     if not any_row:
         raise DataError(
             f"{table.source}: no row has a next observation; name --next-observations or --terminal"
@@ -88,23 +87,20 @@ class TableStream:
     def contiguous(self) -> bool:
         """Whether the rows of every episode lie together."""
         runs = self._table.runs
-        return runs is None or runs["id"].n_unique() == runs.height
+        return runs is None or runs["id"].n_unique() == int(runs["id"].rle_id()[-1]) + 1
 
     @property
     def metadata(self) -> Metadata:
         """Metadata as from ``read_table``, with the counts so far."""
-        return self._table.metadata.with_notes(*self._table.counts.sentences())
+        return self._table.noted
 
     def __iter__(self) -> Iterator[Transitions]:
         """Pieces in order. Raises DataError."""
         table = self._table
-        table.counts = TableCounts(reordered=not self.contiguous, is_timed=table.roles.time is not None)
-        if self.contiguous:
-            frames = _contiguous_pieces(table, self._piece_rows)
-        else:
-            frames = _gathered_pieces(table, self._piece_rows)
+        table.counts = TableCounts(reordered=not self.contiguous)
+        pieces = _contiguous_pieces if self.contiguous else _gathered_pieces
         with faults(table.source, table.rows.kind):
-            for found in _assembled(table, frames):
+            for found in _assembled(table, pieces(table, self._piece_rows)):
                 yield found.transitions()
 
 
@@ -158,7 +154,8 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
     # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
-    parts = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").sum()).select("id", part=part)
+    sizes = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").cast(pl.Int64).sum())
+    parts = sizes.select("id", part=part)
     try:
         with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
             paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
+from koffline.data.columns import natural_key
+from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
-from koffline.data.table.readers import CSV
 from koffline.data.table.rows import TableRows
-from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, natural_key, unread
+from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, unread
 from koffline.errors import listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
@@ -127,12 +128,12 @@ def column_types(
     parts = {name: is_text for formula in formulas for name, is_text in formula.columns.items()}
     terms = [name for name, is_text in parts.items() if not is_text]
     several = roles.action if len(roles.action) > 1 else ()
-    numbers, types = {*roles.numbers, *terms, *several} - set(roles.encode), {}
-    for name in dict.fromkeys((*roles.columns, *parts)):
-        if name in stored:  # else it is a formula
-            as_float = stored[name] == pl.String and name in numbers
-            as_float = as_float or (stored[name].is_decimal() and name in (*roles.numbers, *roles.action))
-            types[name] = pl.Float64() if as_float else stored[name]
+    texts = {*roles.numbers, *terms, *several} - set(roles.encode)
+    # what is not stored is a formula
+    types = {name: stored[name] for name in (*roles.columns, *parts) if name in stored}
+    for name, kind in types.items():
+        is_decimal = kind.is_decimal() and name in (*roles.numbers, *roles.action)
+        types[name] = pl.Float64() if is_decimal or (kind == pl.String and name in texts) else kind
     states = (*roles.observations, *roles.next_observations)
     needed = "needed are numbers; name other columns, or export it as numbers"
     coded, plain = ([n for n in states if (n in roles.encode) == is_coded] for is_coded in (True, False))
@@ -187,6 +188,18 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
     return {name: each[0] for name, each in ways.items() if each}
 
 
+def gather(values: set[Any], column: pl.Series) -> None:
+    """Add the values of a column of categories, until they are too many; of texts the beginning."""
+    if len(values) <= _MOST_CATEGORIES:
+        shown = column.str.head(_LONGEST + 1) if column.dtype == pl.String else column
+        shown = shown.drop_nulls().unique()
+        values |= set(map(str, shown.to_list()) if shown.dtype.is_nested() else shown)
+
+
+def _are_too_many(categories: Collection[Any], most: int) -> bool:
+    return len(categories) > most or any(len(str(each)) > _LONGEST for each in categories)
+
+
 def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[str, Encoding]:
     """Encodings by column, categories that are not declared looked up, in natural order.
 
@@ -196,9 +209,7 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
     found: dict[str, set[str]] = defaultdict(set)
     for frame in rows.only(list(roles.encode)).frames() if roles.encode else ():
         for read in frame:
-            values = found[partner.get(read.name, read.name)]
-            if len(values) <= _MOST_CATEGORIES:
-                values |= {text[: _LONGEST + 1] for text in read.cast(pl.String).drop_nulls().unique()}
+            gather(found[partner.get(read.name, read.name)], read.cast(pl.String))
     encodings: dict[str, Encoding] = {}
     for column, encoding in roles.encode.items():
         values = found[partner.get(column, column)]
@@ -206,7 +217,7 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
         unknown = sorted(values - set(known), key=natural_key)
         most = _MOST_ONE_HOT if encoding.kind == ONE_HOT else _MOST_CATEGORIES
         encodings[column] = Encoding(encoding.kind, known)
-        if len(known) > most or any(len(name) > _LONGEST for name in known):
+        if _are_too_many(known, most):
             remedy = "group the rare ones, or leave the column out"
             problems.add(f"column {column} holds more than {most} categories, or long texts; {remedy}")
         elif not known:
@@ -233,10 +244,18 @@ def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[Tab
 
 
 def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple[Any, ...]:
-    """Values of a category, sorted or in the order of ``action_names``. Raises DataError for unknown ones."""
-    names, column, kind = roles.action_names, roles.action[0], type(next(iter(values)))
-    if not names:
+    """Values of a category, sorted or in the order of ``action_names``.
+
+    Raises DataError for unknown ones, or too many.
+    """
+    names, column = roles.action_names, roles.action[0]
+    if _are_too_many(values, _MOST_CATEGORIES):
+        said = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST} letters"
+        remedy = "group the rare ones, or name another column"
+        raise column_fault(source, column, f"holds more than {said}; {remedy}")
+    if not names or not values:
         return tuple(sorted(values))
+    kind = type(next(iter(values)))
     if kind is not str:  # names from a command line are texts: convert them to integers or booleans
         spelled: dict[str, Any] = {"true": True, "false": False}
         if kind is int:

@@ -1,45 +1,21 @@
-"""The files of a table, and their rows as typed frames: read each time, or held in memory; their bounds."""
+"""The rows of a table's files as typed frames: read each time, or held in memory; their bounds."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from koffline.data import remote
-from koffline.data.table.readers import (
-    ARROW,
-    CSV,
-    HDF5,
-    NO_TABLE,
-    NPZ,
-    PARQUET,
-    STREAM,
-    Reader,
-    table_reader,
-    width_of,
-)
-from koffline.data.table.values import column_fault, natural_key
+from koffline.data.table.readers import Reader, table_reader, width_of
+from koffline.data.table.values import column_fault
 from koffline.errors import DataError, listed
-from koffline.store.files import MINARI
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
-_SUFFIXES = {
-    PARQUET: (".parquet", ".pq"),
-    ARROW: (".arrow", ".feather", ".arrows", ".ipc"),
-    CSV: tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")),
-}
-_CONTENTS: dict[bytes, str | None] = {
-    b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW, b"\x89HDF": HDF5, b"PK": NPZ,
-    b"\x80": None,  # a pickle
-}  # fmt: skip
 # Bytes of memory per byte of the columns: reading makes stored, ordered, shifted and checked copies.
 COPIES = 6
 # Limit of columns: each costs some tenths of a millisecond, and more are probably transposed rows.
@@ -50,74 +26,6 @@ _BATCH_BYTES = 2**26
 _PROBED_ROWS, _MOST_SHOWN = 256, 60
 _SHORTER = "write shorter rows in smaller row groups"
 _IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
-
-
-def is_log_source(name: str) -> bool:
-    """Whether a path or URL is a folder of shards or a Minari dataset."""
-    from koffline.data.disk.writer import is_shard_folder
-    from koffline.data.minari import data_folder
-
-    is_minari = name.startswith(MINARI) or (not remote.is_url(name) and data_folder(Path(name)) is not None)
-    return is_minari or is_shard_folder(name)
-
-
-def is_table_source(name: str) -> bool:
-    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
-
-    A folder is one where it holds such files and is no log of another kind.
-    """
-    return not is_log_source(name) and any(_kind_of(each, is_table=False) for each in _candidates(name)[:1])
-
-
-def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
-    """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
-
-    With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
-    Raises DataError where there is none, for one that is damaged, or for files of different kinds.
-    """
-    kinds = {each: kind for each in _candidates(name) if (kind := _kind_of(each, is_table))}
-    if len(set(kinds.values())) > 1:
-        shown = " and ".join(sorted(set(kinds.values())))
-        raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
-    if not kinds:
-        raise DataError(f"{name} {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
-    return next(iter(kinds.values())), tuple(kinds)
-
-
-def _candidates(name: str) -> list[str]:
-    """The file at a path, those below a folder, or those that fit a pattern."""
-    if remote.is_folder(name):
-        return _files_below(name)
-    is_pattern = ("*" in name or "?" in name) and not remote.exists(name)
-    return remote.listed(name) if is_pattern else [name] * remote.exists(name)
-
-
-def _kind_of(name: str, is_table: bool) -> str | None:
-    """Kind of a file by its first bytes and its name; None if it is no table. Raises DataError if damaged."""
-    head, lower = remote.read_bytes(name, 16), name.lower()
-    for mark, kind in _CONTENTS.items():
-        if head.startswith(mark):
-            return kind if is_table or kind in (PARQUET, ARROW) else None
-    for kind in (PARQUET, ARROW):
-        if lower.endswith(_SUFFIXES[kind]):
-            state = f"a truncated or corrupt {kind} table (damaged header)" if head else "empty (0 bytes)"
-            raise DataError(f"{name} is {state}; copy or export it again")
-    return CSV if lower.endswith(_SUFFIXES[CSV]) or (is_table and head) else None
-
-
-def _files_below(folder: str) -> list[str]:
-    """Files with a table's suffix, in natural order; names that begin with _ or . are others' notes."""
-    if not remote.is_url(folder):
-        below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
-    else:
-        import fsspec
-
-        with remote.storage_faults(folder):
-            system, path = fsspec.core.url_to_fs(folder)
-            below = [system.unstrip_protocol(found) for found in system.find(path)]
-    known = tuple(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
-    shown = (each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}"))
-    return sorted((each for each in shown if each.lower().endswith(known)), key=natural_key)
 
 
 def header_of(name: str, kind: str) -> Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +13,7 @@ import polars as pl
 
 from koffline.data.columns import counted
 from koffline.data.flat import ONE_STEP_NOTE
+from koffline.data.kinds import find_tables
 from koffline.data.raw import FileDescription, read_description, settle_space
 from koffline.data.spaces import ACTIONS, ActionSpace, Discrete, Encoding, Features, SpaceRequest
 from koffline.data.table import mapping as mappings
@@ -20,13 +21,11 @@ from koffline.data.table import roles as applied
 from koffline.data.table import values
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
-from koffline.data.table.rows import TableRows, find_tables, header_of, open_rows
-from koffline.data.table.values import Problems, TableCounts, column_fault, read_flags
+from koffline.data.table.rows import TableRows, header_of, open_rows
+from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, listed
 
-_MOST_CATEGORIES = 10_000
-_LONGEST_NAME = 1000
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.
 SHAPE_KEY = "koffline_observation_shape"
 
@@ -36,9 +35,9 @@ class Table:
     """Rows, the columns' roles, what a first pass finds, and the actions with what was assumed about them.
 
     By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``flagged``: flags that
-    a row has. ``seen``: whole-number actions, the least and the greatest of each frame. ``values`` of a
-    category, and the ``categories`` in their order. ``runs``: rows of one id that lie together. ``origin``:
-    columns of categories by the features that they became. ``counts``: what is done to the rows afterwards.
+    a row has. ``seen``: whole-number actions, the least and the greatest of each frame. ``categories`` of the
+    action in their order. ``runs``: rows of one id that lie together in a frame. ``origin``: columns of
+    categories by the features that they became. ``counts``: what is done to the rows afterwards.
     """
 
     source: str
@@ -58,13 +57,17 @@ class Table:
     n_rows: int = 0
     missing: Counter[str] = field(default_factory=Counter)
     widths: dict[str, int] = field(default_factory=dict)
-    means: dict[str, float] = field(default_factory=dict)  # sums until the pass ends
+    means: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # sums until the pass ends
     flagged: set[str] = field(default_factory=set)
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
-    values: set[Any] = field(default_factory=set)
     categories: tuple[Any, ...] = ()
     seen: list[Any] = field(default_factory=list)
     runs: pl.DataFrame | None = None
+
+    @property
+    def noted(self) -> Metadata:
+        """Metadata with notes on what was done to the rows so far."""
+        return self.metadata.with_notes(*self.counts.sentences(self.roles.time is not None))
 
 
 def prepare_table(
@@ -118,8 +121,7 @@ def prepare_table(
             name, rows, roles, number, (shape or None) if log else None, problems, is_own,
             formulas, texts, encodings, origin,
         )  # fmt: skip
-        is_category = bool(roles.action_names) or rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
-        _look_through(table, is_category and len(roles.action) == 1, census=not in_memory)
+        _look_through(table, census=not in_memory)
     _check_counts(table)
     _describe(table, action_space, log)
     return table
@@ -131,8 +133,7 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
     names, settled = table.roles.action, tuple[str, ...]()
     declared = described.action_space if described else None
     with table.problems.noted():
-        if table.values:
-            table.categories = applied.ordered_actions(table.values, table.roles, table.source)
+        if table.categories:
             extra = {**extra, ACTIONS: list(table.categories)}
             declared = Discrete(len(table.categories))
         # a few actions that determine the space like all of them
@@ -185,9 +186,10 @@ def hashed(ids: pl.Series) -> pl.Series:
     return ids.hash(0).alias("id")
 
 
-def _look_through(table: Table, is_category: bool, census: bool) -> None:
+def _look_through(table: Table, census: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError."""
-    roles, runs = table.roles, []
+    roles, runs, categories = table.roles, [], set[Any]()
+    is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
     flags = [name for name in (roles.terminal, roles.truncated) if name]
     for frame in table.rows.frames():
         table.n_rows += frame.height
@@ -197,32 +199,24 @@ def _look_through(table: Table, is_category: bool, census: bool) -> None:
             _look_at(table, column)
         table.flagged |= {name for name in flags if read_flags(frame, name, table.source).any()}
         actions = frame[roles.action[0]].drop_nulls()
-        if is_category:
-            longest: Any = actions.str.len_bytes().max() if actions.dtype == pl.String else 0
-            is_short = (longest or 0) <= _LONGEST_NAME
-            table.values |= set(actions.unique()) if is_short else set()
-            if len(table.values) > _MOST_CATEGORIES or not is_short:
-                most = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST_NAME} bytes"
-                raise column_fault(table.source, actions.name, f"holds more than {most}; name another")
+        if is_category and len(roles.action) == 1:
+            applied.gather(categories, actions)
         elif len(roles.action) == 1 and actions.dtype.is_integer() and len(actions):
             table.seen += [actions.min(), actions.max()]
     if not table.n_rows:
         raise DataError(f"{table.source} has no rows; give a table with at least one transition")
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
-    if runs:
-        by_run = (
-            pl.concat(runs).struct.unnest().group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
-        )
-        table.runs = by_run.agg(pl.col("id").first(), pl.col("rows").cast(pl.Int64).sum())
+    table.runs = pl.concat(runs).struct.unnest() if runs else None
+    with table.problems.noted():
+        table.categories = applied.ordered_actions(categories, roles, table.source)
 
 
 def _look_at(table: Table, column: pl.Series) -> None:
     """Count the missing values of a column; lists of different lengths are a problem."""
     name, missing = column.name, column.null_count()
     if table.roles.impute.get(name) == "mean":
-        total = float(column.cast(pl.Float64).fill_nan(None).sum())
-        table.means[name] = table.means.get(name, 0.0) + total
+        table.means[name] += float(column.cast(pl.Float64).fill_nan(None).sum())
     if column.dtype.is_nested():
         column = column.drop_nulls()
         lengths = column.list.len() if column.dtype == pl.List else column.arr.len()

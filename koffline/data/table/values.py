@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +18,7 @@ from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.errors import DataError, nearest_name
 
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
-_TRUE, _FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
+TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
 # 2024-01-31, with 12:00 or 12:00:00.5 behind it: nanoseconds since 1970 in 64 bits reach from 1677 to 2262.
 _TIME = (
     r"^(?<date>(?:1[7-9]|2[01])\d{2}-\d{2}-\d{2})"
@@ -28,45 +26,36 @@ _TIME = (
 )
 
 
-def _instants(texts: pl.Series) -> pl.Series:
+def _instants(texts: pl.Expr) -> pl.Expr:
     """Times with an offset as instants to the nanosecond, null where a text is none."""
-    parts = texts.str.extract_groups(_TIME).struct.unnest()
-    clock, second = pl.col("clock").fill_null("00:00"), pl.col("second").fill_null(":00")
-    told = pl.concat_str("date", pl.lit("T"), clock, second, "zone")
-    return parts.select(
-        told.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False)
-    ).to_series()
+    clock, second = pl.field("clock").fill_null("00:00"), pl.field("second").fill_null(":00")
+    told = pl.concat_str(pl.field("date"), pl.lit("T"), clock, second, pl.field("zone")).alias("told")
+    whole = texts.str.extract_groups(_TIME).struct.with_fields(told).struct.field("told")
+    return whole.str.to_datetime("%Y-%m-%dT%H:%M:%S%.f%#z", time_unit="ns", strict=False)
 
 
 # Ways to read texts, the narrowest first; all but the first two are for times.
 LOCAL, CLOCK = "times without a UTC offset", "times of day"
-_WAYS: dict[str, Callable[[pl.Series], pl.Series]] = {
+_WAYS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
     "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
     "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
     "times with a UTC offset": _instants,
     "dates": lambda texts: _instants(texts + "T00:00Z"),
     LOCAL: lambda texts: _instants(texts + "Z"),
-    CLOCK: lambda texts: _instants("1970-01-01T" + texts + "Z"),
+    CLOCK: lambda texts: _instants(pl.lit("1970-01-01T") + texts + "Z"),
 }
 TEXT_WAYS = tuple(_WAYS)
 
 
+def as_read(column: str, way: str) -> pl.Expr:
+    """A column of texts as integers, floats or date-times, null where a text is none."""
+    return _WAYS[way](pl.col(column).str.strip_chars()).alias(column)
+
+
 def unread(column: pl.Series, ways: Iterable[str]) -> dict[str, pl.Series]:
     """By way to read texts, which of them it does not read."""
-    texts = column.str.strip_chars()
-    return {way: _WAYS[way](texts).is_null() & texts.is_not_null() for way in ways}
-
-
-def read_texts(column: pl.Series, way: str) -> pl.Series:
-    """A column of texts as integers, floats or date-times."""
-    return _WAYS[way](column.str.strip_chars()).alias(column.name)
-
-
-def as_read(column: str, way: str) -> pl.Expr:
-    """`read_texts` of a column of frames."""
-    kinds = {"whole numbers": pl.Int64(), "numbers": pl.Float64()}
-    kind: Any = kinds.get(way, pl.Datetime("ns", "UTC"))
-    return pl.col(column).map_batches(partial(read_texts, way=way), return_dtype=kind)
+    read = {way: column.to_frame().select(as_read(column.name, way)).to_series() for way in ways}
+    return {way: values.is_null() & column.is_not_null() for way, values in read.items()}
 
 
 def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
@@ -89,7 +78,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
         return column.fill_null(False)  # missing values are refused elsewhere
     if column.dtype == pl.String:
         lower = column.str.strip_chars().str.to_lowercase()
-        yes, no = lower.is_in(_TRUE), lower.is_in(_FALSE)
+        yes, no = lower.is_in(TRUE), lower.is_in(FALSE)
     else:
         number = column.cast(pl.Float64)
         yes, no = number == 1, number == 0
@@ -113,7 +102,6 @@ def features(column: str, encoding: Encoding) -> list[pl.Expr]:
 
 
 _MOST_LISTED = 20
-_LONGEST_NUMBER = 100  # digits
 
 
 class Problems:
@@ -153,14 +141,6 @@ class Problems:
             more = len(self.found) - len(shown)
             shown += [f"and {more} more"] if more else []
             raise DataError(f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}")
-
-
-def natural_key(name: str) -> list[Any]:
-    """Sort key of natural order: x_2 before x_10."""
-    return [
-        (0, int(p), "") if p.isdecimal() and len(p) < _LONGEST_NUMBER else (1, 0, p)
-        for p in re.split(r"(\d+)", name)
-    ]
 
 
 def column_fault(source: str, column: str | None, words: str) -> DataError:
@@ -253,40 +233,39 @@ class StepLengths:
 
 @dataclass
 class TableCounts:
-    """Counts of changes to the rows, summed over all pieces of a table."""
+    """Counts of changes to the rows, summed over all pieces of a table.
+
+    ``left_out``: rows without a next observation; None where none was taken from the row that follows.
+    """
 
     episodes: int = 0
-    left_out: int = 0
     repeated: int = 0
     ended: int = 0
     reordered: bool = False
-    is_timed: bool = True
+    left_out: int | None = None
     cut: int = 0
-    derived: bool = False
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
     steps: StepLengths = field(default_factory=StepLengths)
 
-    def sentences(self) -> tuple[str, ...]:
+    def sentences(self, is_timed: bool) -> Iterator[str]:
         """Notes for people, in the order in which things were done."""
-        notes = [
-            f"{counted(count, 'missing value', f'in {column} was', f'in {column} were')} replaced ({how})"
-            for (column, how), count in sorted(self.imputed.items())
-        ]
         if self.repeated:
-            notes.insert(0, f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped")
+            yield f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped"
+        for (column, how), count in sorted(self.imputed.items()):
+            missing = counted(count, "missing value", f"in {column} was", f"in {column} were")
+            yield f"{missing} replaced ({how})"
         if self.ended:
             lost = counted(self.ended, "row", "was", "were")
-            notes.append(f"{lost} left out: from a missing value on, as asked, to the end of the episode")
-        if self.reordered and self.is_timed:
-            notes.append("the rows of each episode were put together and in time order")
+            yield f"{lost} left out: from a missing value on, as asked, to the end of the episode"
+        if self.reordered and is_timed:
+            yield "the rows of each episode were put together and in time order"
         elif self.reordered:
             said = "rows of several episodes are mixed; without a time column the table's order was taken"
-            notes.append(f"{ORDER}{said}; name it (--time), or sort the table by episode and time")
-        if self.derived:
+            yield f"{ORDER}{said}; name it (--time), or sort the table by episode and time"
+        if self.left_out is not None:
             lost = f"; {counted(self.left_out, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this table"
-            taken = "next observations were taken from the rows that follow"
-            notes.append(taken + (lost if self.left_out else ""))
+            yield "next observations were taken from the rows that follow" + (lost if self.left_out else "")
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")
-            notes.append(f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated")
-        return (*notes, *self.steps.sentences())
+            yield f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated"
+        yield from self.steps.sentences()

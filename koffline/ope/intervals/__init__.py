@@ -1,6 +1,9 @@
-"""Intervals for a policy's value, each labelled as certified or calibrated; the calibrated one is made here.
+"""Intervals for a policy's value, each labelled certified or calibrated; the calibrated ones are made here.
 
-It is that of a wild bootstrap of the fitted value, a weighted sum of residuals.
+One is that of a wild bootstrap of the fitted value, a weighted sum of residuals. The other resamples units
+(episodes, or rows), many logs for the price of sums over units: θ̂ solves Bᵀ(v − Bθ) = τD(θ − θ0), that is
+n⁻¹ Σ Ω_i (r_i − z_iᵀθ) = τD(θ − θ0), with the instruments Ω_i = w_i Bᵀψ_i (N, p) held. A resampled log
+weighs the units by how often they were drawn; its θ* = θ̂ + (n⁻¹ΣwΩzᵀ + τD)⁻¹ n⁻¹Σ(w − 1)Ωδ̂.
 """
 
 from __future__ import annotations
@@ -8,22 +11,29 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
 from koffline.config import read_section
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.base import (
+    RIDGE,
     IntervalResult,
     KernelIntervalSettings,
     describe_misspecified,
     describe_starts,
     enough_draws,
+    instruments,
     invert_test,
     make_profile,
+    ridge_sizes,
+    ridged_fit,
     studentised_quantile,
     wild_threshold,
 )
 from koffline.ope.intervals.kernel_sets import feature_interval
-from koffline.ope.intervals.resampling import pivot_interval
 from koffline.ope.names import BOOTSTRAP_PIVOT, KERNEL_CALIBRATED, SYSTEM_KINDS
 from koffline.ope.results import Interval
 
@@ -34,6 +44,14 @@ _ASSUMPTIONS = (
     "Asymptotic: a wild bootstrap test of each value over rows and {starts}; "
     "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
     "environment draws them. It does not know what the class cannot express."
+)
+_RESAMPLING = 6061  # random stream
+_MOST_PRODUCTS = 3e10  # multiplications in the sums of one bootstrap: some seconds on one core
+_MOST_NUMBERS = 5e7  # numbers in the matrices of all draws: 400 MB
+_FEW_UNITS = 30
+_PIVOT_ASSUMPTIONS = (
+    "Asymptotic: {units} resampled, the estimate solved again for each ({matrix}; features and instruments "
+    "as they are), errors turned around; {starts}. It does not know what the class cannot express."
 )
 
 
@@ -93,3 +111,82 @@ def calibrated_interval(
         misspecified=profile.loss > threshold,
         warnings=tuple(sentence for sentence, applies in sentences.items() if applies),
     )
+
+
+@torch.no_grad()
+def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> IntervalResult:
+    """[v − q_high, v − q_low] of the errors of the fit over resampled episodes (rows without episodes).
+
+    None for a single unit, and if more than a tenth of the resampled logs have no answer.
+    (Hao et al. 2021, the distributional correction)
+    """
+    counts, theta = draw_counts(system, settings.draws, settings.seed), ridged_fit(system, RIDGE)
+    value, warnings, interval = system.value(theta), [], None
+    drawn = int(np.count_nonzero(counts.any(axis=0)))
+    units = "episodes" if len(system.unit_starts) < len(system) else "rows"
+    if 2 <= drawn < _FEW_UNITS:
+        warnings.append(f"the bootstrap has {drawn} {units} to draw from; its interval is too narrow")
+    values, is_exact = resample_values(system, counts)
+    errors, tail = values[np.isfinite(values)] - value, (1.0 - settings.level) / 2.0
+    if drawn < 2:
+        warnings.append("the log has one episode: a bootstrap has nothing to choose from; log more episodes")
+    elif len(errors) < 0.9 * settings.draws:
+        warnings.append("too many resampled logs have no answer; give more episodes")
+    else:
+        low, high = np.quantile(errors, (tail, 1.0 - tail))
+        text = _PIVOT_ASSUMPTIONS.format(
+            units=units,
+            matrix="its matrix too" if is_exact else "its matrix held: the first order",
+            starts=describe_starts(system.fixed_starts, "start states resampled with them"),
+        )
+        interval = Interval(value - float(high), value - float(low), settings.level, BOOTSTRAP_PIVOT, text)
+        interval = interval.within(settings.values_within(system))
+    return IntervalResult(BOOTSTRAP_PIVOT, interval, value=value, warnings=tuple(warnings))
+
+
+def draw_counts(system: FeatureSystem, draws: int, seed: int) -> Int[np.ndarray, "draw unit"]:
+    """Draw how often each unit occurs in each resampled log; units without weight are not drawn."""
+    # A separate stream: a log simulated from the same seed must not correlate with its resampling.
+    generator = np.random.default_rng([seed, _RESAMPLING])
+    present = np.flatnonzero(_by_unit(system, system.row_weights.numpy()) > 0.0)
+    counts = np.empty((draws, len(system.unit_starts)), dtype=np.int64)
+    for draw in counts:
+        chosen = present[generator.integers(len(present), size=len(present))]
+        draw[:] = np.bincount(chosen, minlength=len(draw))
+    return counts
+
+
+def resample_values(
+    system: FeatureSystem, counts: Int[np.ndarray, "draw unit"]
+) -> tuple[Float[np.ndarray, " draw"], bool]:
+    """cᵀθ of every resampled log, and whether the matrices were resampled too.
+
+    If that would take too much time or memory the matrix of the whole log is used (first-order bootstrap).
+    Start states are resampled with their units unless they are given; draws without any are NaN.
+    """
+    matrix, theta = system.projected[:, :-1], ridged_fit(system, RIDGE)
+    omega = torch.cat([psi @ matrix for _, psi in instruments(system)]) * system.row_weights[:, None]
+    ridge = torch.diag(ridge_sizes(matrix.mT @ matrix, system.free, RIDGE))
+    size = theta.numel() ** 2 * len(counts)
+    is_exact = len(system.unit_starts) * size <= _MOST_PRODUCTS and size <= _MOST_NUMBERS
+    weights = counts @ _by_unit(system, system.row_weights.numpy())  # Σw per draw
+    share = torch.as_tensor(counts / weights[:, None])  # weight of each unit's sums
+    gap = (omega * system.residuals(theta)[:, None]).numpy()
+    pull = share @ torch.as_tensor(_by_unit(system, gap)) - torch.as_tensor(gap.sum(axis=0) / len(gap))
+    if is_exact:  # n⁻¹ΣwΩzᵀ of every draw, one column of z at a time
+        products = (omega * column[:, None] for column in system.difference.T)
+        columns = [share @ torch.as_tensor(_by_unit(system, product.numpy())) for product in products]
+        steps = torch.linalg.solve(torch.stack(columns, dim=-1) + ridge, pull)
+    else:
+        whole = omega.mT @ system.difference / len(gap) + ridge
+        steps = torch.linalg.solve(whole, pull.mT).mT
+    if system.fixed_starts:
+        return ((theta + steps) @ system.start_mean).numpy(), is_exact
+    drawn = torch.as_tensor(counts, dtype=torch.float64) * system.start_weights
+    means = (drawn @ system.starts) / drawn.sum(dim=1, keepdim=True)
+    return (means * (theta + steps)).sum(dim=1).numpy(), is_exact
+
+
+def _by_unit(system: FeatureSystem, values: np.ndarray) -> np.ndarray:
+    """Sums over the rows of each unit, (U, …)."""
+    return np.add.reduceat(values, system.unit_starts, axis=0)

@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-import koffline.ope.intervals.resampling as resampling
+import koffline.ope.intervals as resampling
 from koffline.errors import ConfigError
-from koffline.ope.intervals import make_interval
+from koffline.ope.intervals import draw_counts, make_interval, pivot_interval, resample_values
 from koffline.ope.intervals.base import (
     RIDGE,
     KernelIntervalSettings,
@@ -16,7 +16,6 @@ from koffline.ope.intervals.base import (
     make_profile,
     ridge_sizes,
 )
-from koffline.ope.intervals.resampling import draw_counts, pivot_interval, resample_values
 from koffline.ope.names import SYSTEM_KINDS
 from tests.ope.intervals.systems import finite_system, small_system
 

@@ -1,0 +1,116 @@
+"""What is at a path, URL or pattern: the files of a table, or a log of another kind."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from koffline.data import remote
+from koffline.data.columns import natural_key
+from koffline.errors import DataError
+from koffline.store.files import MINARI
+
+MANIFEST, SHARDS = "manifest.json", "koffline-shards"  # of a folder of shards: its file, and the mark in it
+METADATA = "metadata.json"  # of Minari
+PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
+NO_TABLE = (
+    "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "
+    "HDF5 or NPZ); a mapping is for tables, `koffline data info` looks into other logs"
+)
+# Arrow's streams begin with the mark of a message; its files, and Feather version 2, with their own name.
+STREAM = b"\xff\xff\xff\xff"
+_SUFFIXES = {
+    PARQUET: (".parquet", ".pq"),
+    ARROW: (".arrow", ".feather", ".arrows", ".ipc"),
+    CSV: tuple(f"{name}{packed}" for name in (".csv", ".tsv") for packed in ("", ".gz", ".zst")),
+}
+_CONTENTS: dict[bytes, str | None] = {
+    b"PAR1": PARQUET, b"ARROW1": ARROW, STREAM: ARROW, b"\x89HDF": HDF5, b"PK": NPZ,
+    b"\x80": None,  # a pickle
+}  # fmt: skip
+
+
+def is_shard_folder(folder: str) -> bool:
+    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
+    try:
+        head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
+    except DataError:
+        return False
+    return SHARDS.encode() in head
+
+
+def data_folder(folder: Path) -> Path | None:
+    """The folder that holds the metadata of a dataset of Minari: ``folder`` or ``folder/data``; else None."""
+    for candidate in (folder / "data", folder):
+        if (candidate / METADATA).is_file():
+            return candidate
+    return None
+
+
+def is_log_source(name: str) -> bool:
+    """Whether a path or URL is a folder of shards or a Minari dataset."""
+    is_minari = name.startswith(MINARI) or (not remote.is_url(name) and data_folder(Path(name)) is not None)
+    return is_minari or is_shard_folder(name)
+
+
+def is_table_source(name: str) -> bool:
+    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
+
+    A folder is one where it holds such files and is no log of another kind.
+    """
+    return not is_log_source(name) and any(kind_of(each, is_table=False) for each in _candidates(name)[:1])
+
+
+def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
+    """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
+
+    With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
+    Raises DataError where there is none, for one that is damaged, or for files of different kinds.
+    """
+    kinds = {each: kind for each in _candidates(name) if (kind := kind_of(each, is_table))}
+    if len(set(kinds.values())) > 1:
+        shown = " and ".join(sorted(set(kinds.values())))
+        raise DataError(f"{name} holds files of different kinds ({shown}); keep one in a folder")
+    if not kinds:
+        raise DataError(f"{name} {NO_TABLE if remote.exists(name) else 'does not exist; check the path'}")
+    return next(iter(kinds.values())), tuple(kinds)
+
+
+def _candidates(name: str) -> list[str]:
+    """The file at a path, those below a folder, or those that fit a pattern."""
+    if remote.is_folder(name):
+        return _files_below(name)
+    is_pattern = ("*" in name or "?" in name) and not remote.exists(name)
+    return remote.listed(name) if is_pattern else [name] * remote.exists(name)
+
+
+def kind_of(name: str, is_table: bool) -> str | None:
+    """Kind of a file by its first bytes and its name; None if it is no table.
+
+    With ``is_table`` arrays of HDF5 and NPZ files are columns, and any text is CSV. Raises DataError if it is
+    empty or damaged.
+    """
+    head, lower = remote.read_bytes(name, 16), name.lower()
+    if not head:
+        raise DataError(f"{name} is empty (0 bytes); copy or export it again")
+    for mark, kind in _CONTENTS.items():
+        if head.startswith(mark):
+            return kind if is_table or kind in (PARQUET, ARROW) else None
+    for kind in (PARQUET, ARROW):
+        if lower.endswith(_SUFFIXES[kind]):
+            said = f"{name} is a truncated or corrupt {kind} table (damaged header)"
+            raise DataError(f"{said}; copy or export it again")
+    return CSV if is_table or lower.endswith(_SUFFIXES[CSV]) else None
+
+
+def _files_below(folder: str) -> list[str]:
+    """Files with a table's suffix, in natural order; names that begin with _ or . are others' notes."""
+    if not remote.is_url(folder):
+        below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
+    else:
+        with remote.storage(folder) as (system, path):
+            below = [system.unstrip_protocol(found) for found in system.find(path)]
+    known = tuple(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+    shown = (each for each in below if not re.search(r"/[_.]", f"/{each[len(folder) :]}"))
+    return sorted((each for each in shown if each.lower().endswith(known)), key=natural_key)
