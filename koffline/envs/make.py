@@ -32,20 +32,17 @@ _playing = partial(one_line_errors, remedy="try it alone with gymnasium.make", k
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """gymnasium.make with its errors in one line. Raises ConfigError."""
     _hush_mujoco(identifier)
-    try:
-        with warnings.catch_warnings():  # "CartPole" is the newest of its versions, as was meant
-            warnings.filterwarnings("ignore", ".*Using the latest versioned environment")
+    named, remedy = f"the environment '{identifier}'", "check its name and what it needs"
+    with one_line_errors(named, "it cannot be made", remedy, ConfigError), warnings.catch_warnings():
+        # "CartPole" is the newest of its versions, as was meant
+        warnings.filterwarnings("ignore", ".*Using the latest versioned environment")
+        try:
             return gymnasium.make(identifier, **options)
-    except gymnasium.error.NameNotFound:
-        known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
-        near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
-        hint = f"did you mean {near[0]}?" if near else "check its name, or write package:name to import it"
-        raise ConfigError(f"there is no environment '{identifier}'; {hint}") from None
-    except Exception as error:
-        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
-        raise ConfigError(
-            f"the environment '{identifier}' cannot be made: {reason}; check its name and what it needs"
-        ) from error
+        except gymnasium.error.NameNotFound:
+            known = {name.lower(): name for name in (*WORLDS, *gymnasium.registry)}
+            near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
+            hint = f"did you mean {near[0]}?" if near else "check it, or write package:name to import it"
+            raise ConfigError(f"there is none of this name; {hint}") from None
 
 
 def _hush_mujoco(identifier: str) -> None:

@@ -18,10 +18,9 @@ from typing import Any
 
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs.workers import JobError, as_ours, opened, pack, value_of
-from koffline.progress import progress_bar
+from koffline.progress import Tell, progress_bar
 
 _RETRIES = 2  # of an item whose worker died
-Report = Callable[[int, int, str], None]  # items done, all items, names of some running ones
 Call = Callable[[Any, Any], Any]
 Name = Callable[[Any], str]
 
@@ -47,13 +46,14 @@ class PassSettings:
         items: Iterable[Any],
         shared: Any = None,
         name: Name | None = None,
-        progress: bool | Report = False,
+        progress: bool | Tell = False,
     ) -> Iterator[Any]:
         """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
 
         call: must not change ``shared``, which a worker receives once and keeps for its next items.
         name: what an item is called in errors and the bar; default "item 3".
-        progress: True draws a bar on a terminal; or a callable that hears every change.
+        progress: True draws a bar on a terminal; or a callable that hears of the items done, all of them, and
+            the names of some running ones.
         An item whose worker dies is given to another one, twice. Raises the item's KofflineError, JobError
         for anything else, and ConfigError for what cannot be sent to workers and for a cluster that does not
         answer.
@@ -76,7 +76,7 @@ class PassSettings:
         items: Iterable[Any],
         shared: Any,
         name: Name,
-        progress: bool | Report,
+        progress: bool | Tell,
         are_jobs: bool = False,
     ) -> Generator[tuple[Any, Any]]:
         """Iterate over each item with its value or its KofflineError; arguments as in `map`.
@@ -146,7 +146,7 @@ class PassSettings:
                 workers.cancel(future)
 
 
-def _heard_by(progress: bool | Report) -> AbstractContextManager[Report]:
+def _heard_by(progress: bool | Tell) -> AbstractContextManager[Tell]:
     """Function that receives the progress: a bar on a terminal for True, a callable itself, else a no-op."""
     if callable(progress):
         return nullcontext(progress)
@@ -177,7 +177,7 @@ def run_jobs(
     jobs: Sequence[Job],
     workers: int = 1,
     ray: str | None = None,
-    progress: bool | Report = True,
+    progress: bool | Tell = True,
     keep_going: bool = False,
 ) -> dict[str, KofflineError]:
     """Run the jobs that have no result yet; return the failures by name, without which every file is there.

@@ -100,7 +100,7 @@ def test_the_next_state_scatters_as_much_as_it_should() -> None:
         ("koffline/PuddleWorld-v0", {"nose": 0.1}, "unexpected keyword argument 'nose'"),
         (NOISY_MUJOCO, {"environment": "CartPole-v1"}, "transition_noise needs an environment of MuJoCo"),
         (NOISY_MUJOCO, {"environment": PENDULUM, "transition_noise": -0.1}, "transition_noise is -0.1"),
-        (NOISY_MUJOCO, {"environment": "Pendlum-v1"}, "there is no environment 'Pendlum-v1'"),
+        (NOISY_MUJOCO, {"environment": "Pendlum-v1"}, "the environment 'Pendlum-v1': there is none"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(identifier, settings, message) -> None:

@@ -67,7 +67,7 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "env=CartPoll-v1"], "there is no environment 'CartPoll-v1'"),
+        (["--set", "env=CartPoll-v1"], "the environment 'CartPoll-v1': there is none"),
         (["--seed-count", "0"], "'--seed-count': 0 is not in the range x>=1"),
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
     ],
