@@ -23,11 +23,11 @@ class KofflineGroup(click.Group):
     # Module and short help of each command; listing the commands imports none of them.
     lazy: ClassVar = {
         "build": ("build", "Build datasets and target policies."),
-        "d3rlpy": ("learn", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
+        "d3rlpy": ("models", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
         "data": ("data", "Look into logs, check them, convert them."),
         "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
-        "export": ("learn", "Export a model's greedy policy as TorchScript or ONNX."),
+        "export": ("models", "Export a model's greedy policy as TorchScript or ONNX."),
         "online": ("learn", "Train Trust-PCL in a Gymnasium environment, several seeds at once."),
         "reproduce": ("learn", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("evaluate", "Which of several POLICIES is worth most?"),

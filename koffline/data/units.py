@@ -1,8 +1,7 @@
-"""Units of a log (episodes, or rows without episodes): hashes, samples and copies.
+"""Units of a log (episodes, or rows without episodes): hashes, samples and splits.
 
 A sample consists of the units with the smallest hashes. It therefore does not depend on reading order, shards
-or machine, and a smaller sample with the same seed is part of a larger one. Copies of a unit add weight to a
-log but no evidence.
+or machine, and a smaller sample with the same seed is part of a larger one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, UInt64
+from jaxtyping import Int
 
 from koffline.data.columns import counted
 from koffline.data.disk.log import LazyTransitions
@@ -25,7 +24,6 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-_BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be chance
 # Keys of the hashes that sample and split units, independent of other random numbers.
 _UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
 _HASHED_AT_ONCE = 2**20
@@ -225,64 +223,3 @@ def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions
     chosen[np.random.default_rng(seed).permutation(count)[:kept_out]] = True
     rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
     return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))
-
-
-@dataclass(frozen=True, eq=False)
-class DistinctLog:
-    """A log without copies: one episode (row, where there are none) of each kind, with the weight of all.
-
-    ``units``: episodes or rows of the log as it was. ``kept``: numbers of those that ``transitions`` holds.
-    It holds all where states recur all over the log, as in a small grid: there equal episodes happen by
-    chance, and each counts.
-    """
-
-    transitions: Transitions
-    units: int
-    kept: Int[np.ndarray, " unit"]
-
-    @property
-    def notes(self) -> list[str]:
-        """Note for the user if copies were merged."""
-        kind = "episode" if self.transitions.has_episodes else "row"
-        said = f"The log has {counted(self.units, kind)}, only {len(self.kept)} of them different: copies "
-        return [f"{said}count as weight and not as evidence."] if len(self.kept) < self.units else []
-
-
-def without_copies(log: Transitions) -> DistinctLog:
-    """Merge equal episodes (rows, where there are none) into one that has the weight of all."""
-    starts = log.episode_starts if log.has_episodes else np.arange(len(log))
-    lengths = np.diff(np.append(starts, len(log)))
-    _, firsts, kinds = np.unique(_hash_units(log, starts, lengths), return_index=True, return_inverse=True)
-    unit_of_row = np.repeat(np.arange(len(starts)), lengths)
-    rows = np.flatnonzero(np.isin(unit_of_row, firsts))
-    no_copies = len(firsts) == len(starts)
-    if no_copies or (len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE):
-        return DistinctLog(log, len(starts), np.arange(len(starts)))
-    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
-    original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
-    same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
-    total = np.bincount(same_row, weights=weights, minlength=len(log))
-    merged = log.select(rows).replace(weights=total[rows])
-    return DistinctLog(merged, len(starts), np.sort(firsts))
-
-
-def _hash_units(
-    log: Transitions, starts: Int[np.ndarray, " unit"], lengths: Int[np.ndarray, " unit"]
-) -> UInt64[np.ndarray, " unit"]:
-    """Hash of each unit from its ordered rows, flags and log-probabilities."""
-    flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
-    hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
-    if log.behavior_log_probabilities is not None:
-        bits = (np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0).view(np.uint64)
-        hashes ^= unit_hash(0, 3, bits)
-    steps = np.arange(len(log)) - np.repeat(starts, lengths)
-    odd = 2 * steps.astype(np.uint64) + np.uint64(1)
-    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, lengths)
-
-
-def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"], units: Int[np.ndarray, " row"]) -> float:
-    """Share of the rows whose observation also occurs in another unit."""
-    seen = hash_rows(log, ("observations",))[rows]
-    pairs = np.unique(np.stack([seen, units.astype(np.uint64)]), axis=1)
-    values, holders = np.unique(pairs[0], return_counts=True)
-    return float(np.isin(seen, values[holders > 1]).mean())

@@ -22,14 +22,13 @@ import numpy as np
 import torch
 from jaxtyping import Int
 
+from koffline.data.copies import DistinctLog, without_copies
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.data.units import (
-    DistinctLog,
     UnitSample,
     sample_units,
     stop_shares,
-    without_copies,
     without_late_ends,
 )
 from koffline.errors import ConfigError

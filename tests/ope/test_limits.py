@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import koffline
+from koffline.data.copies import without_copies
 from koffline.data.transitions import Transitions
-from koffline.data.units import without_copies
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
 from koffline.ope.results import Interval, PointEstimate
