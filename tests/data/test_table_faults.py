@@ -114,7 +114,7 @@ def test_statistics_on_which_arrow_ends_the_process():
     words = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(words, cwd=path.parents[3], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("corrupt Parquet file (Repetition level histogram size mismatch") == 2
+    assert done.stdout.count("corrupt Parquet file (OSError: Repetition level histogram size mismatch") == 2
 
 
 def test_columns_of_unequal_length(tmp_path):
