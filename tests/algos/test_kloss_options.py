@@ -22,7 +22,6 @@ from tests.algos.makers import (
     make_log,
     make_target,
     observations,
-    seeded,
 )
 
 
@@ -121,9 +120,10 @@ def test_scalers_of_target_and_evaluator_may_differ() -> None:
         action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -4.0), np.full(ACTIONS, 4.0)),
     )
     fit(algo, ColumnarReplayBuffer(shifted, seed=0), steps=2)
-    with seeded(0):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
         acted = algo.impl._actions(torch.as_tensor(raw[:10]))
-    with seeded(0):
+        torch.manual_seed(0)
         np.testing.assert_allclose(4.0 * acted.numpy(), target.sample_action(raw[:10]), atol=1e-4)
     np.testing.assert_array_equal(algo.predict(raw[:10]), target.predict(raw[:10]))
 

@@ -32,15 +32,14 @@ def beside(run, tmp_path):
 def test_an_interrupted_cell_continues_and_ends_the_same(beside):
     cell = Cell(PROBLEM, "sbeed", OBJECTIVES["sbeed"], TrainingSettings((0.003,), 2, 20, 50, (6,), 5))
 
-    class Stop:
-        def update(self, step, steps, loss):
-            if step > 30:
-                raise KeyboardInterrupt
+    def stop(step, steps, note):
+        if step > 30:
+            raise KeyboardInterrupt
 
     path, whole = beside / f"{cell.name}.npz", beside / "whole.npz"
     write_cell(whole, cell)
     with pytest.raises(KeyboardInterrupt):
-        write_cell(path, cell, Stop())
+        write_cell(path, cell, stop)
     assert not path.exists()
     write_cell(path, cell)
     one, two = (read_result(each, CellResult) for each in (whole, path))
