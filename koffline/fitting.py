@@ -98,9 +98,8 @@ def fit(
     with threads(settings.threads), torch.no_grad():
         trained = network.with_flat(network.flat.detach().clone())
         schedule = BatchSchedule(plan, len(table), settings.batch_size, table.inputs.device)
-        rule: Any = getattr(
-            objective, "target", None
-        )  # how the network that values next rows follows, if any
+        # How the network that values next rows follows, if any.
+        rule: Any = getattr(objective, "target", None)
         target = None if rule is None else trained.with_flat(trained.flat.clone())
         step = make_step(objective, BatchSource(table, objective.kernel, plan, schedule), trained, plan)
         adam, steps = StackedAdam(trained.flat), settings.steps

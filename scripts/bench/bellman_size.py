@@ -2,7 +2,6 @@
 
     python scripts/bench/bellman_size.py --out docs/results/bellman-test.json
     python scripts/bench/bellman_size.py --time 100000
-
     python scripts/bench/bellman_size.py --pairs --out docs/results/bellman-test.json
 
 With --pairs the level is checked without the library's sums over rows: places are few here (40 pairs of state
