@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import Field
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
+from koffline.train.spelling import refuse_misspelt
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
 FILES = ("data.source", "algo.policy")
@@ -160,7 +162,8 @@ def load_config(
     given = content.pop("evaluators", {})
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
     evaluators = _read_evaluators(given, config.data.split.held_out > 0.0)
-    # Last: d3rlpy, which knows the algorithms, takes seconds to load.
+    if "d3rlpy" not in sys.modules:  # it takes seconds to load; where it is, it may know more algorithms
+        refuse_misspelt(config.algo.type, config.algo.params)
     from koffline.algos.options import algorithm_types, resolve_params
 
     if config.algo.type is None:

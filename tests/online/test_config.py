@@ -89,14 +89,21 @@ def test_streaming_keeps_no_replay(config, tmp_path):
     assert not (tmp_path / "run" / "seed_0" / "replay.hdf5").exists()
 
 
-def test_an_option_that_is_a_setting_and_a_misspelt_setting_are_told_without_torch():
-    """The config is read before anything heavy is imported."""
+def test_misspelt_settings_are_told_without_torch():
+    """The config is read before anything heavy is imported; parameters of algorithms are no exception."""
     code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
     for words, said in (
-        (["--env", "CartPole-v1"], "there is no option '--env'; it is a setting: --set env=VALUE"),
-        (["configs/online/swimmer.yaml", "--set", "stepz=3"], "stepz is unknown; did you mean 'steps'?"),
+        (["online", "--env", "CartPole-v1"], "there is no option '--env'; it is a setting: --set env=VALUE"),
+        (
+            ["online", "configs/online/swimmer.yaml", "--set", "stepz=3"],
+            "stepz is unknown; did you mean 'steps'?",
+        ),
+        (
+            ["train", "configs/sac.yaml", "--set", "algo.params.gama=1"],
+            "gama is unknown; did you mean 'gamma'?",
+        ),
     ):
-        command = [sys.executable, "-c", code, "online", *words]
+        command = [sys.executable, "-c", code, *words]
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
         )

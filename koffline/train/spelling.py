@@ -1,0 +1,58 @@
+"""Misspelt names of an algorithm and its options, seen before the libraries that know them are loaded."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from koffline.errors import ConfigError, nearest_name
+
+_SOURCES = {
+    "d3rlpy": (
+        "base.py",
+        "algos/*/*.py",
+        "ope/*.py",
+        "models/**/*.py",
+        "optimizers/*.py",
+        "preprocessing/*.py",
+    ),
+    "koffline": ("algos/*.py",),
+}
+_OPTIONS = re.compile(r"^class \w+(?:Config|Factory|Scaler)\b.*?(?=^\S|\Z)", re.M | re.S)
+_FIELD = re.compile(r"^    ([a-zA-Z]\w*): ", re.M)
+_TYPE = re.compile(r'(?:def get_type\(\) -> str:\n +return |@registered\()"(\w+)"')
+
+
+@functools.cache
+def _declared() -> tuple[frozenset[str], frozenset[str]]:
+    """Types and options that the sources of d3rlpy and koffline declare, those of factories among them."""
+    found = {name: Path(str(find_spec(name).origin)).parent for name in _SOURCES}  # type: ignore[union-attr]
+    files = [file for name, folder in found.items() for each in _SOURCES[name] for file in folder.glob(each)]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    options = (name for text in texts for part in _OPTIONS.findall(text) for name in _FIELD.findall(part))
+    return frozenset(name for text in texts for name in _TYPE.findall(text)), frozenset(options)
+
+
+def refuse_misspelt(kind: Any, params: Any, where: str = "algo") -> None:
+    """Raise ConfigError for a type or option that no algorithm or factory has, if it resembles one.
+
+    This takes a tenth of a second, importing the algorithms takes two. What passes may still be wrong:
+    ``algos.options.resolve_params`` checks types, names and values against the algorithm itself.
+    """
+    types, options = _declared()
+    if isinstance(kind, str) and kind not in {*types, "none"}:
+        _suggest(f"{where}.type is {kind!r}", kind, types)
+    for name, value in params.items() if isinstance(params, Mapping) else ():
+        if name not in options:
+            _suggest(f"{where}.params.{name} is unknown", str(name), options)
+        if isinstance(value, Mapping):
+            refuse_misspelt(value.get("type"), value.get("params"), f"{where}.params.{name}")
+
+
+def _suggest(what: str, name: str, known: frozenset[str]) -> None:
+    if (remedy := nearest_name(name, sorted(known))).startswith("did"):
+        raise ConfigError(f"{what}; {remedy}")
