@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import click
 import d3rlpy
-import numpy as np
 import torch
 from d3rlpy.base import LearnableConfig, LearnableConfigWithShape
 from d3rlpy.models.torch.q_functions import iqn_q_function as iqn
@@ -151,29 +148,6 @@ def export_policy(algo: Any, path: str | Path) -> None:
         warnings.simplefilter("ignore")  # torch warns of tracing, and that both formats are deprecated
         with torch.random.fork_rng(devices=[]), mock.patch.object(iqn, "get_batch_size", _batch_size):
             _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
-
-
-def run_d3rlpy(words: Sequence[str]) -> None:
-    """Carry out a command line of d3rlpy on models that are read as `load` reads them. Raises ConfigError."""
-    import gymnasium
-    import matplotlib as mpl
-    from d3rlpy import cli
-
-    import koffline.envs  # noqa: F401  (registers our worlds)
-
-    if words[0] == "record" and importlib.util.find_spec("moviepy") is None:
-        raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
-    ours: dict[str, Any] = {"load_learnable": load, "gym": gymnasium}
-    # d3rlpy heads the CSVs of gradients with names, at which its own plot-all stops.
-    read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
-    with mock.patch.multiple(cli, **ours), mock.patch.object(np, "loadtxt", read_csv), mpl.rc_context():
-        try:
-            cli.cli.main(list(words), prog_name="koffline d3rlpy", standalone_mode=False)
-        except (click.ClickException, click.Abort, KofflineError):
-            raise
-        except Exception as error:  # errors of any kind: d3rlpy's commands check little
-            see = f"see 'koffline d3rlpy {words[0]} --help'"
-            raise ConfigError(f"d3rlpy {words[0]}: {one_line(error)}; {see}") from error
 
 
 def check_acts(algo: Any, name: str) -> None:

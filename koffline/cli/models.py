@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
 import click
 
 from koffline.cli.targets import claim
+from koffline.errors import ConfigError, KofflineError
 from koffline.store.files import check_target
+from koffline.untrusted.limits import one_line
+
+_NEED_MODELS = ("record", "play")
+_OF_MODELS = (
+    "d3rlpy.algos",
+    "d3rlpy.base",
+    "d3rlpy.metrics.utility",
+    "gymnasium",
+    "gym",
+    "gym.wrappers",
+)
 
 
 @click.command()
@@ -45,6 +64,36 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
       koffline d3rlpy stats runs/a/critic_loss.csv
       koffline d3rlpy record runs/a/model_1000.d3 --env-id CartPole-v1
     """
-    from koffline.algos.model_files import run_d3rlpy
+    import numpy as np
 
-    run_d3rlpy([command, *arguments])
+    need_models = command in _NEED_MODELS and "--help" not in arguments
+    if need_models and command == "record" and find_spec("moviepy") is None:
+        raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
+    commands = _commands_of_d3rlpy(need_models)
+    # d3rlpy heads the CSVs of gradients with names, at which its own plot-all stops.
+    read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
+    with mock.patch.object(np, "loadtxt", read_csv):
+        try:
+            commands.cli.main([command, *arguments], prog_name="koffline d3rlpy", standalone_mode=False)
+        except (click.ClickException, click.Abort, KofflineError):
+            raise
+        except Exception as error:  # errors of any kind: d3rlpy's commands check little
+            see = f"see 'koffline d3rlpy {command} --help'"
+            raise ConfigError(f"d3rlpy {command}: {one_line(error)}; {see}") from error
+
+
+def _commands_of_d3rlpy(need_models: bool) -> Any:
+    """Module d3rlpy.cli; for help and plots without the rest of d3rlpy, which takes seconds to load."""
+    if not need_models:
+        package = ModuleType("d3rlpy")
+        package.__path__ = list(find_spec("d3rlpy").submodule_search_locations)  # type: ignore[union-attr,arg-type]
+        stand_ins = {name: mock.MagicMock() for name in _OF_MODELS}
+        with mock.patch.dict("sys.modules", {"d3rlpy": package, **stand_ins}):
+            return importlib.import_module("d3rlpy.cli")
+    import gymnasium
+
+    from koffline.algos.model_files import load
+
+    commands: Any = importlib.import_module("d3rlpy.cli")
+    commands.load_learnable, commands.gym = load, gymnasium
+    return commands

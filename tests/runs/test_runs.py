@@ -75,6 +75,7 @@ def test_d3rlpy_draws_a_run_with_gradients(run: Path, tmp_path: Path) -> None:
 def test_d3rlpy_prints_statistics_and_its_own_help(run: Path) -> None:
     assert "TOTAL STEPS:  4.0" in succeed("d3rlpy", "stats", run / "critic_loss.csv")
     assert "--show-max" in succeed("d3rlpy", "plot", "--help")
+    assert "--use-gymnasium" in succeed("d3rlpy", "record", "--help")
 
 
 def test_d3rlpy_plays_in_gymnasium(model: Path) -> None:
@@ -89,7 +90,7 @@ def test_d3rlpy_records_films(model: Path, tmp_path: Path) -> None:
 
 
 def test_without_moviepy_there_are_no_films(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("koffline.cli.models.find_spec", lambda name: None)
     assert "koffline[video]" in refusal("d3rlpy", "record", str(model), "--env-id", WORLD)
 
 
