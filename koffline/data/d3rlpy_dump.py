@@ -101,7 +101,7 @@ def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:
             per_step = rewards.size // len(rewards)
             raise DataError(f"{path}: rewards of episode {i} have {per_step} numbers per step; give one")
         observations = observations.reshape(-1, 1) if observations.ndim == 1 else observations
-        yield episode_rows(observations, actions, rewards, bool(read[f"terminated_{i}"]))
+        yield episode_rows(observations, actions, rewards, bool(np.ravel(read[f"terminated_{i}"])[-1]))
 
 
 def episode_rows(

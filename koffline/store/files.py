@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from koffline.errors import DataError
-from koffline.untrusted.limits import one_line_errors
+from koffline.untrusted.limits import one_line, one_line_errors
 
 MINARI = "minari:"  # prefix of Minari's dataset names
 
@@ -32,8 +32,8 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
     with one_line_errors(source, f"a truncated or corrupt {kind} file", "copy or export it again"):
         try:
             yield
-        except PermissionError:
-            raise DataError("no permission to read it; change its access rights") from None
+        except (FileNotFoundError, PermissionError) as error:
+            raise DataError(f"{one_line(error)}; check the path and its access rights") from None
         except MemoryError:
             said = "it does not fit into the memory of this process; convert it with `koffline data convert"
             raise DataError(f"{said} … --shard-rows` on a larger machine and open it lazily") from None

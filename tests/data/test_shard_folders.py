@@ -107,7 +107,7 @@ DAMAGES = {
     "step": (spoil("steps", 9, 7), "row 9 has step 7, expected 2"),
     "episode": (spoil("episode_ids", slice(7, None), 9), "row 7 has step 0, expected -"),
     "no column": (lambda file: file.pop("rewards"), "rewards is missing; copy or write the file again"),
-    "missing": (os.unlink, "does not exist|No such file|cannot be read"),
+    "missing": (os.unlink, "hdf5: No such file or directory; check the path"),
     "truncated": (lambda path: os.truncate(path, path.stat().st_size // 2), "truncated or corrupt"),
     "flipped": (flip, "truncated or corrupt HDF5 file"),
 }
