@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 # Longer messages quote the content of a file and are cut.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
@@ -95,6 +95,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"known are {listed(names, _MOST_NAMES) or 'none'}"
 
 
-def listed(names: Sequence[str], most: int = 20) -> str:
-    """Text that lists names, only the first ones of many."""
-    return ", ".join(map(str, names[:most])) + f", … ({len(names)} in all)" * (len(names) > most)
+def listed(names: Iterable[object], most: int = 20) -> str:
+    """Text that lists names or numbers, only the first ones of many."""
+    words = list(map(str, names))
+    return ", ".join(words[:most]) + f", … ({len(words)} in all)" * (len(words) > most)

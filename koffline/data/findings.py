@@ -18,11 +18,10 @@ from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import ColumnStatistics, LogTally, tally_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 from koffline.jobs import PassSettings
 from koffline.store.run_record import digest_of
 
-_MOST_LISTED = 20
 _FEW_EPISODES = 10
 
 
@@ -129,17 +128,12 @@ class WarningTally(LogTally):
                 yield f"{name} are all {found.minimum.item():g}"
             elif same.any():
                 constant = np.flatnonzero(same)
-                yield f"{name}: {constant.size} of {same.size} columns are constant ({_listed(constant, 8)})"
+                yield f"{name}: {constant.size} of {same.size} columns are constant ({listed(constant, 8)})"
         missing = np.flatnonzero(self.action_counts == 0) if self.action_counts is not None else np.zeros(0)
         if missing.size:
-            yield f"actions {_listed(missing, _MOST_LISTED)} never appear: nothing can be learnt of them"
+            yield f"actions {listed(missing)} never appear: nothing can be learnt of them"
         if not isinstance(space, Discrete) and not np.isfinite([*space.low, *space.high]).all():
             yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"
-
-
-def _listed(numbers: np.ndarray, most: int) -> str:
-    shown = ", ".join(map(str, numbers[:most]))
-    return f"{shown}, … ({numbers.size} in all)" if numbers.size > most else shown
 
 
 def inspect_log(

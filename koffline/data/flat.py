@@ -21,7 +21,7 @@ from koffline.data.columns import counted
 from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
@@ -101,10 +101,10 @@ def _check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, o
     keys = used_keys(found)
     needed = REQUIRED[:-1] if one_step else REQUIRED  # one-step episodes need no terminal flag
     if missing := [KEYS[name][0] for name in needed if name not in keys]:
-        listed = ", ".join(sorted(names)[:12]) or "none"
         expected = "expected observations, actions, rewards, terminals, and others optionally"
         remedy = f"rename them, or say which is which: koffline data inspect {source} --out mapping.yaml"
-        raise DataError(f"{source} lacks {', '.join(missing)}: found keys {listed}; {expected}; {remedy}")
+        lacks = f"{source} lacks {', '.join(missing)}: found keys {listed(sorted(names), 12) or 'none'}"
+        raise DataError(f"{lacks}; {expected}; {remedy}")
     sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
     rows = sizes.pop("observations")
     hint = " (one per step and a last one: store next_observations instead)"

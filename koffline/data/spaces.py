@@ -170,7 +170,7 @@ class Features:
         columns = list(getattr(actions, "columns", actions if isinstance(actions, Mapping) else ()))
         if self.actions and (len(columns) > 1 or isinstance(actions, Mapping)):
             if sorted(map(str, columns)) != sorted(self.actions):
-                what = f"columns of the output are {listed(list(map(str, columns)))}"
+                what = f"columns of the output are {listed(columns)}"
                 raise PolicyError(f"{policy}: {what}; name them as the log's actions, {listed(self.actions)}")
             return np.stack([np.asarray(actions[name], dtype=np.float64) for name in self.actions], axis=1)
         try:

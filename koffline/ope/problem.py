@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 from koffline.ope.limits import reward_range, value_bounds
 from koffline.policies import DiscretePolicy, Policy
 from koffline.store.files import reading
@@ -295,6 +295,6 @@ def read_initial_states(source: str) -> np.ndarray:
                 if "rewards" not in archive:
                     if name := next((name for name in _START_NAMES if name in archive), None):
                         return archive.arrays([name])[name]
-                    shown = ", ".join(archive.datasets[:12])
+                    shown = listed(archive.datasets, 12)
                     raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
     return open_transitions(source).initial_observations()

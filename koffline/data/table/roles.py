@@ -223,7 +223,7 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
         elif not known:
             problems.add(f"column {column} has no value to encode; leave it out")
         elif unknown:
-            said = f"holds {listed(list(map(repr, unknown)))}, which encode does not list"
+            said = f"holds {listed(map(repr, unknown))}, which encode does not list"
             problems.add(f"column {column} {said}; list all its categories, or none to have them looked up")
         others = {*rows.types, *roles.columns} - {column}
         for twice in others.intersection(encodings[column].names(column)):

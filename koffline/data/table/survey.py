@@ -89,7 +89,7 @@ def prepare_table(
     stored = dict(file.fields)
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
-        columns = f"is a {kind} table with columns {listed(list(stored))}"
+        columns = f"is a {kind} table with columns {listed(stored)}"
         options = f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the last three)"
         said = f"{columns}; say what they are, as in {options} (or --mapping FILE.yaml; in Python mapping=)"
         raise DataError(f"{name} {said}; {mappings.INSPECT}")
