@@ -109,7 +109,7 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
         assert evaluate(log, "--estimator", names, "--out", str(out), "--force").exit_code == 0
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("mine")
-    assert_refused(evaluate(log, "--out", str(tmp_path / "full"), "--force"), "error: --out")
+    assert_refused(evaluate(log, "--out", str(tmp_path / "full"), "--force"), "full holds thesis.tex")
     assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
 
 

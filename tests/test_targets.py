@@ -121,6 +121,28 @@ def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
     assert run_cli(*UNIFORM, "--policy", "uniform", "--out", "uniform/x.npz", "--force").exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "foreign"),
+    [
+        ((*EVALUATE, "--policy", "uniform", "--out", "new"), "plots/mine/a.png"),
+        (
+            ("data", "convert", "log.hdf5", "new", "--shard-rows", "20"),
+            "notes.txt",
+        ),
+    ],
+)
+def test_force_replaces_results_and_never_deletes_what_others_put_beside_them(
+    place: Path, words: tuple[str, ...], foreign: str
+) -> None:
+    for flag in ((), ("--force",)):
+        assert run_cli(*words, *flag).exit_code == 0
+    (place / "new" / foreign).parent.mkdir(exist_ok=True)
+    (place / "new" / foreign).write_text("mine")
+    before = digest_of(place)
+    assert_refused(run_cli(*words, "--force"), f"new holds {foreign}, which --force would delete")
+    assert digest_of(place) == before
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str) -> None:
     before = digest_of(place)

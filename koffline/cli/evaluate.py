@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from functools import partial
@@ -22,6 +21,7 @@ from koffline.cli.options import (
 )
 from koffline.cli.targets import Result, result_options
 from koffline.errors import ConfigError
+from koffline.untrusted.limits import read_json
 
 _ALL = "all"  # every estimator
 _NUMBER = re.compile(r"-?[\d.]")
@@ -130,11 +130,13 @@ def _read_truth(text: str) -> float:
     """Parse a number, or read the ``value`` of a JSON file."""
     path = Path(text)
     try:
-        number = float(json.loads(path.read_text(encoding="utf-8"))["value"] if path.is_file() else text)
+        number = float(read_json(path)["value"] if path.is_file() else text)
     except (OSError, ValueError, KeyError, TypeError):
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(f"--truth received '{text}'; give a finite number or a JSON file with 'value'")
+        raise ConfigError(
+            f"--truth received '{text}'; give a number or a JSON file whose 'value' is one"
+        )
     return number
 
 

@@ -48,15 +48,14 @@ def claim(
             raise ConfigError(f"{option} {out} is a file; name a folder")
         if is_whole and place in (here := Path.cwd(), *here.parents):
             raise ConfigError(f"{option} {out} is the current folder or holds it; name another one")
-        if is_whole:  # it will be written beside
+        if is_whole and place.parent.is_dir():  # it will be written beside
             (probe := temporary_beside(place)).touch()
             probe.unlink()
-        temporary_beside(place, ".old.tmp").lstat()  # the longest temporary name
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # a new file; an error for its folder is raised when that is made
+        with contextlib.suppress(FileNotFoundError):
+            temporary_beside(place, ".old.tmp").lstat()  # the longest temporary name
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise ConfigError(f"{option} {out} is no name for results ({reason}); choose another") from None
+        raise ConfigError(f"{option} {out} cannot be written ({reason}); choose another place") from None
     if inputs is None and is_whole:
         inputs = _named_inputs()
     check_apart(inputs or (), out, option)
@@ -70,7 +69,7 @@ def claim_log(
 
     Raises ConfigError, and DataError where the log would replace something else, or needs --force.
     """
-    from koffline.data.kinds import data_folder, is_shard_folder
+    from koffline.data.kinds import OWN_FILES
     from koffline.data.sources import target_format
 
     place, shards = claim(out, option), "shards"
@@ -81,9 +80,8 @@ def claim_log(
     else:
         asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-    is_ours = {"minari": data_folder, shards: lambda path: is_shard_folder(str(path))}
     if os.path.lexists(place) or not out.startswith(MINARI):  # folders of Minari's are made when written
-        check_target(place, force, is_ours.get(form))
+        check_target(place, force, OWN_FILES.get(form))
     return place, form
 
 

@@ -13,6 +13,7 @@ from koffline.store.files import MINARI
 
 MANIFEST, SHARDS = "manifest.json", "koffline-shards"  # of a folder of shards: its file, and the mark in it
 METADATA = "metadata.json"  # of Minari
+OWN_FILES = {"shards": (MANIFEST, "shard-*.hdf5"), "minari": ("data/*", "data/*/*")}  # what may be replaced
 PARQUET, ARROW, CSV, HDF5, NPZ = "Parquet", "Arrow", "CSV", "HDF5", "NPZ"
 NO_TABLE = (
     "is no table that koffline knows (Parquet, Arrow, CSV, or arrays with one row per transition in "

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data import raw
-from koffline.data.kinds import METADATA, data_folder
+from koffline.data.kinds import METADATA, OWN_FILES, data_folder
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
@@ -158,7 +158,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
     actions: Any = spaces.Discrete(space.n) if isinstance(space, Discrete) else None
     if isinstance(space, Continuous):
         actions = spaces.Box(np.asarray(space.low, acted), np.asarray(space.high, acted), (space.k,), acted)
-    with atomic_folder(folder, force, replaceable=data_folder) as temporary:
+    with atomic_folder(folder, force, OWN_FILES["minari"]) as temporary:
         storage = MinariStorage.new(
             temporary.resolve() / "data",  # absolute, because Minari joins a relative path with itself
             observation_space=spaces.Box(low, high, log.observation_shape, seen),

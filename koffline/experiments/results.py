@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import FILE, now
 from koffline.untrusted.arrays import open_npz, read_arrays
 from koffline.untrusted.hdf5 import new_hdf5
+from koffline.untrusted.limits import read_json
 
 VERSION = 2
 Record = TypeVar("Record")
@@ -163,7 +163,7 @@ def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
 def read_results(path: Path) -> Results:
     """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = read_json(path)
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']}, this koffline reads {VERSION}")
         return TypeAdapter(Results).validate_python(content)

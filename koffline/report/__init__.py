@@ -9,10 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.errors import ConfigError
-from koffline.policies.base import refuse
 from koffline.report import words
-from koffline.store.files import atomic_folder, remove_abandoned
+from koffline.store.files import atomic_folder, check_target, remove_abandoned
 from koffline.store.run_record import FILE, shown_command
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _WIDTH = 116
-_TWINS = {"estimate.json": "estimates.json", "estimates.json": "estimate.json"}  # result files of one command
+_ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 Row = Sequence[str]
 
 
@@ -47,7 +45,7 @@ class Report:
         same bytes every time.
         """
         check_output_directory(out, force, self.marker)
-        with atomic_folder(out, True, lambda _: True) as folder:  # others were refused above
+        with atomic_folder(out, True, _own_files(self.marker)) as folder:
             figures = {name: draw() for name, draw in self.figures.items()}
             (folder / "plots").mkdir()
             for name, figure in figures.items():
@@ -91,21 +89,20 @@ class Report:
 
 
 def check_output_directory(out: Path, force: bool, marker: str) -> None:
-    """Make the folder of ``out``; ConfigError before any work when ``out`` is a file, or holds something.
+    """Make the folder of ``out``; DataError before any work when ``out`` is a file, or holds something.
 
-    marker: the file without which a folder is not ours to replace, even with ``force``.
+    marker: the JSON file of the result; results of other commands are not replaced, even with ``force``.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(out)
-    occupied = out.is_dir() and any(out.iterdir())
-    is_ours = any((out / name).is_file() for name in (marker, _TWINS.get(marker, marker)))
-    wrong = {
-        "is a file; name a directory": out.exists() and not out.is_dir(),
-        "is not empty; name another directory or add --force to replace it": occupied and not force,
-        f"holds no {marker}, so --force will not replace it; name another directory": occupied
-        and not is_ours,
-    }
-    refuse({f"--out {out} {refusal}": is_so for refusal, is_so in wrong.items()}, kind=ConfigError)
+    if not out.is_dir() or any(out.iterdir()):
+        check_target(out, force, _own_files(marker))
+
+
+def _own_files(marker: str) -> tuple[str, ...]:
+    """Patterns of the files in the folder of a result."""
+    results = _ESTIMATES if marker in _ESTIMATES else (marker,)
+    return (*results, FILE, "report.html", "plots/*.png")
 
 
 def _svg(figure: Figure) -> str:

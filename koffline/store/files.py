@@ -16,11 +16,11 @@ import platform
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 from koffline.untrusted.limits import one_line, one_line_errors
 
 MINARI = "minari:"  # prefix of Minari's dataset names
@@ -39,33 +39,42 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
             raise DataError(f"{said} … --shard-rows` on a larger machine and open it lazily") from None
 
 
-def check_target(target: Path, force: bool, replaceable: Callable[[Path], object] | None = None) -> None:
+def check_target(target: Path, force: bool, own_files: Sequence[str] | None = None) -> None:
     """Raise DataError where nothing may be written: the target exists (no ``force``), its folder does not.
 
-    replaceable: for a folder, whether an existing one may be replaced; without it a file is to be written.
+    own_files: for a folder, patterns of the files that may be replaced with it; others are never deleted.
+    Without it a file is to be written.
     """
     if os.path.lexists(target):
         if not force:
             said = "exists already; choose another name or overwrite it with force (--force)"
             raise DataError(f"{target} {said}")
-        if replaceable is None and target.is_dir():
+        if own_files is None and target.is_dir():
             raise DataError(f"{target} is a folder; give a file name")
-        if replaceable is not None and not replaceable(target):
-            raise DataError(f"{target} holds something else and will not be replaced; choose another name")
+        if own_files is not None and not target.is_dir():
+            raise DataError(f"{target} is a file; name a folder")
+        if own_files is not None and (foreign := _foreign_files(target, own_files)):
+            said = f"holds {listed(foreign, 3)}, which --force would delete"
+            raise DataError(f"{target} {said}; move what is not koffline's away, or choose another name")
     if not target.parent.is_dir():
         raise DataError(f"{target} cannot be written, the folder {target.parent} does not exist; create it")
 
 
+def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
+    """Names of the files below a folder that fit none of the patterns."""
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    rooted = (Path("/", path.relative_to(folder)) for path in files)
+    return sorted(str(path)[1:] for path in rooted if not any(path.match(f"/{own}") for own in own_files))
+
+
 @contextlib.contextmanager
-def atomic_file(
-    target: Path, force: bool, replaceable: Callable[[Path], object] | None = None
-) -> Iterator[Path]:
+def atomic_file(target: Path, force: bool, own_files: Sequence[str] | None = None) -> Iterator[Path]:
     """Give a temporary path beside ``target``; it takes the final name only when the block ends well.
 
     Raises DataError where `check_target` does, or the target cannot be written.
     """
     remove_abandoned(target)
-    check_target(target, force, replaceable)
+    check_target(target, force, own_files)
     temporary = temporary_beside(target)
     try:
         yield temporary
@@ -86,9 +95,9 @@ def atomic_file(
 
 
 @contextlib.contextmanager
-def atomic_folder(target: Path, force: bool, replaceable: Callable[[Path], object]) -> Iterator[Path]:
-    """`atomic_file` for a folder; with ``force`` an existing folder is replaced only if ``replaceable``."""
-    with atomic_file(target, force, replaceable) as temporary:
+def atomic_folder(target: Path, force: bool, own_files: Sequence[str]) -> Iterator[Path]:
+    """`atomic_file` for a folder; with ``force`` one that holds only ``own_files`` is replaced."""
+    with atomic_file(target, force, own_files) as temporary:
         temporary.mkdir()
         yield temporary
 

@@ -155,6 +155,8 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
         "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
     }
     write_checkpoint(folder / CHECKPOINT, state)
+    model.seek(0)
+    algo.impl.load_model(model)  # as `restore_state` does: a killed run ends with the same bytes as any other
 
 
 def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:

@@ -34,7 +34,7 @@ from koffline.train.run import DivergedError, train
 from koffline.untrusted.limits import read_json
 
 _FEW_SEEDS = 5
-_OURS = ("runs", "summary.md", "summary.json", "best.yaml", RECORD)
+_OURS = (f"runs/*-{'[0-9a-f]' * 10}", "summary.md", "summary.json", "best.yaml", RECORD)
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,9 @@ def _take_folder(out: Path, force: bool) -> None:
         kind = read_json(out / RECORD)["kind"]
     if not is_free(out) and kind != "sweep":
         raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
-    for path in (out / name for name in _OURS if force):
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    for pattern in _OURS if force else ():
+        for path in out.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     out.mkdir(parents=True, exist_ok=True)
 
 

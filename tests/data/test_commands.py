@@ -106,7 +106,10 @@ REFUSALS = [
     (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside Discrete(1)"),
     (("convert", "log.hdf5", "s", "--shard-rows", "0"), "shard_rows is 0"),
     (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
-    (("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"), "holds something else"),
+    (
+        ("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"),
+        "precious holds x, which --force would",
+    ),
     (("convert", "shards", "out.npz"), "shard-00001.hdf5: a truncated or corrupt"),
     (("convert", "shards", "finer", "--shard-rows", "5"), "shard-00001.hdf5: a truncated or corrupt"),
 ]

@@ -48,7 +48,7 @@ def test_the_old_folder_returns_if_the_new_one_cannot_take_its_place(tmp_path, m
     monkeypatch.setattr(os, "rename", second_fails)
     with (
         pytest.raises(DataError, match="Input/output error"),
-        atomic_folder(target, force=True, replaceable=lambda path: True) as temporary,
+        atomic_folder(target, force=True, own_files=("old",)) as temporary,
     ):
         (temporary / "new").touch()
     assert names(tmp_path) == ["set"]

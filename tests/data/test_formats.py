@@ -103,7 +103,7 @@ def test_next_observations_that_do_not_chain_are_refused(tmp_path, format):
         ("log.hdf5", "xls", "format 'xls' is unknown"),
         ("minari:walk-v0", "npz", "names a Minari dataset but the format is npz"),
         ("minari:a b", None, "is no Minari id"),
-        ("home", "minari", "holds something else"),
+        ("home", "minari", "home holds letter.txt, which"),
     ],
 )
 def test_targets_that_make_no_sense(tmp_path, monkeypatch, target, format, words):

@@ -20,7 +20,7 @@ from koffline.data import remote
 from koffline.data.columns import COUNTED
 from koffline.data.disk.log import Column, LazyTransitions, ShardInfo
 from koffline.data.flat import DESCRIPTION, KEYS
-from koffline.data.kinds import MANIFEST, SHARDS, is_shard_folder
+from koffline.data.kinds import MANIFEST, OWN_FILES, SHARDS, is_shard_folder
 from koffline.data.raw import METADATA, describe_columns, metadata_to_json, space_from_json, space_to_json
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
@@ -136,7 +136,7 @@ class ShardWriter:
         self._arrays: dict[str, Any] = {}
 
     def __enter__(self) -> ShardWriter:
-        folder = atomic_folder(Path(self.target), self._force, lambda path: is_shard_folder(str(path)))
+        folder = atomic_folder(Path(self.target), self._force, OWN_FILES["shards"])
         self._folder = self._folders.enter_context(folder)
         return self
 
