@@ -68,7 +68,7 @@ SLOW = ("koffline reproduce claims", "koffline reproduce ablation", "koffline re
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Logs and configs, two logs with their shortest episodes alone, and what pages call log.csv and so on."""
+    """Logs, two of them with their shortest episodes alone, and what the pages call log.csv and so on."""
     shelf = tmp_path_factory.mktemp("shelf") / "files"
     for folder in ("datasets", "configs"):
         shutil.copytree(ROOT / folder, shelf / folder)
