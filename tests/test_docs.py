@@ -32,6 +32,7 @@ QUICKER = {
     "resampled_replicas=4": "resampled_replicas=2, full_replicas=1",
     "20_000": "500",
     'cartpole.hdf5")': 'cartpole.hdf5").select_episodes(range(40))',
+    'feature_source="random"': 'feature_source="random", steps=60, resampled_replicas=2',
     "reproduce(run)": (
         "import pytest\nfrom tests.experiments import shrunk\n"
         "shrunk.shrink_experiments(pytest.MonkeyPatch())\nshrunk.blank_figures(pytest.MonkeyPatch())\n"
