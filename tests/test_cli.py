@@ -116,6 +116,7 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
 def test_the_record_names_and_digests_every_input(log, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test
     Path("settings.yaml").write_text("steps: 4\nresampled_replicas: 2\n")
     Path("truth.json").write_text('{"value": 1.0}')
     Path("mine.py").write_text("import numpy as np\n\ndef act(s):\n    return np.full((len(s), 3), 1 / 3)\n")
