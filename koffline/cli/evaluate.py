@@ -128,15 +128,12 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
 
 def _read_truth(text: str) -> float:
     """Parse a number, or read the ``value`` of a JSON file."""
-    path = Path(text)
     try:
-        number = float(read_json(path)["value"] if path.is_file() else text)
+        number = float(read_json(Path(text))["value"] if Path(text).is_file() else text)
     except (OSError, ValueError, KeyError, TypeError):
         number = math.nan
     if not math.isfinite(number):
-        raise ConfigError(
-            f"--truth received '{text}'; give a number or a JSON file whose 'value' is one"
-        )
+        raise ConfigError(f"--truth received '{text}'; give a number or a JSON file whose 'value' is one")
     return number
 
 

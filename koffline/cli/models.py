@@ -16,7 +16,6 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.store.files import check_target
 from koffline.untrusted.limits import one_line
 
-_NEED_MODELS = ("record", "play")
 _OF_MODELS = (
     "d3rlpy.algos",
     "d3rlpy.base",
@@ -66,7 +65,7 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     """
     import numpy as np
 
-    need_models = command in _NEED_MODELS and "--help" not in arguments
+    need_models = command in ("record", "play") and "--help" not in arguments
     if need_models and command == "record" and find_spec("moviepy") is None:
         raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
     commands = _commands_of_d3rlpy(need_models)
@@ -87,8 +86,8 @@ def _commands_of_d3rlpy(need_models: bool) -> Any:
     if not need_models:
         package = ModuleType("d3rlpy")
         package.__path__ = list(find_spec("d3rlpy").submodule_search_locations)  # type: ignore[union-attr,arg-type]
-        stand_ins = {name: mock.MagicMock() for name in _OF_MODELS}
-        with mock.patch.dict("sys.modules", {"d3rlpy": package, **stand_ins}):
+        stand_ins = {"d3rlpy": package, **dict.fromkeys(_OF_MODELS, mock.MagicMock())}
+        with mock.patch.dict("sys.modules", stand_ins):
             return importlib.import_module("d3rlpy.cli")
     import gymnasium
 

@@ -209,7 +209,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         fitted = workspace.fitted
         values = fitted.replica_values
         heads = {head: fitted.interval(values[head]) for head in fitted.estimate_by_head() if head != "lstd"}
-        reasons += contradiction(heads, fitted.problem.reward_scale)
+        reasons += contradiction(heads, fitted.problem.reward_scale, fitted.record.steps)
     return reasons
 
 

@@ -230,18 +230,14 @@ def merge_settings(
     base: dict[str, Any] = {"gamma": transitions.metadata.gamma}
     if settings is not None:
         base.update(settings.model_dump(exclude_unset=True))
-    if base["gamma"] is None and given.get("gamma") is None and _is_one_step(transitions):
+    shards = range(len(transitions.shard_names))
+    ends = (block.terminated.all() for shard in shards for block in transitions.shard_blocks(shard))
+    if base["gamma"] is None and given.get("gamma") is None and all(ends):
         base["gamma"] = _ANY_GAMMA
     made = make_settings(base, given)
     if made.device != "cpu" and not torch.cuda.is_available():
         raise ConfigError(f"device is '{made.device}', but torch sees no CUDA device here; use cpu")
     return made
-
-
-def _is_one_step(log: Transitions | LazyTransitions) -> bool:
-    """Whether every row is terminal; reading stops at the first that is not."""
-    shards = range(len(log.shard_names))
-    return all(bool(block.terminated.all()) for shard in shards for block in log.shard_blocks(shard))
 
 
 def estimate_all(

@@ -112,16 +112,15 @@ class Limits:
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
 
-def contradiction(intervals: Mapping[str, Interval], scale: float) -> list[str]:
+def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -> list[str]:
     """Sentence if the intervals of two heads of the same networks are disjoint. scale: the rms return."""
-    if not intervals:
-        return []
     low = min(intervals.items(), key=lambda item: item[1].high)
     high = max(intervals.items(), key=lambda item: item[1].low)
     if not high[1].low - low[1].high > NOTABLE * scale:
         return []
     texts = [f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)]
-    return [f"heads of the same networks contradict each other ({', '.join(texts)})"]
+    what = f"after {steps} steps heads of the same networks contradict each other"
+    return [f"{what} ({', '.join(texts)}): train longer, or log more episodes"]
 
 
 def value_bounds(

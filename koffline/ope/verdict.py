@@ -115,7 +115,8 @@ def judge(
     the log visits what the policy does. gaps: what its reader found missing or unknown inside episodes.
     """
     if hopeless := _why_not(found, coverage, scale):
-        why = f"This log does not say what the policy is worth: {_detail(hopeless)}."
+        what = "result" if hopeless.startswith("interval") else "log"
+        why = f"This {what} does not say what the policy is worth: {_detail(hopeless)}."
         return Verdict(NOT_ANSWERABLE, (hopeless,), why)
     doubts = [*gaps, *_doubts(found, limits, coverage.fraction, scale, robust)]
     near = f"{coverage.fraction:.0%}"

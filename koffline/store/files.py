@@ -49,10 +49,9 @@ def check_target(target: Path, force: bool, own_files: Sequence[str] | None = No
         if not force:
             said = "exists already; choose another name or overwrite it with force (--force)"
             raise DataError(f"{target} {said}")
-        if own_files is None and target.is_dir():
-            raise DataError(f"{target} is a folder; give a file name")
-        if own_files is not None and not target.is_dir():
-            raise DataError(f"{target} is a file; name a folder")
+        if target.is_dir() == (own_files is None):
+            said = "a folder; give a file name" if own_files is None else "a file; name a folder"
+            raise DataError(f"{target} is {said}")
         if own_files is not None and (foreign := _foreign_files(target, own_files)):
             said = f"holds {listed(foreign, 3)}, which --force would delete"
             raise DataError(f"{target} {said}; move what is not koffline's away, or choose another name")
@@ -62,9 +61,8 @@ def check_target(target: Path, force: bool, own_files: Sequence[str] | None = No
 
 def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
     """Names of the files below a folder that fit none of the patterns."""
-    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    rooted = (Path("/", path.relative_to(folder)) for path in files)
-    return sorted(str(path)[1:] for path in rooted if not any(path.match(f"/{own}") for own in own_files))
+    there = (Path("/", p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    return sorted(str(path)[1:] for path in there if not any(path.match(f"/{own}") for own in own_files))
 
 
 @contextlib.contextmanager

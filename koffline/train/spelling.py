@@ -44,15 +44,11 @@ def refuse_misspelt(kind: Any, params: Any, where: str = "algo") -> None:
     ``algos.options.resolve_params`` checks types, names and values against the algorithm itself.
     """
     types, options = _declared()
-    if isinstance(kind, str) and kind not in {*types, "none"}:
-        _suggest(f"{where}.type is {kind!r}", kind, types)
+    asked = [(f"{where}.type is {kind!r}", kind, types)] if isinstance(kind, str) and kind != "none" else []
     for name, value in params.items() if isinstance(params, Mapping) else ():
-        if name not in options:
-            _suggest(f"{where}.params.{name} is unknown", str(name), options)
+        asked.append((f"{where}.params.{name} is unknown", str(name), options))
         if isinstance(value, Mapping):
             refuse_misspelt(value.get("type"), value.get("params"), f"{where}.params.{name}")
-
-
-def _suggest(what: str, name: str, known: frozenset[str]) -> None:
-    if (remedy := nearest_name(name, sorted(known))).startswith("did"):
-        raise ConfigError(f"{what}; {remedy}")
+    for what, name, known in asked:
+        if name not in known and (remedy := nearest_name(name, sorted(known))).startswith("did"):
+            raise ConfigError(f"{what}; {remedy}")

@@ -146,9 +146,8 @@ def _take_folder(out: Path, force: bool) -> None:
         kind = read_json(out / RECORD)["kind"]
     if not is_free(out) and kind != "sweep":
         raise ConfigError(f"{out} holds something that is not a sweep; choose another --out")
-    for pattern in _OURS if force else ():
-        for path in out.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in [found for pattern in _OURS if force for found in out.glob(pattern)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     out.mkdir(parents=True, exist_ok=True)
 
 

@@ -69,7 +69,7 @@ BAD = [
     ((*ROLLOUTS, "--num-envs", "0"), "num_envs is 0"),
     ((*UNIFORM, "--out", "x", "--shard-rows", "5", "--format", "npz"), "choose one"),
     ((*ROLLOUTS, "--out", "minari:group/log-v0", "--shard-rows", "5"), "choose one"),
-    ((*ROLLOUTS, "--out", "there.hdf5", "--shard-rows", "5", "--force"), "something else"),
+    ((*ROLLOUTS, "--out", "there.hdf5", "--shard-rows", "5", "--force"), "is a file; name a folder"),
     ((*ROLLOUTS, "--seed", "-1"), "seed"),
     ((*ROLLOUTS[:4], "unfit:late", *ROLLOUTS[5:]), "too far"),
     ((*ROLLOUTS[:4], "unfit:three", *ROLLOUTS[5:]), "shape (5, 3)"),

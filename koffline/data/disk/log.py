@@ -105,10 +105,7 @@ class LazyTransitions:
         """Shape of one observation."""
         return self.columns["observations"].shape
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the numbers of an observation; none unless the log comes from a table."""
-        return features.names if (features := self.metadata.features) else ()
+    feature_names = Transitions.feature_names
 
     @property
     def n_episodes(self) -> int:

@@ -20,7 +20,7 @@ from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.values import CLOCK, ORDER, Problems, is_pattern
-from koffline.errors import DataError, printable
+from koffline.errors import DataError, listed, printable
 
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:
@@ -106,8 +106,9 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
     problems = found.problems
     numbers = pl.Series(list(stored)).str.replace(",", ".").cast(pl.Float64, strict=False)
     if kind == CSV and not numbers.has_nulls() and not all(map(str.isdecimal, stored)):
-        first = ", ".join(list(stored)[:3])
-        problems.append(f"the first line holds numbers ({first}, …); write names of columns above it")
+        problems.append(
+            f"the first line holds numbers ({listed(stored, 3)}); write names of columns above it"
+        )
     for each in columns:
         if each.problem:
             problems.append(f"{each.name}: {each.problem}")
