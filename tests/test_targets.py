@@ -94,7 +94,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 ("shards", "shards"), ("shards", "linked"), ("shards/shard-00000.hdf5", "shards"),
             )
         ),
-        (("data", "convert", "log.csv", "--mapping", "columns.yaml", "--format", "npz"), "columns.yaml",
+        (("data", "convert", "tables/part.parquet", "--mapping", "columns.yaml", "--format", "npz"), "columns.yaml",
          "columns.yaml"),
     ],
 )  # fmt: skip

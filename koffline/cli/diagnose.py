@@ -84,7 +84,7 @@ def diagnose(
     elif cross_fit or assignments:
         flag = "--cross-fit" if cross_fit else "--set"
         raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
-    from koffline.report.diagnosis import MARKER, report_diagnosis  # after the checks: it imports torch
+    from koffline.report.diagnosis import report_diagnosis  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
         """Read the log, load or fit the value function, and diagnose it."""
@@ -113,7 +113,7 @@ def diagnose(
         note = f"The log has {len(rows):,} rows; {judged}."
         return dataclasses.replace(found, warnings=(*found.warnings, note))
 
-    result.present(MARKER, f"judging {model}", find, report_diagnosis)
+    result.present(f"judging {model}", find, report_diagnosis)
 
 
 def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int, bar: Any) -> Any:

@@ -100,10 +100,8 @@ def evaluate(
             return evaluate_policy(transitions, policy, by=groups, **given)
         return estimate_all(transitions, policy, names=several, **given)
 
-    marker, report = estimates.ESTIMATE, partial(estimates.report_estimate, true_value)
-    if several is not None:
-        marker, report = estimates.ESTIMATES, partial(estimates.report_estimates, true_value)
-    result.present(marker, f"evaluating {policy}", find, report)
+    report = estimates.report_estimate if several is None else estimates.report_estimates
+    result.present(f"evaluating {policy}", find, partial(report, true_value))
 
 
 def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
@@ -206,4 +204,4 @@ def select(
         given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states)}
         return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
-    result.present(estimates.RANKING, f"evaluating {len(specs)} policies", find, estimates.report_ranking)
+    result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)

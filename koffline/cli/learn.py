@@ -107,13 +107,14 @@ def sweep(
       koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
-    from rich.markdown import Markdown
-
-    from koffline.report import make_console
     from koffline.train.config import make_plan
-    from koffline.train.sweep import as_markdown, run_sweep
 
     plan = make_plan(config, **asked)
+    from rich.markdown import Markdown  # after the config's errors: what trains imports torch
+
+    from koffline.report import make_console
+    from koffline.train.sweep import as_markdown, run_sweep
+
     folder = Path("sweeps") / Path(config).stem if out is None else out
     folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
     with long_part(f"what is trained is in {folder}/runs: the same command goes on"):

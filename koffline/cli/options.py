@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import glob
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ import click
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import DataError
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
+from koffline.store.files import MINARI
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -195,6 +197,9 @@ def log_options(argument: str, *reading: Option) -> Option:
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
+            is_path = not source.startswith(MINARI) and "://" not in source and not glob.has_magic(source)
+            if is_path and not Path(source).exists():  # before what reads it is imported
+                raise DataError(f"{source} does not exist; check the path")
             found = command(*args, log=Log(source, space, mapping, stream), **options)
             if partial is not None and partial.is_dir():
                 remove_saved(partial)

@@ -17,7 +17,7 @@ from koffline.cli.options import QUIET, Command, Option, added
 from koffline.errors import ConfigError
 from koffline.store import check_apart
 from koffline.store.files import MINARI, check_target, minari_folder, temporary_beside
-from koffline.store.run_record import named_in, now, start_run
+from koffline.store.run_record import check_results, named_in, now, start_run
 
 if TYPE_CHECKING:
     from koffline.report import Report
@@ -116,21 +116,17 @@ class Result:
     as_json: bool
     quiet: bool = False
 
-    def present(
-        self, marker: str, title: str, find: Callable[[Any], Any], report: Callable[[Any], Report]
-    ) -> None:
-        """Claim the folder (identified by ``marker``), compute, write the report with its record, print.
+    def present(self, title: str, find: Callable[[Any], Any], report: Callable[[Any], Report]) -> None:
+        """Compute, write the report with its record, print.
 
         find: computes the result; its argument is the progress bar named ``title``. A user's policy may print
         while it is imported or called: stdout belongs to the result alone.
         """
         from koffline.ope.results import plain
         from koffline.progress import progress_bar
-        from koffline.report import check_output_directory
 
         run = page = None
         if self.out is not None:
-            check_output_directory(claim(self.out), self.force, marker)
             run = start_run(str(click.get_current_context().info_name))
         with progress_bar(title, None, not self.quiet) as bar, contextlib.redirect_stdout(sys.stderr):
             found = find(bar)
@@ -154,6 +150,8 @@ def result_options(file: str) -> Option:
     def add(command: Command) -> Command:
         @functools.wraps(command)
         def run(*args: Any, out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any) -> Any:
+            if out is not None:
+                check_results(claim(out), force, file)
             return command(*args, result=Result(out, force, as_json, quiet), **options)
 
         json_text = "Print one JSON object on stdout and nothing else there."

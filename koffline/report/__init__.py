@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from koffline.report import words
-from koffline.store.files import atomic_folder, check_target, remove_abandoned
-from koffline.store.run_record import FILE, shown_command
+from koffline.store.files import atomic_folder
+from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import Console
 
 _WIDTH = 116
-_ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 Row = Sequence[str]
 
 
@@ -44,8 +43,8 @@ class Report:
         content of run.json, where all that differs from one day to the next belongs: all else should be the
         same bytes every time.
         """
-        check_output_directory(out, force, self.marker)
-        with atomic_folder(out, True, _own_files(self.marker)) as folder:
+        check_results(out, force, self.marker)
+        with atomic_folder(out, True, result_files(self.marker)) as folder:
             figures = {name: draw() for name, draw in self.figures.items()}
             (folder / "plots").mkdir()
             for name, figure in figures.items():
@@ -86,23 +85,6 @@ class Report:
             console.print(self.found.verdict.sentence, style="bold", soft_wrap=True)
         if page is not None:
             console.print(f"report: {page}", soft_wrap=True)
-
-
-def check_output_directory(out: Path, force: bool, marker: str) -> None:
-    """Make the folder of ``out``; DataError before any work when ``out`` is a file, or holds something.
-
-    marker: the JSON file of the result; results of other commands are not replaced, even with ``force``.
-    """
-    out.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(out)
-    if not out.is_dir() or any(out.iterdir()):
-        check_target(out, force, _own_files(marker))
-
-
-def _own_files(marker: str) -> tuple[str, ...]:
-    """Patterns of the files in the folder of a result."""
-    results = _ESTIMATES if marker in _ESTIMATES else (marker,)
-    return (*results, FILE, "report.html", "plots/*.png")
 
 
 def _svg(figure: Figure) -> str:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MARKER = "diagnosis.json"
 _Z_NOTE = (
     "z is not mean residual / ±: it belongs to the kernel-weighted mean at the place, in which near rows "
     "count more; the mean residual is the average over the rows within one bandwidth (of that action, where "
@@ -45,7 +44,7 @@ def report_diagnosis(diagnosis: Diagnosis) -> Report:
         "columns": ("state", "action", "rows", "mean residual", "z", "beyond chance"),
         "places": [_cells(region) for region in diagnosis.regions],
     }
-    return Report(MARKER, diagnosis, figures, partial(_show, diagnosis, context), context)
+    return Report("diagnosis.json", diagnosis, figures, partial(_show, diagnosis, context), context)
 
 
 def _facts(diagnosis: Diagnosis) -> list[tuple[str, str]]:

@@ -19,7 +19,6 @@ from koffline.report.words import within
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ESTIMATE, ESTIMATES, RANKING = "estimate.json", "estimates.json", "ranking.json"
 _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figure
 
 
@@ -35,7 +34,7 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
             ),
             "coverage": partial(plots.plot_coverage, seen.action_support, seen.support_weights),
         }
-    return Report(ESTIMATE, found, figures, partial(_show_estimate, truth, found), {"truth": truth})
+    return Report("estimate.json", found, figures, partial(_show_estimate, truth, found), {"truth": truth})
 
 
 def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
@@ -102,7 +101,7 @@ def report_estimates(truth: float | None, found: EstimateTable) -> Report:
         "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
     }
     figures = {"forest": partial(_plot_estimates, found, truth)}
-    return Report(ESTIMATES, found, figures, partial(_show_estimates, found, context), context)
+    return Report("estimates.json", found, figures, partial(_show_estimates, found, context), context)
 
 
 def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
@@ -181,7 +180,7 @@ def report_ranking(ranking: PolicyRanking) -> Report:
         "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
     }
     figures = {"ranking": partial(_plot_ranking, ranking)}
-    return Report(RANKING, ranking, figures, partial(_show_ranking, ranking, context), context)
+    return Report("ranking.json", ranking, figures, partial(_show_ranking, ranking, context), context)
 
 
 def _show_ranking(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:

@@ -20,13 +20,14 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from koffline.store.files import minari_folder
+from koffline.store.files import check_target, minari_folder, remove_abandoned
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PACKAGES = (
     "koffline", "torch", "numpy", "scipy", "h5py", "pyarrow", "d3rlpy", "gymnasium", "mujoco", "matplotlib",
 )  # fmt: skip
+_ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
 _BLOCK = 1 << 20
@@ -169,3 +170,20 @@ def _module_file(name: str) -> Path | None:
 def now() -> str:
     """Time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def check_results(out: Path, force: bool, marker: str) -> None:
+    """Make the folder above ``out``; DataError before any work when ``out`` is a file, or holds something.
+
+    marker: the JSON file of the result; results of other commands are not replaced, even with ``force``.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(out)
+    if not out.is_dir() or any(out.iterdir()):
+        check_target(out, force, result_files(marker))
+
+
+def result_files(marker: str) -> tuple[str, ...]:
+    """Patterns of the files in the folder of a result."""
+    results = _ESTIMATES if marker in _ESTIMATES else (marker,)
+    return (*results, FILE, "report.html", "plots/*.png")
