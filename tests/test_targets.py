@@ -94,8 +94,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 ("shards", "shards"), ("shards", "linked"), ("shards/shard-00000.hdf5", "shards"),
             )
         ),
-        (("data", "convert", "tables/part.parquet", "--mapping", "columns.yaml", "--format", "npz"), "columns.yaml",
-         "columns.yaml"),
+        (("data", "convert", "tables/part.parquet", "--mapping", "columns.yaml", "--format", "npz"),
+         "columns.yaml", "columns.yaml"),
     ],
 )  # fmt: skip
 def test_no_command_replaces_what_it_reads(place: Path, words: tuple[str, ...], out: str, read: str) -> None:
