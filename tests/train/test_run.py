@@ -24,19 +24,12 @@ from koffline.data import quiet
 from koffline.data.sources import write_transitions
 from koffline.data.units import split_log
 from koffline.errors import ConfigError
+from koffline.policies.files import read_d3
 from koffline.train.config import load_config
 from koffline.train.prepare import EnvironmentEvaluator
 from koffline.train.run import train
 from tests.refusals import run_cli
-from tests.train.small_runs import (
-    is_discrete,
-    make_config,
-    make_log,
-    metric_files,
-    read_model,
-    same,
-    write_log,
-)
+from tests.train.small_runs import is_discrete, make_config, make_log, metric_files, write_log
 
 
 def run(folder, kind="dqn", assignments=(), **options):
@@ -73,14 +66,14 @@ def test_the_folder_is_d3rlpys(kind, tmp_path):
 def test_the_resolved_config_gives_the_same_run(tmp_path):
     first = run(tmp_path, "sac")
     again = train(load_config(tmp_path / "run" / "config.yaml"), tmp_path / "again")
-    assert same(read_model(first.model), read_model(again.model))
+    assert first.model.read_bytes() == again.model.read_bytes()
     assert metric_files(tmp_path / "run") == metric_files(tmp_path / "again")
 
 
 def test_metrics_do_not_change_what_is_learned(tmp_path):
     plain = run(tmp_path / "one", "bcq", ["evaluators={}"])  # draws candidates whenever it acts
     measured = run(tmp_path / "two", "bcq")
-    assert same(read_model(plain.model), read_model(measured.model))
+    assert plain.model.read_bytes() == measured.model.read_bytes()
 
 
 def test_global_generators_are_left_alone(tmp_path):
@@ -128,7 +121,7 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
     assert np.isfinite(result.metrics["initial_value"])
     if kind == "fqe":  # observations scaled as the policy's, which sees them through the evaluator
         scalers = [
-            json.loads(read_model(m)[1])["config"]["params"]["observation_scaler"]
+            json.loads(read_d3(m).config)["config"]["params"]["observation_scaler"]
             for m in (policy, result.model)
         ]
         assert scalers[0] == scalers[1] != {"type": "none", "params": {}}
