@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as _version
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # `typing` takes milliseconds, in which Ctrl-C would end a command with a traceback
 if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koffline runs
+    from typing import Any
+
     from koffline import errors, kernel_loss, kernels
     from koffline.algos.model_files import load
     from koffline.data.disk.log import LazyTransitions
@@ -29,10 +29,7 @@ if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koff
     from koffline.ope.stream_settings import StreamSettings
     from koffline.policy_specs import load_policy
 
-try:
-    __version__ = _version("koffline")
-except PackageNotFoundError:  # used from a source tree that was never installed
-    __version__ = "0.0.0+source"
+    __version__: str
 
 _NAMES_IN = {
     "koffline.algos.model_files": ["load"],
@@ -70,6 +67,13 @@ def __getattr__(name: str) -> Any:
         return value
     if name in _MODULES:
         return import_module(f"koffline.{name}")
+    if name == "__version__":
+        from importlib import metadata
+
+        try:
+            return metadata.version("koffline")
+        except metadata.PackageNotFoundError:  # used from a source tree that was never installed
+            return "0.0.0+source"
     raise AttributeError(f"module 'koffline' has no attribute '{name}'")
 
 

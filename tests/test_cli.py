@@ -140,7 +140,8 @@ def bad(tmp_path_factory: pytest.TempPathFactory, log: Path) -> Path:
     np.savez(folder / "nan.npz", **{**columns(), "rewards": rewards})
     (folder / "cut.hdf5").write_bytes(log.read_bytes()[:5000])
     (folder / "evil.d3").write_bytes(b"cos\nsystem\n(S'touch koffline_was_here'\ntR.")
-    for name, text in (("typo", "gama: 0.9"), ("broken", "a: [1"), ("twice", "seed: 1\nseed: 2")):
+    texts = {"typo": "gama: 0.9", "broken": "a: [1", "twice": "seed: 1\nseed: 2", "kind": "interval: foo"}
+    for name, text in {**texts, "wrong": "steps: many", "list": "- steps", "none": "estimator: klos"}.items():
         (folder / f"{name}.yaml").write_text(f"{text}\n")
     np.save(folder / "wide.npy", np.zeros((5, 3)))
     return folder
@@ -159,7 +160,11 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
         ("good.npz --gamma 0.9 --policy evil.d3", "evil.d3"),
         (f"good.npz --gamma 0.9 --policy {CARTPOLE}", "observations|actions"),
         (f"good.npz {PLAIN} --level 1.5", "level"),
-        (f"good.npz {PLAIN} --config typo.yaml", "gamma"),
+        (f"good.npz {PLAIN} --config typo.yaml", "typo.yaml: gama is unknown; did you mean 'gamma'"),
+        (f"good.npz {PLAIN} --config wrong.yaml", "wrong.yaml: steps is 'many'"),
+        (f"good.npz {PLAIN} --config kind.yaml", "kind.yaml: there is no interval 'foo'"),
+        (f"good.npz {PLAIN} --config none.yaml", "none.yaml: there is no estimator 'klos'"),
+        (f"good.npz {PLAIN} --config list.yaml", "list.yaml holds a list"),
         (f"good.npz {PLAIN} --config broken.yaml", "broken.yaml"),
         (f"good.npz {PLAIN} --config twice.yaml", "'seed' twice"),
         (f"good.npz {PLAIN} --set steps=true", "yes or no"),

@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
-from koffline.errors import DataError
+from koffline.errors import ConfigError, DataError
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.files import MINARI
+from koffline.untrusted.limits import one_line_errors
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
@@ -118,12 +119,18 @@ def settings_options(command: Command) -> Command:
     @functools.wraps(command)
     def run(*args: Any, config: str | None, assignments: tuple[str, ...], **options: Any) -> Any:
         from koffline.config import EvaluationSettings, make_settings, parse_assignments, read_yaml
+        from koffline.ope.names import AUTO, DEFAULT, having
 
         own = {name: options.pop(name) for name in EvaluationSettings.model_fields if name in options}
-        settings = {**(read_yaml(config) if config else {}), **parse_assignments(assignments)}
-        settings |= {name: value for name, value in own.items() if value is not None}
-        make_settings({"gamma": 0.5}, settings)
-        return command(*args, settings=settings, **options)
+        written, given = read_yaml(config) if config else {}, parse_assignments(assignments)
+        given |= {name: value for name, value in own.items() if value is not None}
+        with one_line_errors(f"config file {config}", "a setting in it is wrong", "mend it", ConfigError):
+            left = make_settings({"gamma": 0.5}, {**written, **dict.fromkeys(given)})
+            names = map(str.strip, left.estimator.split(","))
+            having(DEFAULT, [name for name in names if name not in ("", "all", AUTO)])
+            having(left.interval)
+        make_settings({"gamma": 0.5}, given)
+        return command(*args, settings={**written, **given}, **options)
 
     return added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])(run)
 

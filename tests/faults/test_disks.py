@@ -12,6 +12,7 @@ import pytest
 
 from koffline.data.sources import write_transitions
 from scripts.fault_checks import litter_in
+from tests.interrupts import hear_interrupts
 from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import make_log
 
@@ -121,3 +122,11 @@ def test_a_termination_cleans_up(log, number, ears):
     )
     assert (done.returncode, done.stderr.lstrip()) == (130, "interrupted; nothing was written\n")
     assert content(log.parent) == before
+
+
+def test_an_interrupt_while_modules_are_imported_is_quiet():
+    hit = "lambda event, words: words[:1] == ('click',) and signal.raise_signal(signal.SIGINT)"
+    code = f"import signal, sys; sys.addaudithook({hit}); from koffline.__main__ import main; main()"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=hear_interrupts)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
