@@ -1,4 +1,4 @@
-"""The command ``koffline``, and ``python -m koffline``: quiet when Ctrl-C comes while modules are imported."""
+"""The command ``koffline``, and ``python -m koffline``: Ctrl-C is quiet while modules are imported, too."""
 
 import os
 import signal

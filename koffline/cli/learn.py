@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import QUIET, SEED, Option, set_option, whole, worker_options
+from koffline.cli.options import QUIET, SEED, WORKERS, Option, set_option, whole, worker_options
 from koffline.cli.targets import claim, long_part
 from koffline.errors import ConfigError, printable
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
@@ -90,8 +90,9 @@ def train(
 @click.option(
     "--resume/--force", "resume", default=True, help="Go on in --out (default), or delete its runs."
 )
+@QUIET
 def sweep(
-    config: str, out: str | None, workers: int, ray: str | None, device: str, resume: bool, **asked: Any
+    config: str, out: str | None, workers: int, ray: Any, device: str, resume: bool, quiet: bool, **asked: Any
 ) -> None:
     """Train CONFIG with every combination of the --grid values and several seeds.
 
@@ -118,7 +119,7 @@ def sweep(
     folder = Path("sweeps") / Path(config).stem if out is None else out
     folder = claim(folder, is_whole=False, inputs=None if resume else [config, *plan.inputs])
     with long_part(f"what is trained is in {folder}/runs: the same command goes on"):
-        summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command())
+        summary = run_sweep(plan, folder, workers, ray, device, not resume, shown_command(), not quiet)
     make_console().print(Markdown(as_markdown(summary)))
     runs = len(plan.settings) * len(plan.seeds)
     click.echo(f"{runs} runs in {folder}/runs; summary {folder}/summary.json")
@@ -138,7 +139,7 @@ def sweep(
 @click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
 @click.option("--resume", metavar="DIR", help="Go on with the run in DIR; CONFIG may be left out.")
-@whole("--workers", default=1, show_default=True, help="Processes, one core each.")
+@WORKERS
 @QUIET
 def online(
     config: str | None,
@@ -226,8 +227,9 @@ def _print_numbers(title: str, columns: Row, parts: Sequence[Any], right: Row, *
 @click.option("--force", is_flag=True, help="Replace results of another scale or seed in --out.")
 @_of_mujoco("--only", "environments", metavar="ENVIRONMENT", type=click.Choice(ENVIRONMENTS), multiple=True)
 @_of_mujoco("--part", "parts", metavar="PART", type=click.Choice(PARTS), multiple=True)
+@QUIET
 def reproduce(
-    name: str, quick: bool, out: str, seed: int, workers: int, ray: str | None, force: bool, **chosen: Any
+    name: str, quick: bool, out: str, seed: int, quiet: bool, environments: Any, parts: Any, **where: Any
 ) -> None:
     """Reproduce a figure of the paper, the ablation, or the table of its claims.
 
@@ -244,14 +246,16 @@ def reproduce(
       koffline reproduce claims --workers 2 --out runs/full
       koffline reproduce figure-mujoco --only InvertedPendulum --part final --workers 2
     """
-    chosen = {option: value for option, value in chosen.items() if value}
+    given = (("environments", environments), ("parts", parts))
+    chosen: dict[str, Any] = {option: value for option, value in given if value}
     if chosen and name != "figure-mujoco":
         raise ConfigError(f"{name} has no environments or parts to choose; only figure-mujoco has")
     from koffline.experiments.cells import Run, Scale
     from koffline.experiments.reproduce import reproduce as run_experiment
 
     folder = claim(out, is_whole=False)
-    run = Run(name, folder, Scale(quick, seed), workers, ray, shown_command(), force, **chosen)
+    chosen |= {"command": shown_command(), "show_progress": not quiet}
+    run = Run(name, folder, Scale(quick, seed), **where, **chosen)
     with long_part(f"what is finished is in {run.cells_folder}: the same command goes on"):
         results = run_experiment(run)
     click.echo((run.folder / f"{name}.md").read_text(encoding="utf-8"))

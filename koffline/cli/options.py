@@ -13,6 +13,7 @@ import click
 
 from koffline.data.spaces import Bounds, Discrete, SpaceRequest
 from koffline.errors import ConfigError, DataError
+from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
 from koffline.store.files import MINARI
 from koffline.untrusted.limits import one_line_errors
@@ -66,6 +67,8 @@ def set_option(text: str, **more: Any) -> Option:
 THREADS = whole("--threads", help="Threads of this process; default 1.")
 QUIET = click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr.")
 SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
+_CORES: Any = {"help": "Processes, one core each.", "callback": lambda _, __, n: PassSettings(n).workers}
+WORKERS = whole("--workers", default=1, show_default=True, **_CORES)
 _SETTINGS = (
     ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
     ("--config", "FILE", "YAML file of settings (see --set); options here win over it."),
@@ -147,8 +150,7 @@ _LOG = (
 def worker_options(command: Command) -> Command:
     """``--workers N`` and ``--ray ADDRESS``: the parameters ``workers: int`` and ``ray: str | None``."""
     ray = click.option("--ray", metavar="ADDRESS", help="Run on Ray: local, auto or an address.")
-    about = "Processes, one core each."
-    return click.option("--workers", type=int, default=1, show_default=True, help=about)(ray(command))
+    return WORKERS(ray(command))
 
 
 _MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}.")

@@ -58,7 +58,7 @@ def read_flat(
     opening: Any = open_hdf5 if kind == "HDF5" else open_npz
     with reading(path, kind), opening(path) as file:
         keys = [key for key in KNOWN_KEYS if key in file]
-        _check_layout(file.datasets, {key: file.dataset(key) for key in keys}, str(path), one_step)
+        _check_layout(file, {key: file.dataset(key) for key in keys}, str(path), one_step)
         # next observations are derived from observations in memory
         found = file.arrays(keys, () if "next_observations" in keys else ("observations",))
         if "episode_terminals" in file and "terminals" in found and "timeouts" not in found:
@@ -92,18 +92,21 @@ def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
     return {KEYS[name][0]: column for name, column in log.columns.items()}
 
 
-def _check_layout(names: Iterable[str], found: Mapping[str, Any], source: str, one_step: bool) -> None:
+def _check_layout(file: Any, found: Mapping[str, Any], source: str, one_step: bool) -> None:
     """Raise DataError where a required key is missing, there are no rows, or columns differ in their number.
 
-    names: of all arrays; found: those with keys we know. Asked before any column is read: a hostile one may
+    found: the arrays with keys we know. Asked before any column is read: a hostile one may
     be as long as it likes.
     """
     keys = used_keys(found)
     needed = REQUIRED[:-1] if one_step else REQUIRED  # one-step episodes need no terminal flag
-    if missing := [KEYS[name][0] for name in needed if name not in keys]:
+    if missing := [KEYS[name] for name in needed if name not in keys]:
+        for key in (key for others in missing for key in others if key in getattr(file, "raw", ())):
+            file.dataset(key)  # raises for a group
         expected = "expected observations, actions, rewards, terminals, and others optionally"
         remedy = f"rename them, or say which is which: koffline data inspect {source} --out mapping.yaml"
-        lacks = f"{source} lacks {', '.join(missing)}: found keys {listed(sorted(names), 12) or 'none'}"
+        there = listed(sorted(file.datasets), 12) or "none"
+        lacks = f"{source} lacks {', '.join(key for key, *_ in missing)}: found keys {there}"
         raise DataError(f"{lacks}; {expected}; {remedy}")
     sizes = {key: (*found[key].shape, 0)[0] for key in keys.values()}
     rows = sizes.pop("observations")

@@ -142,6 +142,7 @@ class Run:
     force: bool = False
     environments: tuple[str, ...] = ENVIRONMENTS
     parts: tuple[str, ...] = PARTS
+    show_progress: bool = True
 
     @property
     def cells_folder(self) -> Path:
@@ -159,7 +160,7 @@ class Run:
             Job(name.rpartition("-")[0], write, (part,), self.path(part), is_result)
             for name, part in named.items()
         ]
-        run_jobs(jobs, workers=self.workers, ray=self.ray)
+        run_jobs(jobs, self.workers, self.ray, self.show_progress)
 
     def train(self, cells: Sequence[Cell]) -> Finished:
         """Build the missing problems, train the missing cells, and read the results of all cells.

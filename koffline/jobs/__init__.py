@@ -19,6 +19,7 @@ from typing import Any
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs.workers import JobError, as_ours, opened, pack, value_of
 from koffline.progress import Tell, progress_bar
+from koffline.store.run_record import available_cores
 
 _RETRIES = 2  # of an item whose worker died
 Call = Callable[[Any, Any], Any]
@@ -29,7 +30,8 @@ Name = Callable[[Any], str]
 class PassSettings:
     """Settings of passes over a log's shards: where they run.
 
-    workers: 1 computes in this process, when a value is asked for; more in as many processes of one thread.
+    workers: 1 computes in this process, when a value is asked for; more, up to 16 per core of this machine,
+        in as many processes of one thread.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
     """
 
@@ -37,8 +39,8 @@ class PassSettings:
     ray: str | None = None
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise ConfigError(f"workers is {self.workers}; give a positive number")
+        if not 1 <= self.workers <= (most := 16 * available_cores()):
+            raise ConfigError(f"workers is {self.workers}; give 1 to {most}, 16 per core of this machine")
 
     def map(
         self,

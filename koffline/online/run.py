@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
-from koffline.jobs import Job, run_jobs
+from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.online.config import OnlineConfig, load_config
 from koffline.online.group import (
     COLUMNS,
@@ -133,11 +133,9 @@ def default_folder(config: OnlineConfig) -> Path:
 def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[list[int]]:
     """Split the seeds ``seed``, ``seed`` + 1, … into stacks of about equal size, one per worker."""
     first, number = seed or 0, DEFAULT_SEEDS if seed_count is None else seed_count
-    if first < 0 or number < 1 or workers < 1:
-        raise ConfigError(
-            f"seed is {first}, seed_count {number}, workers {workers}; give at least 0, 1 and 1"
-        )
-    stacks = np.array_split(np.arange(first, first + number), min(workers, number))
+    if first < 0 or number < 1:
+        raise ConfigError(f"seed is {first}, seed_count {number}; give at least 0 and 1")
+    stacks = np.array_split(np.arange(first, first + number), min(PassSettings(workers).workers, number))
     return [stack.tolist() for stack in stacks]
 
 

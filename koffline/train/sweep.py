@@ -70,6 +70,7 @@ def run_sweep(
     device: str = "cpu",
     force: bool = False,
     command: str = "",
+    show_progress: bool = True,
 ) -> SweepSummary:
     """Train what is not finished yet and write the summary; force: delete earlier runs first.
 
@@ -95,7 +96,7 @@ def run_sweep(
             for folder, config in folders.items()
         ]
         found, began = sum(job.done for job in jobs), perf_counter()
-        failures = run_jobs(jobs, workers, ray, keep_going=True)
+        failures = run_jobs(jobs, workers, ray, show_progress, keep_going=True)
         records = [[_read_finished(folder / RECORD) for folder in folders] for folders in runs]
         summary = summarise(plan, records, failures)
         write_summary(summary, out, command)

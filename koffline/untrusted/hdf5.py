@@ -27,6 +27,7 @@ LARGEST_PIECE = 64 * 2**20
 # Chunks of each array that stay in memory: two of ours. HDF5's own limit, 8 MB, adds up over open shards.
 _CACHED_BYTES = 2**19
 _DEEPEST = 50  # looking a path up takes time for each of its groups
+_SHARDS = "; where it fits, `koffline data convert … --shard-rows N` makes shards of it, which need less"
 _LEAVES_THE_FILE = "which koffline never follows; copy the data into one file (h5repack, or export it again)"
 
 
@@ -73,7 +74,7 @@ class CheckedFile:
         """
         needed = {name: max(check_dataset(self.raw[name], name)) for name in names}
         self._needed += sum(needed.values()) + sum(needed[name] for name in twice)
-        limits.check_memory(self._needed)
+        limits.check_memory(self._needed, _SHARDS)
         return {name: np.asarray(self.raw[name][()]) for name in names}
 
     def text(self, attribute: str) -> str | None:
@@ -190,7 +191,7 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
     from h5py import h5d, h5z
 
     if not isinstance(found, h5py.Dataset):
-        raise Refused(f"{name} is no array; export it again")
+        raise Refused(f"{name} is a {type(found).__name__.lower()}, not an array; store its numbers in one")
     try:
         dtype: np.dtype = found.dtype
     except (TypeError, ValueError, NotImplementedError):

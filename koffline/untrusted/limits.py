@@ -68,12 +68,11 @@ def one_line(error: BaseException) -> str:
     return f"{kind}: {message[:240]}" if message else kind
 
 
-def check_memory(declared: int) -> None:
+def check_memory(declared: int, remedy: str = "") -> None:
     """Raise Refused where ``declared`` bytes are more than the content of one file may take."""
     if declared > (allowed := memory_allowance()):
         said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
-        remedy = "tables are read piece by piece into shards (`koffline data convert … --shard-rows N`)"
-        raise Refused(f"{said}; set {MAX_BYTES} to more bytes ({remedy})")
+        raise Refused(f"{said}; set {MAX_BYTES} to {declared} or more if this machine has them{remedy}")
 
 
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:

@@ -49,6 +49,10 @@ BAD = {
         lambda path: write_arrays(path, {"obs": np.zeros(3)}),
         "lacks observations, .*: found keys obs; expected obs",
     ),
+    "group": (
+        lambda path: write_arrays(path, {"observations": np.zeros(3), "rewards/a": np.zeros(3)}),
+        "rewards is a group, not an array; store",
+    ),
     "folder": (lambda path: path.mkdir(), "holds no Minari dataset"),
     "words": (all_of(["a", "b"]), "holds values of type object; give numbers"),
     "no rows": (all_of(np.zeros(0)), "has no rows"),

@@ -138,10 +138,15 @@ def shard(**changes):
 
 OUTSIDE = ["../shard.hdf5", "/etc/passwd", "..", "file:///etc/passwd", "a/../../x.hdf5", "", "x\0y"]
 LIES = {
-    **{name: (shard(file=name), "is damaged or newer .*file") for name in OUTSIDE},
-    "newer": (lambda m: m.update(version=2), "is damaged or newer than this koffline .*version"),
-    "no shards": (lambda m: m.update(shards=[]), "is damaged"),
-    "rows": (shard(rows=-1), "is damaged"),
+    **{name: (shard(file=name), r"damaged, or newer .*file is") for name in OUTSIDE},
+    "newer": (lambda m: m.update(version=2), r"json: damaged, or newer than this koffline \(version is 2\)"),
+    "no shards": (lambda m: m.update(shards=[]), r"\(shards is \[\]\); write the folder again"),
+    "rows": (shard(rows=-1), r"\(shards.0.rows is -1\)"),
+    "no dtype": (lambda m: m["columns"]["rewards"].pop("dtype"), r"\(columns.rewards.dtype is missing\)"),
+    "dtype": (lambda m: m["columns"]["rewards"].update(dtype="object"), r"\(columns.rewards.dtype is 'ob"),
+    "no rewards": (lambda m: m["columns"].pop("rewards"), "json: columns.rewards is missing; write the"),
+    "gamma": (lambda m: m.update(gamma="high"), r"manifest.json: .*\(gamma is 'high'\)"),
+    "space": (lambda m: m.update(action_space={}), r"manifest.json: the file's action space is \{\}, which"),
     "episodes": (shard(episodes=2), "shard-00000.hdf5: there are 4 episodes, 2 were promised"),
     "huge": (lambda m: (shard(rows=2**60)(m), m.update(rows=2**60 + 56)), "takes more than 1000 PB"),
     "twice": (lambda m: (m["shards"].append(m["shards"][0]), m.update(rows=84)), "lists a shard twice"),

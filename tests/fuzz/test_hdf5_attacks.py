@@ -55,9 +55,8 @@ def test_a_log_beyond_the_allowance_is_read_from_disk(tmp_path: Path, monkeypatc
     path = tmp_path / "log" / "shard-00000.hdf5"
     needed = 2 * 3000 * 100 * 8 + 4 * 3000 * 8
     monkeypatch.setenv("KOFFLINE_MAX_BYTES", str(needed - 1))
-    with pytest.raises(
-        DataError, match=r"takes 4\.9 MB in memory, 4\.9 MB are allowed; set KOFFLINE_MAX_BYTES"
-    ):
+    remedy = f"set KOFFLINE_MAX_BYTES to {needed} or more .*`koffline data convert … --shard-rows N`"
+    with pytest.raises(DataError, match=rf"takes 4\.9 MB in memory, 4\.9 MB are allowed; {remedy}"):
         open_transitions(path)
     lazy = open_transitions(tmp_path / "log", lazy=True)
     assert np.array_equal(np.concatenate([block.observations for block in lazy.blocks(500)]), values)

@@ -34,12 +34,8 @@ class Column:
     """An array of a shard: its key, and the dtype and row shape in which it is returned."""
 
     key: str
-    dtype: str
-    shape: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if np.dtype(self.dtype).kind not in "biuf" or not all(size > 0 for size in self.shape):
-            raise ValueError(f"column of dtype {self.dtype} and shape {self.shape}")
+    dtype: Annotated[str, Field(pattern=r"^(bool|u?int(8|16|32|64)|float(16|32|64))$")]
+    shape: tuple[PositiveInt, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.dtype} {self.shape}"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from koffline.data import remote
 from koffline.data.columns import COUNTED
@@ -28,7 +28,7 @@ from koffline.errors import DataError
 from koffline.store.files import atomic_folder
 from koffline.store.run_record import digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
-from koffline.untrusted.limits import TEXT_BYTES, shown_bytes
+from koffline.untrusted.limits import TEXT_BYTES, one_line_errors, parse_json, shown_bytes
 
 # Limit of the number of shards: at about 190 bytes each, the longest manifest that is read.
 MOST_SHARDS = 80_000
@@ -87,21 +87,26 @@ def _read_manifest(folder: str) -> LazyTransitions:
     if remote.size(name) > TEXT_BYTES:
         most = f"{shown_bytes(TEXT_BYTES)}, the most that a manifest may have"
         raise DataError(f"{name} is larger than {most}; write fewer and larger shards")
-    try:
-        found = _Manifest.model_validate_json(remote.read_bytes(name, TEXT_BYTES))
-        metadata = dataclasses.replace(METADATA.validate_python(found.model_extra or {}), source=folder)
-    except (ValueError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{name} is damaged or newer than this koffline ({reason}); write it again") from None
-    needed = {*REQUIRED_COLUMNS, *(COUNTED if found.episodes else ())}
-    files, rows = {shard.name for shard in found.shards}, sum(shard.rows for shard in found.shards)
-    if needed - found.columns.keys() or len(files) < len(found.shards) or rows != found.rows:
-        said = f"{name} lacks columns, lists a shard twice, or promises {found.rows} rows and has {rows}"
-        raise DataError(f"{said}; write the folder again")
+    what, remedy = "damaged, or newer than this koffline", "write the folder again"
+    with one_line_errors(name, what, remedy):
+        try:
+            found = _Manifest.model_validate(parse_json(remote.read_bytes(name, TEXT_BYTES)))
+            metadata = dataclasses.replace(METADATA.validate_python(found.model_extra), source=folder)
+        except ValidationError as error:
+            first = error.errors()[0]
+            said = "is missing" if first["type"] == "missing" else f"is {first['input']!r:.60}"
+            raise DataError(f"{what} ({'.'.join(map(str, first['loc']))} {said}); {remedy}") from None
+        space, rows = space_from_json(found.action_space), sum(shard.rows for shard in found.shards)
+        needed = (*REQUIRED_COLUMNS, *(COUNTED if found.episodes else ()))
+        wrong = [f"columns.{column} is missing" for column in needed if column not in found.columns]
+        wrong += ["it lists a shard twice"] * (len({s.name for s in found.shards}) < len(found.shards))
+        wrong += [f"it promises {found.rows} rows and has {rows}"] * (rows != found.rows)
+        if wrong:
+            raise DataError(f"{wrong[0]}; {remedy}")
     shards = [dataclasses.replace(s, name=remote.joined(folder, s.name)) for s in found.shards]
     for shard in shards:
         _refuse_link(shard.name)
-    return LazyTransitions(tuple(shards), space_from_json(found.action_space), found.columns, metadata)
+    return LazyTransitions(tuple(shards), space, found.columns, metadata)
 
 
 def _refuse_link(name: str) -> None:
