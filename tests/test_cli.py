@@ -182,7 +182,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
 def test_bad_input_is_one_line_and_exit_code_2(words, message, bad, monkeypatch):
     monkeypatch.chdir(bad)
     before = sorted(bad.iterdir())
-    done = run_cli("evaluate", *words.split(), "--out", "out", "--json")
+    done = run_cli("evaluate", *words.split(), "--out", "new/deep/out", "--json")
     assert_refused(done)
     assert re.search(message, done.stderr), done.stderr
     assert sorted(bad.iterdir()) == before  # no output directory, nothing half-written, no payload run

@@ -151,7 +151,12 @@ def result_options(file: str) -> Option:
         @functools.wraps(command)
         def run(*args: Any, out: str | None, force: bool, as_json: bool, quiet: bool, **options: Any) -> Any:
             if out is not None:
-                check_results(claim(out), force, file)
+                place = claim(out)
+                missing = [folder for folder in place.parents if not folder.exists()]
+                check_results(place, force, file)
+                with contextlib.suppress(OSError):  # made again for the result: a refusal leaves nothing
+                    for folder in missing:
+                        folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)
 
         json_text = "Print one JSON object on stdout and nothing else there."

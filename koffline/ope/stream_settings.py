@@ -113,7 +113,7 @@ def write_sums(path: Path, sums: tuple[int, Any]) -> None:
     """Save the sums; if writing fails, the next run just starts from the beginning."""
     content = pickled(sums)
     with contextlib.suppress(OSError):
-        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with atomic_file(path, force=True) as temporary:
             temporary.write_bytes(content)
 
