@@ -1,6 +1,7 @@
 """Reference pages of the site, made when it is built: commands from click, settings from their records.
 
-MkDocs runs this through mkdocs-gen-files (mkdocs.yml); nothing it makes is committed.
+MkDocs runs this through mkdocs-gen-files (mkdocs.yml); nothing it makes is committed. In the repository
+docs/reference holds short pages of the same names, which say where to look; those of the site replace them.
 """
 
 from __future__ import annotations
