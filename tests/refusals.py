@@ -16,9 +16,7 @@ from koffline.errors import KofflineError
 
 def run_cli(*words: object) -> Result:
     """What a command line says and how it ends; errors that are not the user's pass through."""
-    return CliRunner().invoke(
-        cli, [str(word) for word in words], prog_name="koffline", catch_exceptions=False
-    )
+    return CliRunner().invoke(cli, [*map(str, words)], prog_name="koffline", catch_exceptions=False)
 
 
 def succeed(*words: object) -> str:

@@ -166,6 +166,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
         (f"good.npz {PLAIN} --config none.yaml", "none.yaml: there is no estimator 'klos'"),
         (f"good.npz {PLAIN} --config list.yaml", "list.yaml holds a list"),
         (f"good.npz {PLAIN} --config broken.yaml", "broken.yaml"),
+        (f"good.npz {PLAIN} --workers 100000", "workers is 100000; give 1 to"),
         (f"good.npz {PLAIN} --config twice.yaml", "'seed' twice"),
         (f"good.npz {PLAIN} --set steps=true", "yes or no"),
         (f"good.npz {PLAIN} --set instruments=3", "instruments"),
@@ -190,8 +191,6 @@ def test_bad_input_is_one_line_and_exit_code_2(words, message, bad, monkeypatch)
 
 def test_help_of_a_command_that_reads_a_log_has_headings() -> None:
     shown = run_cli("evaluate", "--help").stdout
-    options, large, tables = (
-        shown.index(f"\n{heading}:\n") for heading in ("Options", "Large logs", "Tables")
-    )
+    options, large, tables = (shown.index(f"\n{each}:\n") for each in ("Options", "Large logs", "Tables"))
     assert options < shown.index("--policy TEXT") < large < shown.index("--workers INTEGER") < tables
     assert tables < shown.index("--mapping FILE")

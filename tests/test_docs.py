@@ -74,13 +74,9 @@ def test_every_command_and_option_is_on_the_page() -> None:
     page = site_reference.commands_page()
     for name, command, _ in site_reference.commands():
         assert f"## {name}\n" in page
-        options = [
-            option for option in command.params if isinstance(option, click.Option) and not option.hidden
-        ]
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
         assert all(option.opts[0] in page for option in options)
-    assert set(cli.list_commands(click.Context(cli))) <= set(
-        re.findall(r"^## koffline ([\w-]+)$", page, re.M)
-    )
+    assert set(cli.list_commands(click.Context(cli))) <= set(re.findall(r"(?m)^## koffline ([\w-]+)$", page))
 
 
 def test_every_public_name_is_on_the_page_of_python() -> None:

@@ -125,10 +125,7 @@ def test_words_that_are_names_by_chance_are_no_inputs(place: Path) -> None:
     ("words", "foreign"),
     [
         ((*EVALUATE, "--policy", "uniform", "--out", "new"), "plots/mine/a.png"),
-        (
-            ("data", "convert", "log.hdf5", "new", "--shard-rows", "20"),
-            "notes.txt",
-        ),
+        (("data", "convert", "log.hdf5", "new", "--shard-rows", "20"), "notes.txt"),
     ],
 )
 def test_force_replaces_results_and_never_deletes_what_others_put_beside_them(

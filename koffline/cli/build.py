@@ -156,9 +156,7 @@ def rollouts(
 
 @build.command(no_args_is_help=True)
 @click.option(
-    "--env",
-    required=True,
-    help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps.",
+    "--env", required=True, help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps."
 )
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
 @whole("--n", help="Rows; default: 10,000, of a replay all.")

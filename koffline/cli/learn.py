@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _DATA: Option = click.option("--data", metavar="SOURCE", help="The log, instead of data.source.")
 _of_mujoco = partial(click.option, help="Of figure-mujoco; see above.")
+_GRID = "Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times."
 _DEVICE: Option = click.option("--device", default="cpu", show_default=True, help="cpu, cuda or cuda:N.")
 
 
@@ -71,12 +72,7 @@ def train(
 
 @click.command(no_args_is_help=True)
 @click.argument("config")
-@click.option(
-    "--grid",
-    multiple=True,
-    metavar="KEY=A,B,…",
-    help="Values of one setting, e.g. algo.params.gamma=0.98,0.99; may be given several times.",
-)
+@click.option("--grid", multiple=True, metavar="KEY=A,B,…", help=_GRID)
 @click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
 @set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.")
 @_DATA

@@ -16,14 +16,7 @@ from koffline.errors import ConfigError, KofflineError
 from koffline.store.files import check_target
 from koffline.untrusted.limits import one_line
 
-_OF_MODELS = (
-    "d3rlpy.algos",
-    "d3rlpy.base",
-    "d3rlpy.metrics.utility",
-    "gymnasium",
-    "gym",
-    "gym.wrappers",
-)
+_OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasium", "gym", "gym.wrappers")
 
 
 @click.command()

@@ -79,11 +79,7 @@ _TABLE = (
     ("--reward", "COLUMN", "Column of the reward, or a formula: 'spend - 0.1 * cost'."),
     ("--episode", "COLUMN", "Column that tells episodes apart."),
     ("--time", "COLUMN", "Column that orders the rows of an episode."),
-    (
-        "--terminal",
-        "COLUMN",
-        "Column that is true where the world ended, or a formula: status == 'died'.",
-    ),
+    ("--terminal", "COLUMN", "Column that is true where the world ended, or a formula: status == 'died'."),
     ("--truncated", "COLUMN", "Column that is true where recording stopped, or a formula."),
     ("--last-row", "terminal|cut", "What the last row of an episode means, if no flag tells."),
     ("--drop-duplicates", "exact|first|last", "Of two rows at one time keep one if equal, or one."),

@@ -28,12 +28,8 @@ from koffline.untrusted.limits import Refused, check_inside, one_line_errors, pa
 
 # Our key in metadata.json, and in the infos of episodes.
 _DESCRIPTION = "koffline"
-_PATHS = {
-    "actions": "actions",
-    "rewards": "rewards",
-    "terminated": "terminations",
-    "truncated": "truncations",
-}  # of the columns in the group of an episode
+# Paths of the columns in the group of an episode.
+_KEYS = {"actions": "actions", "rewards": "rewards", "terminated": "terminations", "truncated": "truncations"}
 _INFO_COLUMNS = ("behavior_log_probabilities", "weights")
 # Largest number of elements in one observation or action: a thousand Atari frames.
 LARGEST_BOX = 2**24
@@ -126,7 +122,7 @@ def _episodes(
 
     parts: paths of the arrays that make an observation. beside: names of columns among the infos.
     """
-    paths = _PATHS | {name: f"infos/{name}" for name in beside}
+    paths = _KEYS | {name: f"infos/{name}" for name in beside}
     names = [f"episode_{i}/{path}" for i in episodes for path in (*parts, *paths.values())]
     read = file.arrays(names, twice=[name for name in names if "/observations" in name])
     for i in episodes:

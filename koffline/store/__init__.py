@@ -18,10 +18,7 @@ from koffline.untrusted.limits import read_json
 
 LOCK = ".lock"
 RECORD, CONFIG = FILE, "config.yaml"
-_NAMES = {
-    "train": "a training run",
-    "online": "an online run",
-}  # kinds of runs by the ``kind`` in their records
+_NAMES = {"train": "a training run", "online": "an online run"}  # by the ``kind`` in their records
 Record = Mapping[str, Any]
 _LOG = logging.getLogger(__name__)
 

@@ -91,11 +91,7 @@ def train(
 
 
 def _train_epoch(
-    config: TrainConfig,
-    folder: Path,
-    parts: Parts,
-    progress: Progress,
-    show: Callable[[int], None],
+    config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Callable[[int], None]
 ) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)

@@ -12,15 +12,8 @@ from typing import Any
 from koffline.errors import ConfigError, nearest_name
 
 _SOURCES = {
-    "d3rlpy": (
-        "base.py",
-        "algos/*/*.py",
-        "ope/*.py",
-        "models/**/*.py",
-        "optimizers/*.py",
-        "preprocessing/*.py",
-    ),
-    "koffline": ("algos/*.py",),
+    "d3rlpy": ("base", "algos/*/*", "ope/*", "models/**/*", "optimizers/*", "preprocessing/*"),
+    "koffline": ("algos/*",),
 }
 _OPTIONS = re.compile(r"^class \w+(?:Config|Factory|Scaler)\b.*?(?=^\S|\Z)", re.M | re.S)
 _FIELD = re.compile(r"^    ([a-zA-Z]\w*): ", re.M)
@@ -31,7 +24,7 @@ _TYPE = re.compile(r'(?:def get_type\(\) -> str:\n +return |@registered\()"(\w+)
 def _declared() -> tuple[frozenset[str], frozenset[str]]:
     """Types and options that the sources of d3rlpy and koffline declare, those of factories among them."""
     found = {name: Path(str(find_spec(name).origin)).parent for name in _SOURCES}  # type: ignore[union-attr]
-    files = [file for name, folder in found.items() for each in _SOURCES[name] for file in folder.glob(each)]
+    files = [file for name in found for each in _SOURCES[name] for file in found[name].glob(f"{each}.py")]
     texts = [file.read_text(encoding="utf-8") for file in files]
     options = (name for text in texts for part in _OPTIONS.findall(text) for name in _FIELD.findall(part))
     return frozenset(name for text in texts for name in _TYPE.findall(text)), frozenset(options)

@@ -23,10 +23,12 @@ def arrays(**changes):
     return lambda path: write_arrays(path, d4rl_arrays(roll_out(), **changes))
 
 
+def keys(*names, array=(0.0, 0.0, 0.0)):
+    return lambda path: write_arrays(path, dict.fromkeys(names, array))
+
+
 def all_of(array):
-    return lambda path: write_arrays(
-        path, dict.fromkeys(("observations", "actions", "rewards", "terminals"), array)
-    )
+    return keys("observations", "actions", "rewards", "terminals", array=array)
 
 
 def ours(format, cut):
@@ -45,14 +47,8 @@ BAD = {
     "empty": (content(b""), r"is empty \(0 bytes\); copy or export it again"),
     "cut HDF5": (ours("hdf5", 500), "truncated or corrupt HDF5 file .*; copy or export it again"),
     "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ"),
-    "keys": (
-        lambda path: write_arrays(path, {"obs": np.zeros(3)}),
-        "lacks observations, .*: found keys obs; expected obs",
-    ),
-    "group": (
-        lambda path: write_arrays(path, {"observations": np.zeros(3), "rewards/a": np.zeros(3)}),
-        "rewards is a group, not an array; store",
-    ),
+    "keys": (keys("obs"), "lacks observations, .*: found keys obs; expected obs"),
+    "group": (keys("observations", "rewards/a"), "rewards is a group, not an array; store its numbers in"),
     "folder": (lambda path: path.mkdir(), "holds no Minari dataset"),
     "words": (all_of(["a", "b"]), "holds values of type object; give numbers"),
     "no rows": (all_of(np.zeros(0)), "has no rows"),

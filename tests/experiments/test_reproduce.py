@@ -40,7 +40,7 @@ def puddle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Call:
-    return lambda *arguments: run_cli("reproduce", *arguments, "--out", tmp_path)
+    return lambda *arguments: run_cli("reproduce", *arguments, "--quiet", "--out", tmp_path)
 
 
 def test_a_figure_leaves_everything_it_promises(puddle: Path) -> None:

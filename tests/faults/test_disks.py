@@ -88,9 +88,7 @@ def test_a_full_disk_while_training_keeps_the_epochs_that_had_ended(log):
     ids=lambda command: command[0],
 )
 def test_a_place_that_cannot_be_written_is_said_before_any_work(log, monkeypatch, command, place):
-    monkeypatch.setattr(
-        "koffline.data.sources.open_transitions", lambda *_, **__: pytest.fail("work was begun")
-    )
+    monkeypatch.setattr("koffline.data.sources.open_transitions", lambda *_, **__: pytest.fail("work began"))
     before = content(log.parent)
     assert_refused(run_cli(*command, "--out", place))
     assert content(log.parent) == before
@@ -117,9 +115,7 @@ def test_a_termination_cleans_up(log, number, ears):
     log.with_name("new.npz").write_text("what was there")
     before = content(log.parent)
     words = ["data", "convert", "log.hdf5", "new.npz", "--force", ears, str(int(number))]
-    done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, *words], capture_output=True, text=True)
     assert (done.returncode, done.stderr.lstrip()) == (130, "interrupted; nothing was written\n")
     assert content(log.parent) == before
 

@@ -104,8 +104,6 @@ def test_misspelt_settings_are_told_without_torch():
         ),
     ):
         command = [sys.executable, "-c", code, *words]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
-        )
+        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         assert said in done.stderr
         assert (done.returncode, done.stdout.strip()) == (2, "False")

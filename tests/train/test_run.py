@@ -14,12 +14,7 @@ import koffline
 import koffline.train.run
 from koffline import ColumnarReplayBuffer, Discrete, Transitions
 from koffline.algos.options import resolve_params
-from koffline.algos.training import (
-    LogEvaluator,
-    build_networks,
-    make_algorithm,
-    own_randomness,
-)
+from koffline.algos.training import LogEvaluator, build_networks, make_algorithm, own_randomness
 from koffline.data import quiet
 from koffline.data.sources import write_transitions
 from koffline.data.units import split_log
