@@ -61,7 +61,7 @@ class EvaluationSettings(Section):
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
-    full_replicas: int = Field(3, ge=1, description="networks trained on the whole log; their mean counts")
+    full_replicas: int = Field(3, ge=1, description="networks trained on the whole log")
     resampled_replicas: int = Field(12, ge=2, le=10_000, description="networks trained on resampled episodes")
     sample_rows: int = Field(200_000, ge=2, description="rows of a larger log, about, that train networks")
     history: int | None = Field(

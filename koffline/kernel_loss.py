@@ -4,7 +4,8 @@ A residual is what the Bellman equation lacks: δ = reward + discount · value o
 Terminations enter once, through the discount. Nothing here detaches: gradients flow through both values.
 
 Residuals are (N,) and give a scalar, or (R, N) with a replica axis and give (R,). Gram matrices are (N, N),
-or (R, N, N) where every replica has its own rows. All are differentiable.
+or (R, N, N) where every replica has its own rows. All are differentiable. Shapes that do not fit raise
+DataError, numbers out of range ConfigError.
 """
 
 from __future__ import annotations

@@ -144,7 +144,10 @@ class FourierFeatures:
 def random_fourier_features(
     kernel: Gaussian | Laplacian, dimension: int, count: int, generator: Generator
 ) -> FourierFeatures:
-    """Feature map with `count` (even) columns for rows of `dimension` columns, drawn in float64."""
+    """Feature map with `count` columns for rows of `dimension` columns, drawn in float64.
+
+    Raises ConfigError unless `count` is even and positive.
+    """
     if count < 2 or count % 2:
         raise ConfigError(f"count is {count}; give an even number of random features, at least 2")
     return FourierFeatures(kernel.draw_frequencies(dimension, count // 2, generator))

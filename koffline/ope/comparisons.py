@@ -47,9 +47,9 @@ def compare_replicas(
 ) -> tuple[Comparison, ...]:
     """Compare all pairs, the largest difference first. Raises DataError if a pair has too few replicas.
 
-    values: NaN where a replica diverged. The first ``full`` replicas were trained on the whole log, and their
-    mean is the estimate. A pair's standard error is the spread of the resampled replicas' differences,
-    widened for the networks whose mean is the estimate as in ``koffline.evaluate``; Student's t.
+    values: NaN where a replica diverged. The first ``full`` replicas were trained on the whole log; the mean
+    of their differences is the pair's. Its standard error is the spread of the resampled replicas'
+    differences, widened for the number of those as in ``koffline.evaluate``; Student's t.
     """
     from scipy import stats
 

@@ -84,8 +84,8 @@ def diagnose(
 ) -> Diagnosis:
     """Does q solve the policy's Bellman equation, and where does it not?
 
-    q: anything `koffline.bellman_test` takes as a function, or what `koffline.ope.cross_fit.cross_fit` made
-    of this very log. policy, gamma, trained_on, allow_training_rows and ``options`` (level, draws, …): as in
+    q: anything `koffline.bellman_test` takes as a function, or what `koffline.cross_fit` made of this
+    very log. policy, gamma, trained_on, allow_training_rows and ``options`` (level, draws, …): as in
     `koffline.bellman_test`. regions: how many places of the largest error to name.
     Raises KofflineError in one line.
     """

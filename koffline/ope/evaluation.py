@@ -57,14 +57,16 @@ def evaluate(
     """What is the policy worth from the log's initial states? J = E_{s0, a~π} Q(s0, a).
 
     policy: anything ``koffline.load_policy`` reads, a policy object, or a callable from observations (N, …)
-    to probabilities (N, n) or actions (N, k). gamma: the discount, inside (0, 1); the log's own hint when
-    None. initial_observations (E, …): start states that replace the first steps of the log's episodes (all
-    rows, where there are no episodes). options: fields of ``koffline.config.EvaluationSettings``, such as
-    estimator, level and seed. Where the log lies (``open_transitions(path, lazy=True)``)
-    changes nothing. Of one with more than ``sample_rows`` rows, networks are trained on whole episodes of
-    about so many, and their last layers, start states and importance weights come from passes over all of
-    it; ``stream`` says how it is read. by: a feature's name or number, or ``{"segment": labels}`` of the
-    log's episodes: then ``groups`` says what each group of start states is worth, by the same networks.
+    to probabilities (N, n), action numbers (N,) or actions (N, k). gamma: the discount, inside
+    (0, 1); the log's own hint when None. initial_observations (E, …): start states that replace the first
+    steps of the log's episodes (all rows, where there are no episodes). options: fields of
+    ``koffline.config.EvaluationSettings``, such as estimator, level and seed. Where the log lies
+    (``open_transitions(path, lazy=True)``) changes nothing. Of one with more than ``sample_rows`` rows,
+    networks are trained on whole episodes of about so many, and their last layers, start states and
+    importance weights come from passes over all of it; ``stream`` says how it is read. by: a feature's name
+    or number, or ``{"segment": labels}`` of the log's episodes: then ``groups`` says what each group of start
+    states is worth, by the same networks.
+    progress: called with the steps done, all steps and a note.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line. Same arguments, same result on
     the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)

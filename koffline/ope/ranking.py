@@ -90,8 +90,7 @@ class PolicyRanking(LogResult):
     def __str__(self) -> str:
         lines = []
         for policy in self.policies:
-            interval = policy.interval
-            ends = "" if interval is None else f"  [{interval.low:.4g}, {interval.high:.4g}]"
+            ends = "" if (one := policy.interval) is None else f"  [{one.low:.4g}, {one.high:.4g}]"
             note = "" if policy.maybe_best else "   significantly worse than another"
             lines.append(f"{policy.rank}. {policy.name}  {policy.value:.4g}{ends}{note}")
         return "\n".join(lines)
@@ -110,8 +109,8 @@ def select_policies(
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
     policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
-    values in the same order, for regret@k, rank correlation and errors. progress: a policy's
-    name to the object that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
+    values in the same order, for regret@k, rank correlation and errors. progress: from a policy's name to
+    the function that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
@@ -123,6 +122,8 @@ def select_policies(
     if chosen["estimator"] == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
+    if truths is not None and len(truths) != len(named):
+        raise ConfigError(f"truths gives {len(truths)} values for {len(named)} policies; give one each")
     true = None if truths is None else dict(zip(named, truths, strict=True))
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
@@ -140,8 +141,7 @@ def _estimate_each(
     **options: Any,
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Estimates of policies by name, and why others have none. Raises KofflineError for fewer than two."""
-    estimates: dict[str, Estimate] = {}
-    failed: dict[str, str] = {}
+    estimates, failed = dict[str, Estimate](), dict[str, str]()
     for name, policy in named.items():
         watch = None if progress is None else progress(name)
         try:

@@ -200,10 +200,11 @@ class Estimate(LogResult):
     """What a policy is worth: the expected discounted return from the log's initial states.
 
     ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
-    can be trusted (None where the estimator has none), ``verdict`` whether the log answers the question,
+    can be trusted (None where the log cannot tell), ``verdict`` whether the log answers the question,
     ``warnings`` are sentences a person should read before acting on it, ``notes`` what else was done.
-    ``behavior_value``: of the policy that wrote the log, by the same estimator, where it has one. ``groups``:
-    `koffline.ope.groups.GroupValue` of each group of start states that ``by`` tells apart.
+    ``behavior_value``: of the policy that wrote the log, by the same estimator, where it has one; ``uplift``:
+    how much more this policy is worth. ``groups``: `koffline.ope.groups.GroupValue` of each group of start
+    states that ``by`` tells apart. ``evidence``, ``value_function``: of `kloss`, `fqe` and `lstd` alone.
     """
 
     verdict: Verdict
@@ -267,7 +268,7 @@ class BoundRow(Record):
 class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators, and bounds that belong to none of them.
 
-    ``verdict`` is on the ``kloss`` row, or the first there is. ``warnings`` concern all rows.
+    ``verdict`` is on the row that ``auto`` would choose, else on the first. ``warnings`` concern all rows.
     """
 
     verdict: Verdict

@@ -79,8 +79,8 @@ def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given
     ("changes", "kind", "message"),
     [
         ({"policies": "uniform"}, ConfigError, "give a list of two or more"),
+        ({"truths": (1.0,)}, ConfigError, "truths gives 1 values for"),
         ({"policies": ["uniform", "missing.d3"]}, PolicyError, "no such file"),
-        ({"truths": [1.0]}, ValueError, "argument 2 is shorter"),
         ({"transitions": discrete_log(weights=np.eye(60)[0])}, DataError, "give at least two rows"),
     ],
 )

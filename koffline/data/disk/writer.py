@@ -122,7 +122,7 @@ class ShardWriter:
     An episode longer than that has a shard of its own. Use it as a context manager: the folder takes its name
     when the block ends well; otherwise nothing stays. ``metadata`` may be set until then; without it, that of
     the first log appended is kept. Where the shards are cut depends on the episodes alone, not on how they
-    come in. Raises DataError.
+    come in. force: replaces a folder of shards of that name. Raises DataError.
     """
 
     def __init__(self, target: str | os.PathLike[str], shard_rows: int, force: bool = False) -> None:

@@ -28,9 +28,9 @@ class BellmanTest(Record):
     ``statistic`` is T = n·V̂ in squared units of the reward, ``p_value`` how often T is as large under H0.
     ``power`` is the chance of a rejection if values were off everywhere by ``alternative``, in units of the
     return; ``detectable`` the smallest such error found with 80 % power. ``n`` rows count, ``units`` got a
-    random sign that changes T. ``kernel_loss`` is the U-statistic: free of bias for
-    independent rows, may be negative. ``held_out``: no row was trained on; None: unknown. ``features``: 0 for
-    the exact kernel. ``rows``: residuals, values and weights row by row.
+    random sign that changes T. ``kernel_loss`` is the U-statistic: free of bias for independent rows, may be
+    negative. ``witness``: where residuals of one sign gather. ``held_out``: no row was trained on; None:
+    unknown. ``features``: 0 for the exact kernel. ``rows``: residuals, values and weights row by row.
     """
 
     statistic: float
@@ -110,9 +110,8 @@ def bellman_test(
     """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
 
     q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
-    (observations, actions) -> (N,) …), or what
-    `koffline.ope.cross_fit.cross_fit` made of these rows (every model is tested on its own rows, T is the sum
-    over models).
+    (observations, actions) -> (N,) …), or what `koffline.cross_fit` made of these rows (every model is tested
+    on the rows it has not seen, T is the sum over models).
     policy, gamma: as in `koffline.evaluate`.
     trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
     refused unless ``allow_training_rows``. options: fields of
