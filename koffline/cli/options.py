@@ -149,7 +149,7 @@ def worker_options(command: Command) -> Command:
     return WORKERS(ray(command))
 
 
-_MEMORY = ("--memory", "SIZE", f"What a process may hold; default {DEFAULT_MEMORY}.")
+_MEMORY = ("--memory", "SIZE", f"Limit for rows read at once; default {DEFAULT_MEMORY}.")
 _SHARDS = "Says that a folder of shards stays on disk, as it always does; other logs are read into memory."
 _ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, help=_SHARDS)
 reading_options = added([_ON_DISK, *_named([_MEMORY]), worker_options])

@@ -7,6 +7,8 @@ or machine, and a smaller sample with the same seed is part of a larger one.
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +29,8 @@ _MASK = (1 << 64) - 1
 # Keys of the hashes that sample and split units, independent of other random numbers.
 _UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
 _HASHED_AT_ONCE = 2**20
+# Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19 draws.
+_POISSON = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(20)])
 ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
@@ -49,6 +53,18 @@ def _mix(state: Any) -> Any:
         state = (state ^ (state >> np.uint64(30))) * _FIRST
         state = (state ^ (state >> np.uint64(27))) * _SECOND
         return state ^ (state >> np.uint64(31))
+
+
+def poisson_counts(seed: int, streams: Iterable[int], units: Any) -> Int[np.ndarray, "stream unit"]:
+    """How often resampled logs count units: independent Poisson numbers of mean one.
+
+    Each is a function of the seed, the stream (the number of a resampled log) and the unit's number alone.
+    It does not depend on other units, so a log is resampled alike wherever it lies.
+    (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
+    """
+    drawn = [unit_hash(seed, stream, units) * 2.0**-64 for stream in streams]
+    found = np.searchsorted(_POISSON, np.reshape(drawn, (len(drawn), len(units))), side="right")
+    return found.astype(np.int64)
 
 
 def hash_rows(

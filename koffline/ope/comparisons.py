@@ -43,13 +43,17 @@ class Comparison(Record):
 
 
 def compare_replicas(
-    names: Sequence[str], values: Float[np.ndarray, "policy replica"], full: int, level: float = 0.95
+    names: Sequence[str],
+    estimates: Sequence[float],
+    values: Float[np.ndarray, "policy replica"],
+    full: int,
+    level: float = 0.95,
 ) -> tuple[Comparison, ...]:
     """Compare all pairs, the largest difference first. Raises DataError if a pair has too few replicas.
 
-    values: NaN where a replica diverged. The first ``full`` replicas were trained on the whole log; the mean
-    of their differences is the pair's. Its standard error is the spread of the resampled replicas'
-    differences, widened for the number of those as in ``koffline.evaluate``; Student's t.
+    values: of each replica, NaN where it diverged; the first ``full`` were trained on the whole log. The
+    standard error of a difference is the spread of the resampled replicas' differences, widened for the
+    number of the others as in ``koffline.evaluate``; Student's t.
     """
     from scipy import stats
 
@@ -61,7 +65,7 @@ def compare_replicas(
                 f"{names[i]} and {names[j]} have {len(resampled)} networks in common that did not diverge; "
                 "lower learning_rate or leave one of them out"
             )
-        difference, freedom = float(trained.mean()), len(resampled) - 1
+        difference, freedom = estimates[i] - estimates[j], len(resampled) - 1
         error = float(resampled.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(trained))
         half = float(stats.t.ppf(0.5 + level / 2.0, df=freedom)) * error
         return difference, half, float(2.0 * stats.t.sf(_ratio(difference, error), df=freedom))

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from koffline.batches import Table
-from koffline.data.units import unit_hash
+from koffline.data.units import poisson_counts
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
@@ -21,24 +21,13 @@ _MOST_ROWS = 4096
 _MOST_NUMBERS = 1 << 20  # numbers in one array of a block: 8 MB in float64; a pass holds several such arrays
 _NETWORKS = 0x6E6574  # separate random streams
 _STARTS = 1 << 32
-_MOST = 20  # a Poisson number of mean one is larger once in 10^20 draws
-_CUMULATIVE = np.cumsum([math.exp(-1.0) / math.factorial(count) for count in range(_MOST)])
-
-
-def poisson_counts(seed: int, stream: int, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, " unit"]:
-    """Independent Poisson numbers of mean one (U,), a function of seed, stream and a unit's number alone."""
-    uniform = unit_hash(seed, stream, units) * 2.0**-64
-    return np.searchsorted(_CUMULATIVE, uniform, side="right").astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Resampling:
     """R replicas: ``full`` ones count each unit once and come first, the others resample it by ``streams``.
 
-    A Poisson bootstrap: how often replica r counts unit u (an episode; a row, where there are none) is a
-    Poisson number of mean one, from a hash of seed, r and the unit's number in the log. It does not depend on
-    other units, so a log in memory, in shards or on many machines is resampled alike.
-    (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
+    How often a replica counts a unit (an episode; a row, where there are none) says `poisson_counts`.
     """
 
     seed: int
@@ -72,8 +61,8 @@ class Resampling:
 
     def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
         """Counts (R, U) of units by their numbers in the log."""
-        whole = [np.ones(len(units), dtype=np.int64)] * self.full
-        return np.stack([*whole, *(poisson_counts(self.seed, stream, units) for stream in self.streams)])
+        whole = np.ones((self.full, len(units)), dtype=np.int64)
+        return np.concatenate([whole, poisson_counts(self.seed, self.streams, units)])
 
     def row_counts(self, problem: EvaluationProblem) -> Int[np.ndarray, "replica row"]:
         """How often each replica's sample holds a row."""

@@ -207,15 +207,16 @@ def _ranked(
 
 def _compare(names: list[str], found: list[Estimate], level: float) -> tuple[tuple[Comparison, ...], str]:
     """Compare by paired replicas, else by intervals, else not at all; and a sentence on the method."""
+    worth = [estimate.value for estimate in found]
     intervals = [estimate.interval for estimate in found if estimate.interval is not None]
     evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
     if len(intervals) < len(found):
         return (), _NONE
     if len(evidence) < len(found):
-        return compare_intervals(names, [estimate.value for estimate in found], intervals, level), _UNPAIRED
+        return compare_intervals(names, worth, intervals, level), _UNPAIRED
     values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged
     full, units = evidence[0].replica_roles.count("full"), "episodes" if found[0].n_episodes else "rows"
-    return compare_replicas(names, values, full, level), _PAIRED.format(units=units)
+    return compare_replicas(names, worth, values, full, level), _PAIRED.format(units=units)
 
 
 def _warnings(names: list[str], found: list[Estimate], failed: dict[str, str]) -> tuple[str, ...]:

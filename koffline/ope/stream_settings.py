@@ -35,7 +35,7 @@ _KNOWN = {
 class StreamSettings(PassSettings):
     """Settings of passes over a log; they decide time and memory, not the estimate.
 
-    memory: what a process may hold at most, in bytes or as in "2GB": blocks of rows are made to fit.
+    memory: limit for a process, in bytes or as in "2GB": blocks of rows are made to fit; sums come on top.
     partial: a folder where passes over shards save their sums now and then; the same evaluation goes on from
     there after it was killed. workers, ray: as in `PassSettings`.
     """

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,12 +35,13 @@ from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
-from koffline.policies import Policy
+from koffline.policies import ContinuousPolicy, Policy
 
 _LIBRARIES = 600_000_000  # bytes of a process without rows
 _SHARE = 0.25  # share of the remaining memory for the rows of a part; derived arrays get the rest
 SECONDS_BETWEEN_SAVES = 20.0  # in a pass over shards
 _DRAWS = 31  # random stream of the actions
+_TOGETHER = 256  # units of one state whose actions are drawn at once
 _LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
 # Limits on the records of sums that workers return: each may have 200 MB.
 _ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
@@ -195,9 +196,31 @@ def in_problem(
     part: LogPart,
 ) -> S:
     """Apply ``summarise`` to a part as a problem in the units of ``like``; actions are drawn anew."""
-    generator = np.random.default_rng([seed, _DRAWS, int(part.units[0])])
-    asked = part.transitions, policy, gamma, action_draws, generator
+    if isinstance(policy, ContinuousPolicy) and not policy.deterministic:
+        sample = partial(_draw_by_unit, policy, part)
+        policy = replace(policy, sample_function=sample, chunk_rows=len(part.transitions))
+    asked = part.transitions, policy, gamma, action_draws, np.random.default_rng([seed, _DRAWS])
     return summarise(prepare_problem(*asked, like=like, numbers=part.units))
+
+
+def _draw_by_unit(
+    policy: ContinuousPolicy, part: LogPart, observations: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Draw an action in each state of a part, one a row or one a unit, wherever the part begins.
+
+    Rows of an episode have a generator of its number. Where units have one state each, 256 of them share one;
+    any state stands in for those of another part, which have no influence on the others.
+    """
+    units, seed, found = part.units, int(generator.integers(2**63)), []
+    one_each = len(observations) == len(units)
+    groups = units // _TOGETHER if one_each else np.repeat(units, part.transitions.episode_lengths)
+    for rows in np.split(np.arange(len(groups)), np.flatnonzero(np.diff(groups)) + 1):
+        places = units[rows] % _TOGETHER if one_each else rows - rows[0]
+        states = np.repeat(observations[rows[:1]], _TOGETHER if one_each else len(rows), axis=0)
+        states[places] = observations[rows]
+        own = np.random.default_rng([seed, int(groups[rows[0]])])
+        found.append(policy.sample(states, own)[places])
+    return np.concatenate(found)
 
 
 def hold(

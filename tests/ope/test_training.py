@@ -7,9 +7,10 @@ import pytest
 from scipy import stats
 
 import koffline
+from koffline.data.units import poisson_counts
 from koffline.errors import DataError
 from koffline.ope import training
-from koffline.ope.learning import Resampling, poisson_counts
+from koffline.ope.learning import Resampling
 from koffline.ope.problem import prepare_problem
 from tests.ope.problems import SOFT, discrete_log, prepared
 
@@ -36,13 +37,13 @@ def test_resampling_counts_whole_episodes_and_their_starts() -> None:
 
 
 def test_poisson_counts_have_the_law_of_their_name() -> None:
-    counts = np.concatenate([poisson_counts(3, stream, np.arange(20_000)) for stream in range(5)])
+    counts = poisson_counts(3, range(5), np.arange(20_000)).ravel()
     expected = stats.poisson.pmf(np.arange(5), 1.0)
     observed = np.bincount(np.minimum(counts, 5), minlength=6)[:5] / len(counts)
     np.testing.assert_allclose(observed, expected, atol=5.0 * 0.5 / math.sqrt(len(counts)))
-    first, second = poisson_counts(3, 0, np.arange(20_000)), poisson_counts(3, 1, np.arange(20_000))
+    first, second = poisson_counts(3, range(2), np.arange(20_000))
     assert abs(np.corrcoef(first, second)[0, 1]) < 5.0 / math.sqrt(20_000)
-    np.testing.assert_array_equal(poisson_counts(3, 0, np.arange(7, 90)), first[7:90])
+    np.testing.assert_array_equal(poisson_counts(3, [0], np.arange(7, 90))[0], first[7:90])
 
 
 @pytest.mark.parametrize("name", ["observations", "rewards", "next_observations"])

@@ -26,6 +26,7 @@ from tests.refusals import Attack
 QUICK = {"steps": 30, "hidden_units": (8, 8), "full_replicas": 2, "resampled_replicas": 3, "instruments": 60}
 TILTED = DiscretePolicy(3, lambda s: np.tile([0.2, 0.3, 0.5], (len(s), 1)), name="tilted")
 DRIFT = ContinuousPolicy(1, lambda s: np.tanh(s[:, :1]), name="drift")
+DRAWN = ContinuousPolicy(1, None, lambda s, generator: generator.uniform(-1, 1, (len(s), 1)), name="drawn")
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +58,20 @@ def answers(log, policy, names=None, **options) -> dict[str, np.ndarray | str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "sample_rows", "workers", "names"),
+    ("kind", "policy", "sample_rows", "workers", "names"),
     [
-        *((kind, rows, 1, None) for kind in ("discrete", "continuous", "rows") for rows in (200_000, 150)),
-        ("discrete", 150, 2, ("lstdq", "wis")),  # features, weights of episodes
-        *(("left out", rows, 1, ("kloss", "wis")) for rows in (200_000, 150)),
+        *(("discrete", TILTED, rows, 1, None) for rows in (200_000, 150)),
+        *((kind, DRIFT, rows, 1, None) for kind in ("continuous", "rows") for rows in (200_000, 150)),
+        *((kind, DRAWN, 150, 1, ("kloss", "drl")) for kind in ("continuous", "rows")),
+        ("discrete", TILTED, 150, 2, ("lstdq", "wis")),  # features, weights of episodes
+        *(("left out", TILTED, rows, 1, ("kloss", "wis")) for rows in (200_000, 150)),
     ],
 )
-def test_storage_changes_no_estimate_and_no_interval(stored, kind, sample_rows, workers, names, monkeypatch):
+def test_storage_changes_no_estimate_and_no_interval(
+    stored, kind, policy, sample_rows, workers, names, monkeypatch
+):
     """Every estimator, its value and its interval; sums over parts of 40 rows are those over all."""
     memory, shards = stored[kind]
-    policy = TILTED if kind in ("discrete", "left out") else DRIFT
     expected = answers(memory, policy, names, sample_rows=sample_rows)
     answered = sum(not isinstance(value, str) for value in expected.values())
     assert answered >= (len(names) if names else 15 if kind == "discrete" else 8)

@@ -52,7 +52,7 @@ def estimate_one(
     """
     if reason := _why_not(name, problem, model):
         raise DataError(reason)
-    generator, own = np.random.default_rng([seed, 13, names.OVER_EPISODES.index(name)]), None
+    own = None
     if name in names.WITH_MODEL:
         assert model is not None
         rows, episodes = problem.counted
@@ -61,7 +61,7 @@ def estimate_one(
     value, error, mixed = whole.value, standard_error(whole.deviations), {}
     if name == "magic":
         assert isinstance(whole, StepwiseMean)
-        cuts, mix = magic(whole, intervals.resample(whole, problem.n_episodes, draws, generator))
+        cuts, mix = magic(whole, intervals.resample(whole, problem.n_episodes, draws, seed))
         value, error = float(mix @ whole.partial_values(cuts)), None
         mixed = {"blend_steps": cuts, "blend_shares": mix.tolist()}
     if not np.isfinite(value):
@@ -72,7 +72,7 @@ def estimate_one(
     size = problem.effective_size(stepwise=name not in names.WHOLE_WEIGHT)
     made = {
         names.EPISODES_T: intervals.student_interval(whole.value, whole.deviations, level, size),
-        names.EPISODES_BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, generator),
+        names.EPISODES_BOOTSTRAP: intervals.bootstrap_interval(whole, level, draws, seed),
     }
     if name in names.CERTIFIABLE and not problem.ratios.is_estimated:
         for kind in names.CERTIFIED_EPISODE_KINDS:

@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special, stats
 
+from koffline.data.units import poisson_counts
 from koffline.ope.importance.problem import MOST_NUMBERS, STEPS, EpisodeProblem
 from koffline.ope.importance.statistics import EpisodeStatistic, standard_error
 from koffline.ope.intervals.base import check_reward_bounds
@@ -49,9 +50,7 @@ def student_interval(
     return Interval(value - half, value + half, level, EPISODES_T, text)
 
 
-def bootstrap_interval(
-    statistic: EpisodeStatistic, level: float, draws: int, generator: np.random.Generator
-) -> Interval | None:
+def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, seed: int) -> Interval | None:
     """Bias-corrected and accelerated percentiles over resampled episodes, acceleration from the jackknife.
 
     More are drawn if fewer than five would lie beyond each end. None for a single episode or one with all the
@@ -62,7 +61,7 @@ def bootstrap_interval(
     n, draws = len(deviations), max(draws, math.ceil(2 * _BEYOND / (1.0 - level)))
     if n < 2 or draws > _MOST_DRAWS or np.isnan(deviations).any():
         return None
-    sample = resample(statistic, n, draws, generator)
+    sample = resample(statistic, n, draws, seed)
     sample = sample[np.isfinite(sample)]
     if len(sample) < _FEWEST_DRAWS * draws:
         return None
@@ -71,13 +70,11 @@ def bootstrap_interval(
     return Interval(float(low), float(high), level, EPISODES_BOOTSTRAP, text)
 
 
-def resample(
-    statistic: EpisodeStatistic, n: int, draws: int, generator: np.random.Generator
-) -> Float[np.ndarray, " draw"]:
-    """The statistic of resampled episodes, in batches."""
+def resample(statistic: EpisodeStatistic, n: int, draws: int, seed: int) -> Float[np.ndarray, " draw"]:
+    """The statistic of resampled episodes, in batches; NaN where none is drawn."""
     batch, found = max(1, min(draws, MOST_NUMBERS // max(n, STEPS))), []
     for start in range(0, draws, batch):
-        counts = generator.multinomial(n, np.full(n, 1.0 / n), size=min(batch, draws - start))
+        counts = poisson_counts(seed, range(start, min(start + batch, draws)), np.arange(n))
         found.append(statistic.resampled(counts.astype(np.float64)))
     return np.concatenate(found)
 

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 
 from koffline.config import read_section
+from koffline.data.units import poisson_counts
 from koffline.errors import ConfigError
 from koffline.ope.features import FeatureSystem
 from koffline.ope.intervals.base import (
@@ -45,7 +46,6 @@ _ASSUMPTIONS = (
     "Q^π in the class, residuals without memory (any log of single steps), reward and next state as the "
     "environment draws them. It does not know what the class cannot express."
 )
-_RESAMPLING = 6061  # random stream
 _MOST_PRODUCTS = 3e10  # multiplications in the sums of one bootstrap: some seconds on one core
 _MOST_NUMBERS = 5e7  # numbers in the matrices of all draws: 400 MB
 _FEW_UNITS = 30
@@ -120,12 +120,15 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
     None for a single unit, and if more than a tenth of the resampled logs have no answer.
     (Hao et al. 2021, the distributional correction)
     """
-    counts, theta = draw_counts(system, settings.draws, settings.seed), ridged_fit(system, RIDGE)
+    units = np.arange(len(system.unit_starts))
+    counts, theta = poisson_counts(settings.seed, range(settings.draws), units), ridged_fit(system, RIDGE)
+    weights = _by_unit(system, system.row_weights.numpy())
+    counts = counts[counts @ weights > 0.0]  # of few units none may be drawn
     value, warnings, interval = system.value(theta), [], None
-    drawn = int(np.count_nonzero(counts.any(axis=0)))
-    units = "episodes" if len(system.unit_starts) < len(system) else "rows"
+    drawn = int(np.count_nonzero(weights > 0.0))
+    kind = "episodes" if len(system.unit_starts) < len(system) else "rows"
     if 2 <= drawn < _FEW_UNITS:
-        warnings.append(f"the bootstrap has {drawn} {units} to draw from; its interval is too narrow")
+        warnings.append(f"the bootstrap has {drawn} {kind} to draw from; its interval is too narrow")
     values, is_exact = resample_values(system, counts)
     errors, tail = values[np.isfinite(values)] - value, (1.0 - settings.level) / 2.0
     if drawn < 2:
@@ -135,25 +138,13 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
     else:
         low, high = np.quantile(errors, (tail, 1.0 - tail))
         text = _PIVOT_ASSUMPTIONS.format(
-            units=units,
+            units=kind,
             matrix="its matrix too" if is_exact else "its matrix held: the first order",
             starts=describe_starts(system.fixed_starts, "start states resampled with them"),
         )
         interval = Interval(value - float(high), value - float(low), settings.level, BOOTSTRAP_PIVOT, text)
         interval = interval.within(settings.values_within(system))
     return IntervalResult(BOOTSTRAP_PIVOT, interval, value=value, warnings=tuple(warnings))
-
-
-def draw_counts(system: FeatureSystem, draws: int, seed: int) -> Int[np.ndarray, "draw unit"]:
-    """Draw how often each unit occurs in each resampled log; units without weight are not drawn."""
-    # A separate stream: a log simulated from the same seed must not correlate with its resampling.
-    generator = np.random.default_rng([seed, _RESAMPLING])
-    present = np.flatnonzero(_by_unit(system, system.row_weights.numpy()) > 0.0)
-    counts = np.empty((draws, len(system.unit_starts)), dtype=np.int64)
-    for draw in counts:
-        chosen = present[generator.integers(len(present), size=len(present))]
-        draw[:] = np.bincount(chosen, minlength=len(draw))
-    return counts
 
 
 def resample_values(

@@ -30,7 +30,7 @@ def test_bootstrap_is_scipys_bca() -> None:
     """Other draws of the same distribution: the ends agree to a few hundredths of the width."""
     values = np.random.default_rng(1).exponential(size=40)
     mean = plain_mean(values, np.full(40, 1 / 40))
-    found = bootstrap_interval(mean, 0.9, 20_000, np.random.default_rng(2))
+    found = bootstrap_interval(mean, 0.9, 20_000, 2)
     asked = {"confidence_level": 0.9, "n_resamples": 20_000, "method": "BCa", "random_state": 3}
     theirs = stats.bootstrap((values,), np.mean, **asked).confidence_interval
     assert (found.low, found.high) == pytest.approx((theirs.low, theirs.high), abs=0.03 * found.width)
@@ -40,13 +40,13 @@ def test_bootstrap_is_scipys_bca() -> None:
 def test_one_episode_or_too_few_with_weight_have_none() -> None:
     single = plain_mean(np.ones(1), np.ones(1))
     assert student_interval(1.0, single.deviations, 0.95, 1.0) is None
-    assert bootstrap_interval(single, 0.95, 10, np.random.default_rng(0)) is None
+    assert bootstrap_interval(single, 0.95, 10, 0) is None
     log = random_case(1).transitions
     only_first = np.where(np.arange(len(log)) < log.episode_lengths[0], 0.0, -np.inf)
     mean = make_statistic("wis", weighed(log, only_first))
     assert student_interval(mean.value, mean.deviations, 0.95, 1.0) is None
     # A third of the draws leave that episode out, and have no weight at all.
-    assert bootstrap_interval(mean, 0.95, 200, np.random.default_rng(0)) is None
+    assert bootstrap_interval(mean, 0.95, 200, 0) is None
 
 
 def widths(kind: str, values: np.ndarray, value_range: float, alpha: float) -> float:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import koffline.ope.intervals as resampling
+from koffline.data.units import poisson_counts
 from koffline.errors import ConfigError
-from koffline.ope.intervals import draw_counts, make_interval, pivot_interval, resample_values
+from koffline.ope.intervals import make_interval, pivot_interval, resample_values
 from koffline.ope.intervals.base import (
     RIDGE,
     KernelIntervalSettings,
@@ -24,7 +25,7 @@ from tests.ope.intervals.systems import finite_system, small_system
 def test_draws_solve_the_resampled_equation(constants: int, fixed: bool) -> None:
     """By loops: rows of a unit drawn twice count twice, instruments stay, starts go with their units."""
     system = small_system(1, constants=constants, fixed_starts=fixed)
-    counts = draw_counts(system, 5, seed=3)
+    counts = poisson_counts(3, range(5), range(len(system.unit_starts)))
     values, exact = resample_values(system, counts)
     assert exact
     matrix, centre = system.projected[:, :-1], best_constant(system).numpy()
@@ -49,7 +50,7 @@ def test_draws_solve_the_resampled_equation(constants: int, fixed: bool) -> None
 
 def test_first_order_where_matrices_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     _, system = finite_system("chain_tuples", rows=3000)
-    counts = draw_counts(system, 300, seed=1)
+    counts = poisson_counts(1, range(300), range(len(system.unit_starts)))
     exact, is_exact = resample_values(system, counts)
     monkeypatch.setattr(resampling, "_MOST_NUMBERS", 1.0)
     first, is_first_exact = resample_values(system, counts)
@@ -62,7 +63,7 @@ def test_first_order_where_matrices_are_too_large(monkeypatch: pytest.MonkeyPatc
 def test_spread_agrees_with_the_sandwich() -> None:
     """Two ways to the same asymptotic variance; 400 draws know a spread to 3.5 %, n = 2000 adds its own."""
     _, system = finite_system("chain_tuples", rows=2000)
-    values, _ = resample_values(system, draw_counts(system, 400, 0))
+    values, _ = resample_values(system, poisson_counts(0, range(400), range(len(system.unit_starts))))
     assert values.std(ddof=1) == pytest.approx(float(make_profile(system).influences.norm()), rel=0.12)
     assert "rows resampled" in pivot_interval(system, KernelIntervalSettings(draws=99)).interval.assumptions
 
