@@ -18,14 +18,7 @@ from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.online.config import OnlineConfig, load_config
-from koffline.online.group import (
-    COLUMNS,
-    EVALUATION,
-    GroupResult,
-    read_result,
-    result_path,
-    train_group,
-)
+from koffline.online.group import COLUMNS, EVALUATION, GroupResult, read_result, result_path, train_group
 from koffline.progress import progress_bar
 from koffline.spread import LEVEL, Spread, spread_of
 from koffline.store import CONFIG, open_run, read_record, write_record

@@ -107,6 +107,7 @@ def diagnose(
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
     starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))
+    shares = problem.start_weights / problem.start_weights.sum()
     for of_part, part in function.over(log):
         own = np.isin(starts, of_part)
         values[own] = part.expected(log.observations[starts[own]], policy, draws, generator)
@@ -117,8 +118,8 @@ def diagnose(
     return Diagnosis(
         test=test,
         shown_test=seen,
-        value=float(values @ problem.start_weights / problem.start_weights.sum()),
-        logged_return=_logged_return(log, test.gamma),
+        value=float(values @ shares),
+        logged_return=float(log.returns(test.gamma) @ shares) if log.has_episodes else None,
         coverage=coverage,
         by_value=by_value,
         by_step=by_step,
@@ -131,14 +132,6 @@ def diagnose(
         settings={**options, "regions": regions, "allow_training_rows": allow_training_rows},
         **describe_log(transitions, seed, started),
     )
-
-
-def _logged_return(log: Transitions, gamma: float) -> float | None:
-    """Mean discounted return of the log's own episodes as recorded, None without episodes."""
-    if not log.has_episodes:
-        return None
-    weights = np.ones(log.n_episodes) if log.weights is None else log.weights[log.episode_starts]
-    return float(np.average(log.returns(gamma), weights=weights)) if weights.any() else None
 
 
 def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:

@@ -25,12 +25,7 @@ from jaxtyping import Int
 from koffline.data.copies import DistinctLog, without_copies
 from koffline.data.disk.log import LazyTransitions, in_whole_units
 from koffline.data.transitions import Transitions
-from koffline.data.units import (
-    UnitSample,
-    sample_units,
-    stop_shares,
-    without_late_ends,
-)
+from koffline.data.units import UnitSample, sample_units, stop_shares, without_late_ends
 from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
