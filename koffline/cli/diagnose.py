@@ -69,7 +69,9 @@ def diagnose(
 
     Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
     """
-    from koffline.config import make_settings, parse_assignments
+    from koffline.config import make_bellman_settings, make_settings, parse_assignments
+    from koffline.ope.names import check_interval
+    from koffline.ope.value_functions import check_named
     from koffline.policy_specs import check_spec
 
     check_spec(policy)
@@ -77,13 +79,16 @@ def diagnose(
     given = {name: value for name, value in options.items() if value is not None}
     if not 0.0 < (level := given.get("level", _HIGHEST_LEVEL)) <= _HIGHEST_LEVEL:
         raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
+    make_bellman_settings(gamma=0.5, **{name: options[name] for name in ("level", "alternative")})
     if model in _OWN:
         settings |= {name: given[name] for name in ("gamma", "seed", "threads") if name in given}
         settings["estimator"] = model
-        make_settings({"gamma": 0.5}, settings)
+        check_interval(model, make_settings({"gamma": 0.5}, settings).interval)
     elif cross_fit or assignments:
         flag = "--cross-fit" if cross_fit else "--set"
         raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
+    else:
+        check_named(model, _OWN)
     from koffline.report.diagnosis import report_diagnosis  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:

@@ -192,10 +192,16 @@ def select(
 
     DATA comes before --policies. --truths takes one number per policy, in their order.
     """
+    from koffline.ope.names import AUTO, DEFAULT, check_interval
+    from koffline.policy_specs import check_spec
+
     if len(specs) < 2 or len(set(specs)) < len(specs):
         raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
     if truths and len(truths) != len(specs):
         raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
+    check_interval(settings.get("estimator", AUTO), settings.get("interval", DEFAULT))
+    for spec in specs:
+        check_spec(spec)
     from koffline.report import estimates  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:

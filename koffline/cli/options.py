@@ -129,7 +129,8 @@ def settings_options(command: Command) -> Command:
             having(DEFAULT, [name for name in names if name not in ("", "all", AUTO)])
             having(left.interval)
         make_settings({"gamma": 0.5}, given)
-        return command(*args, settings={**written, **given}, **options)
+        settings = {name: value for name, value in {**written, **given}.items() if value is not None}
+        return command(*args, settings=settings, **options)
 
     return added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])(run)
 
