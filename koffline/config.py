@@ -118,16 +118,15 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
 
     Raises ConfigError in one line: an unknown key (with the nearest valid one) or a value out of range.
     """
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged.update({key: value for key, value in layer.items() if value is not None})
+    merged = {key: value for layer in layers for key, value in layer.items() if value is not None}
     return read_section(EvaluationSettings, merged)
 
 
 def make_bellman_settings(**options: Any) -> BellmanSettings:
     """Settings from options; those that are None are ignored. Raises ConfigError in one line."""
-    given = {name: value for name, value in options.items() if value is not None}
-    made = read_section(BellmanSettings, given)
+    made = read_section(
+        BellmanSettings, {name: given for name, given in options.items() if given is not None}
+    )
     least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
     if made.draws < least:
         raise ConfigError(

@@ -166,7 +166,7 @@ class _Several(LogCommand):
 @gamma_option()
 @click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@whole("--seed", 0, help="Seed of everything random; default 0.")
 @click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")
 @settings_options
 @result_options("ranking.json")

@@ -219,9 +219,7 @@ def log_options(argument: str, *reading: Option) -> Option:
 def _requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
     if discrete is not None and continuous is not None:
         raise DataError("--discrete and --continuous were both given; choose one")
-    if discrete is not None:
-        return Discrete(discrete)
-    return Bounds(*continuous) if continuous is not None else None
+    return Discrete(discrete) if discrete is not None else continuous and Bounds(*continuous)
 
 
 def requested_mapping(given: Mapping[str, Any]) -> Any:
