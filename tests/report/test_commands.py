@@ -77,11 +77,18 @@ def test_what_a_model_was_fitted_to() -> None:
         ((*DIAGNOSE, "--model", "values_here:nothing"), "has no 'nothing'"),
         ((*DIAGNOSE, "--model", "kloss", "--set", "stepps=5"), "stepps is unknown"),
         ((*DIAGNOSE, "--model", "kloss", "--cross-fit", "50"), "folds is 50 for a log"),
+        (
+            (*DIAGNOSE, "--model", "kloss", "--alternative", "-1"),
+            "alternative is -1.0: input should be great",
+        ),
+        ((*DIAGNOSE, "--model", "kloss", "--level", "1e-5"), "draws is 999, too few for level 1e-05"),
+        ((*DIAGNOSE, "--model", "kloss", "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
         ((*DIAGNOSE, "--trained-on", "log.npz"), "was fitted to 100% of these rows"),
         ((*SELECT, "--policies", "uniform"), "--policies names uniform; give two or more"),
         ((*SELECT, "--policies", "uniform", "uniform"), "each once"),
         ((*SELECT, *TWO, "--truths", "1", "x"), "'x' is not a valid float"),
         ((*SELECT, *TWO, "--set", "step=3"), "did you mean 'steps'"),
+        ((*SELECT, *TWO, "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
         ((*SELECT, "--policies", "--json"), "Missing option '--policies'"),
     ],
 )
