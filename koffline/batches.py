@@ -1,4 +1,4 @@
-"""Input of the replica engine: a table of rows, a plan of replicas, and the rows of each mini-batch.
+"""Input of the replica engine: a table of rows, and the rows of each mini-batch.
 
 One table serves value functions of states and of actions alike:
 
@@ -13,7 +13,6 @@ drawn beforehand from the policy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -23,10 +22,12 @@ from torch import Tensor
 from koffline.errors import ConfigError, DataError
 from koffline.kernels import Gaussian, Kernel
 from koffline.objectives import MemoryLoss
-from koffline.replicas import Workspace
+from koffline.replicas import ReplicaPlan, Workspace
 
 _MIX = (1 << 63) - 1
 _DRAW_BLOCK = 64  # number of steps whose continuations are drawn together
+_FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
+_MOST_COPIES = 2_000_000  # most rows in that sample
 _LEAST_EXPONENT = -120.0  # least exponent of two: smaller powers are subnormal and slow
 
 
@@ -97,61 +98,6 @@ class Table(Batch):
     def select(self, rows: Tensor) -> Table:
         """The table of the chosen rows."""
         return replace(self, **{name: column[rows] for name, column in self.columns()})
-
-
-@dataclass(frozen=True, eq=False)
-class ReplicaPlan:
-    """Settings in which the replicas of one run differ.
-
-    learning_rates: one per replica. batch_seeds: which mini-batches a replica sees; replicas with equal seeds
-    (and equal row sets) share them, and then the kernel is computed once for all of them.
-    row_sets: index tensors into the table, a bootstrap sample each (a row that occurs twice counts twice);
-    row_set_of: which of them a replica is trained on; None: every replica on the whole table.
-    """
-
-    learning_rates: tuple[float, ...]
-    batch_seeds: tuple[int, ...]
-    row_sets: tuple[Tensor, ...] = ()
-    row_set_of: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        count, sets, chosen = len(self.learning_rates), self.row_sets, self.row_set_of
-        if len(self.batch_seeds) != count or len(chosen) != (count if sets else 0):
-            raise ConfigError(
-                f"plan has {count} learning rates, {len(self.batch_seeds)} batch seeds and {len(chosen)} "
-                f"numbers of its {len(sets)} row sets; give one of each per replica"
-            )
-
-    @classmethod
-    def of_seeds(cls, seeds: Sequence[int], learning_rate: float = 1e-3) -> ReplicaPlan:
-        """One replica per seed, each with its own mini-batches of the whole table."""
-        return cls((learning_rate,) * len(seeds), tuple(int(seed) for seed in seeds))
-
-    @classmethod
-    def grid(cls, seeds: Sequence[int], learning_rates: Sequence[float]) -> ReplicaPlan:
-        """Every learning rate with every seed, seed by seed; the rates of one seed share mini-batches.
-
-        Initialise the networks with each seed repeated ``len(learning_rates)`` times.
-        """
-        return cls(
-            tuple(learning_rates) * len(seeds), tuple(int(seed) for seed in seeds for _ in learning_rates)
-        )
-
-    def __len__(self) -> int:
-        return len(self.learning_rates)
-
-    @property
-    def groups(self) -> tuple[tuple[int, int], ...]:
-        """(batch seed, row set) of each group of replicas that share mini-batches, in order of appearance."""
-        return tuple(dict.fromkeys(self._keys()))
-
-    @property
-    def group_of(self) -> tuple[int, ...]:
-        """Number of each replica's group."""
-        return tuple(map(self.groups.index, self._keys()))
-
-    def _keys(self) -> list[tuple[int, int]]:
-        return list(zip(self.batch_seeds, self.row_set_of or (-1,) * len(self), strict=True))
 
 
 class BatchSchedule:
@@ -274,6 +220,20 @@ class BatchSource:
             assert self._kernel is not None
             gram = self._kernel.gram(part["kernel_inputs"])
         return _selected(gram, self._gram_of)
+
+
+def rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
+    """Row indices for mini-batches, each as often as its weight says.
+
+    Integer weights are kept exactly. Others are scaled up, so that small weights stay distinct, and rounded
+    at random, which is unbiased and independent of the order of the rows.
+    """
+    repeats = weights.round()
+    if not torch.equal(repeats, weights):
+        copies = min(_FINENESS, max(1, _MOST_COPIES // len(weights)))
+        scaled = weights * (copies / weights.mean())
+        repeats = (scaled + torch.rand(len(weights), generator=generator, dtype=scaled.dtype)).floor()
+    return torch.repeat_interleave(torch.arange(len(weights)), repeats.long())
 
 
 def _rows_of(columns: Tensor, rows: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -90,15 +91,49 @@ class EvaluationSettings(Section):
     threads: int = Field(1, ge=1, le=1024, description="number of threads of this process")
 
 
+class BellmanSettings(Section):
+    """Options of `koffline.bellman_test`.
+
+    gamma: the discount factor. seed: of everything random. level: the test rejects where p ≤ level. draws:
+    how many times signs are drawn.
+    alternative: the departure whose power is reported: values off everywhere by this multiple of the root
+    mean square return.
+    bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.
+    features: random Fourier features in place of the Gram matrix; 0: the exact one; None: exact up to 3,000
+    rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
+    """
+
+    gamma: float = Field(gt=0.0, lt=1.0)
+    seed: int = Field(0, ge=0)
+    level: float = Field(0.05, gt=0.0, lt=1.0)
+    draws: int = Field(999, ge=1)
+    alternative: float = Field(0.1, gt=0.0)
+    bandwidth: float = Field(0.6, gt=0.0)
+    features: int | None = Field(None, ge=0, multiple_of=2)
+    action_draws: int = Field(8, ge=1)
+
+
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     """Merge layers into settings: later layers win, and keys whose value is None are ignored.
 
     Raises ConfigError in one line: an unknown key (with the nearest valid one) or a value out of range.
     """
-    merged: dict[str, Any] = {}
-    for layer in layers:
-        merged.update({key: value for key, value in layer.items() if value is not None})
+    merged = {key: value for layer in layers for key, value in layer.items() if value is not None}
     return read_section(EvaluationSettings, merged)
+
+
+def make_bellman_settings(**options: Any) -> BellmanSettings:
+    """Settings from options; those that are None are ignored. Raises ConfigError in one line."""
+    made = read_section(
+        BellmanSettings, {name: given for name, given in options.items() if given is not None}
+    )
+    least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
+    if made.draws < least:
+        raise ConfigError(
+            f"draws is {made.draws}, too few for level {made.level}: the smallest p-value is "
+            f"{1.0 / (made.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
+        )
+    return made
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:

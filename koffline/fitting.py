@@ -31,10 +31,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
+from koffline.batches import BatchSchedule, BatchSource, Table
 from koffline.errors import ConfigError
 from koffline.objectives import Objective
-from koffline.replicas import StackedAdam, StackedMLP
+from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from koffline.steps import make_step
 
 Probe = Callable[[int, StackedMLP], Tensor]

@@ -2,12 +2,11 @@
 
 Parameters of replica r are row r of one flat (R, P) tensor, so that an optimiser step, a target copy or an
 average is one operation for all. A replica's numbers do not depend on how many others are in the stack.
+The backward pass is written by hand.
 
     network = StackedMLP.initialise((4, 64, 64, 2), seeds=range(10))
     network.forward(observations)                 # (N, 4) -> (10, N, 2)
     network.features(observations)                # last hidden layer, (10, N, 64)
-
-The backward pass is written by hand.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -32,9 +32,8 @@ _NARROW = 16  # with fewer outputs a batched product is computed as its transpos
 class StackedMLP:
     """R multilayer perceptrons.
 
-    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers. flat: parameters (R, P),
-    written in place by training.
-    Raises ConfigError for another activation.
+    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers, ConfigError for another.
+    flat: parameters (R, P), written in place by training.
     """
 
     def __init__(
@@ -90,8 +89,7 @@ class StackedMLP:
 
     def forward(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row output"]:
         """Outputs (R, N, n) for rows (N, d) shared by all replicas or (R, N, d) of their own."""
-        hidden = self._hidden_layers(x)[-1]
-        return affine(hidden, *self._views[-1])
+        return affine(self._hidden_layers(x)[-1], *self._views[-1])
 
     def features(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row hidden"]:
         """Last hidden layer, (R, N, H): what the last layer is linear in."""
@@ -174,11 +172,62 @@ class StackedMLP:
         return self._workspace.take(name, shape, self.flat)
 
 
-class Workspace:
-    """Buffers that are reused in every step.
+@dataclass(frozen=True, eq=False)
+class ReplicaPlan:
+    """Settings in which the replicas of one run differ.
 
-    The first access to a new tensor of some megabytes costs more than the arithmetic on it.
+    learning_rates: one per replica. batch_seeds: which mini-batches a replica sees; replicas with equal seeds
+    (and equal row sets) share them, and then the kernel is computed once for all of them.
+    row_sets: index tensors into the table, a bootstrap sample each (a row that occurs twice counts twice);
+    row_set_of: which of them a replica is trained on; None: every replica on the whole table.
     """
+
+    learning_rates: tuple[float, ...]
+    batch_seeds: tuple[int, ...]
+    row_sets: tuple[Tensor, ...] = ()
+    row_set_of: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        count, sets, chosen = len(self.learning_rates), self.row_sets, self.row_set_of
+        if len(self.batch_seeds) != count or len(chosen) != (count if sets else 0):
+            raise ConfigError(
+                f"plan has {count} learning rates, {len(self.batch_seeds)} batch seeds and {len(chosen)} "
+                f"numbers of its {len(sets)} row sets; give one of each per replica"
+            )
+
+    @classmethod
+    def of_seeds(cls, seeds: Sequence[int], learning_rate: float = 1e-3) -> ReplicaPlan:
+        """One replica per seed, each with its own mini-batches of the whole table."""
+        return cls((learning_rate,) * len(seeds), tuple(int(seed) for seed in seeds))
+
+    @classmethod
+    def grid(cls, seeds: Sequence[int], learning_rates: Sequence[float]) -> ReplicaPlan:
+        """Every learning rate with every seed, seed by seed; the rates of one seed share mini-batches.
+
+        Initialise the networks with each seed repeated ``len(learning_rates)`` times.
+        """
+        batch_seeds = tuple(int(seed) for seed in seeds for _ in learning_rates)
+        return cls(tuple(learning_rates) * len(seeds), batch_seeds)
+
+    def __len__(self) -> int:
+        return len(self.learning_rates)
+
+    @property
+    def groups(self) -> tuple[tuple[int, int], ...]:
+        """(batch seed, row set) of each group of replicas that share mini-batches, in order of appearance."""
+        return tuple(dict.fromkeys(self._keys()))
+
+    @property
+    def group_of(self) -> tuple[int, ...]:
+        """Number of each replica's group."""
+        return tuple(map(self.groups.index, self._keys()))
+
+    def _keys(self) -> list[tuple[int, int]]:
+        return list(zip(self.batch_seeds, self.row_set_of or (-1,) * len(self), strict=True))
+
+
+class Workspace:
+    """Buffers reused in every step: first access to a new one of megabytes costs more than the arithmetic."""
 
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.batches import Batch, BatchSource, ReplicaPlan
+from koffline.batches import Batch, BatchSource
 from koffline.objectives import (
     GradientTD2,
     MemoryLoss,
@@ -23,7 +23,7 @@ from koffline.objectives import (
     ValueGradients,
     gram_product,
 )
-from koffline.replicas import StackedAdam, StackedMLP, affine, outer_sum
+from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP, affine, outer_sum
 
 
 class Step:

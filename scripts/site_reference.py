@@ -21,7 +21,7 @@ from koffline.cli import cli
 # Records of settings, and what a reader calls them.
 SETTINGS = (
     ("koffline evaluate and select: `--set` and `--config`", "koffline.config:EvaluationSettings"),
-    ("koffline diagnose and `koffline.bellman_test`", "koffline.ope.bellman_test.case:BellmanSettings"),
+    ("koffline diagnose and `koffline.bellman_test`", "koffline.config:BellmanSettings"),
     ("Intervals made on features", "koffline.ope.intervals.base:KernelIntervalSettings"),
     ("Passes over a log on disk", "koffline.ope.stream_settings:StreamSettings"),
     ("The mapping of a table", "koffline.data.table.mapping:TableMapping"),

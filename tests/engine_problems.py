@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from koffline.batches import ReplicaPlan, Table
+from koffline.batches import Table
 from koffline.kernels import Gaussian, InverseMultiquadric
 from koffline.objectives import (
     CopyTarget,
@@ -13,6 +13,7 @@ from koffline.objectives import (
     TemporalDifference,
     fitted_q,
 )
+from koffline.replicas import ReplicaPlan
 
 OBJECTIVES = {
     "kloss": KernelLoss(Gaussian(1.0)),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from koffline.batches import BatchSchedule, BatchSource, ReplicaPlan, Table
+from koffline.batches import BatchSchedule, BatchSource, Table
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
 from koffline.kernels import Gaussian
 from koffline.objectives import GradientTD2, KernelLoss, MemoryLoss, SaddlePoint, projected_error
-from koffline.replicas import StackedMLP
+from koffline.replicas import ReplicaPlan, StackedMLP
 from koffline.steps import make_step
 from tests.engine_problems import FORMS, SIZES, make_table
 

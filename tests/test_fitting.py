@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from koffline.batches import BatchSchedule, ReplicaPlan, Table
+from koffline.batches import BatchSchedule, Table
 from koffline.errors import ConfigError
 from koffline.fitting import FitSettings, fit
 from koffline.kernels import Linear
@@ -18,7 +18,7 @@ from koffline.objectives import (
     TemporalDifference,
     fitted_q,
 )
-from koffline.replicas import StackedMLP
+from koffline.replicas import ReplicaPlan, StackedMLP
 from tests.engine_problems import FORMS, OBJECTIVES, PLANS, SIZES, make_table, reference_loss
 from tests.refusals import refused
 from tests.strategies import draw_finite_case

@@ -11,7 +11,7 @@ from tests.refusals import assert_refused, run_cli
 
 ROOT = Path(__file__).parents[1]
 EVALUATE = ("evaluate", "log.npz", "--policy", "uniform")
-ROLLOUTS = ("build", "rollouts", "--policy", "uniform")
+ROLLOUTS = ("build", "rollouts", "--policy", "uniform", "--episodes", "1", "--out", "x.npz")
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,7 @@ def test_the_remedy(name: str, known: list[str], remedy: str) -> None:
         (("inspect",), ("did you mean 'data inspect'?",)),
         (("data", "inof"), ("no command 'inof'", "'info'?")),
         ((*EVALUATE, "--set", "lr=0.1"), ("lr is unknown", "'learning_rate'?")),
-        (
-            (*ROLLOUTS, "--env", "Cartpole", "--episodes", "1", "--out", "x.npz"),
-            ("did you mean CartPole-v1?",),
-        ),
+        ((*ROLLOUTS, "--env", "Cartpole"), ("did you mean CartPole-v1?",)),
     ],
 )
 def test_a_command_names_what_is_meant(arguments, words, tmp_path, monkeypatch) -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from koffline.batches import BatchSchedule, ReplicaPlan, Table
+from koffline.batches import BatchSchedule, Table
 from koffline.checkpoints import restored, state_of
 from koffline.errors import ConfigError, DataError
-from koffline.replicas import StackedAdam, StackedMLP
+from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from tests.engine_problems import module_of
 from tests.refusals import refused
 

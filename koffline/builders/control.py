@@ -171,8 +171,7 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
 def _play(settings: ControlSettings, playing: Sequence[Any], show_progress: bool) -> Transitions:
     n, recipe = settings.n or ROWS, RECIPES.get(settings.env)
     gamma = 0.99 if recipe is None else recipe.learning.gamma
-    weights = (1.0,) * len(playing)
-    rollouts = RolloutSettings(settings.env, n, weights, seed=settings.seed, gamma=gamma)
+    rollouts = RolloutSettings(settings.env, n, (1.0,) * len(playing), seed=settings.seed, gamma=gamma)
     title, played, rows = f"playing {settings.env}", [], 0
     with RolloutPlayer(rollouts, playing) as player, progress_bar(title, n, show_progress) as show:
         for columns in player.play(range(player.batches)):

@@ -76,8 +76,7 @@ def learning_settings(env: str, seed: int, steps: int | None = None) -> Learning
         raise ConfigError(
             f"{env} has no recipe that says how long to learn ({', '.join(RECIPES)} have); give --train-steps"
         )
-    every = max(1, min(1000, steps // 10))
-    return LearningSettings(env=env, steps=steps, seed=seed, evaluate_every=every)
+    return LearningSettings(env=env, steps=steps, seed=seed, evaluate_every=max(1, min(1000, steps // 10)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -183,8 +183,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
     """
     from koffline.builders.control import ControlSettings, build_control
 
-    settings = ControlSettings(**given)
-    target.record(target.write([build_control(settings, policies, not quiet)]))
+    target.record(target.write([build_control(ControlSettings(**given), policies, not quiet)]))
 
 
 @build.command(no_args_is_help=True)

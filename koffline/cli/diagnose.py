@@ -23,6 +23,7 @@ from koffline.errors import ConfigError
 
 _OWN = ("kloss", "fqe")
 _FOLDS = 2
+_SHARED = ("gamma", "seed", "threads")  # of fitting and of testing
 _SAMPLE_ROWS = 200_000  # of a larger log whole episodes are judged, about so many rows
 _HIGHEST_LEVEL = 0.5
 _ALTERNATIVE = "Report power against values off by X times the rms return; default 0.1."
@@ -38,7 +39,7 @@ _ALTERNATIVE = "Report power against values off by X times the rms return; defau
 @click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
 @click.option("--allow-training-rows", is_flag=True, help="Test rows MODEL was fitted to all the same.")
 @whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@whole("--seed", 0, help="Seed of everything random; default 0.")
 @set_option("One setting of kloss or fqe: steps=2000.")
 @THREADS
 @result_options("diagnosis.json")
@@ -69,21 +70,28 @@ def diagnose(
 
     Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
     """
-    from koffline.config import make_settings, parse_assignments
+    from koffline.config import make_bellman_settings, make_settings, parse_assignments
+    from koffline.ope.names import check_interval
+    from koffline.ope.value_functions import check_named
     from koffline.policy_specs import check_spec
 
     check_spec(policy)
     settings = parse_assignments(assignments)
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {"seed": 0} | {name: value for name, value in options.items() if value is not None}
     if not 0.0 < (level := given.get("level", _HIGHEST_LEVEL)) <= _HIGHEST_LEVEL:
         raise ConfigError(f"--level is {level:g}; a test's level is its chance of a false alarm, as in 0.05")
+    make_bellman_settings(gamma=0.5, **{name: options[name] for name in ("level", "alternative")})
     if model in _OWN:
-        settings |= {name: given[name] for name in ("gamma", "seed", "threads") if name in given}
+        settings |= {name: options[name] for name in _SHARED if options[name] is not None}
         settings["estimator"] = model
-        make_settings({"gamma": 0.5}, settings)
+        chosen = make_settings({"gamma": 0.5}, settings)
+        check_interval(model, chosen.interval)
+        given |= {name: getattr(chosen, name) for name in _SHARED if settings.get(name) is not None}
     elif cross_fit or assignments:
         flag = "--cross-fit" if cross_fit else "--set"
         raise ConfigError(f"{flag} is for the models kloss and fqe, which are fitted here; leave it out")
+    else:
+        check_named(model, _OWN)
     from koffline.report.diagnosis import report_diagnosis  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:
@@ -92,7 +100,9 @@ def diagnose(
         from koffline.data.sources import open_transitions
         from koffline.data.units import sample_units, without_late_ends
         from koffline.fitting import threads
+        from koffline.ope.cross_fit import cross_fit as fit_by_folds
         from koffline.ope.diagnosis import diagnose as diagnose_value_function
+        from koffline.ope.training import fit_value_function
         from koffline.policy_specs import load_policy
 
         with threads(given.pop("threads", 1)):
@@ -104,8 +114,11 @@ def diagnose(
             if trained_on is not None:
                 mapping = log.mapping if is_table_source(trained_on) else None
                 given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
-            own = model in _OWN
-            function = _fitted(transitions, loaded, settings, cross_fit or _FOLDS, bar) if own else model
+            function: Any = model
+            if model in _OWN:
+                own = make_settings({"gamma": transitions.metadata.gamma}, settings)
+                fit = partial(fit_value_function, policy=loaded, settings=own, progress=bar)
+                function = fit_by_folds(transitions, fit, cross_fit or _FOLDS, own.seed)
             found = diagnose_value_function(function, transitions, loaded, **given)
         if sample.is_all:
             return found
@@ -114,14 +127,3 @@ def diagnose(
         return dataclasses.replace(found, warnings=(*found.warnings, note))
 
     result.present(f"judging {model}", find, report_diagnosis)
-
-
-def _fitted(transitions: Any, policy: Any, settings: dict[str, Any], folds: int, bar: Any) -> Any:
-    """Fit koffline's own value functions with cross-fitting."""
-    from koffline.config import make_settings
-    from koffline.ope.cross_fit import cross_fit
-    from koffline.ope.training import fit_value_function
-
-    chosen = make_settings({"gamma": transitions.metadata.gamma}, settings)
-    fit = partial(fit_value_function, policy=policy, settings=chosen, progress=bar)
-    return cross_fit(transitions, fit, folds, chosen.seed)

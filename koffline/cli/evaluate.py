@@ -166,7 +166,7 @@ class _Several(LogCommand):
 @gamma_option()
 @click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
-@whole("--seed", 0, default=0, help="Seed of everything random; default 0.")
+@whole("--seed", 0, help="Seed of everything random; default 0.")
 @click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")
 @settings_options
 @result_options("ranking.json")
@@ -192,10 +192,16 @@ def select(
 
     DATA comes before --policies. --truths takes one number per policy, in their order.
     """
+    from koffline.ope.names import AUTO, DEFAULT, check_interval
+    from koffline.policy_specs import check_spec
+
     if len(specs) < 2 or len(set(specs)) < len(specs):
         raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
     if truths and len(truths) != len(specs):
         raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
+    check_interval(settings.get("estimator", AUTO), settings.get("interval", DEFAULT))
+    for spec in specs:
+        check_spec(spec)
     from koffline.report import estimates  # after the checks: it imports torch
 
     def find(bar: Any) -> Any:

@@ -129,7 +129,8 @@ def settings_options(command: Command) -> Command:
             having(DEFAULT, [name for name in names if name not in ("", "all", AUTO)])
             having(left.interval)
         make_settings({"gamma": 0.5}, given)
-        return command(*args, settings={**written, **given}, **options)
+        settings = {name: value for name, value in {**written, **given}.items() if value is not None}
+        return command(*args, settings=settings, **options)
 
     return added([*_named(_SETTINGS), set_option("One setting, e.g. steps=2000."), THREADS])(run)
 
@@ -218,9 +219,7 @@ def log_options(argument: str, *reading: Option) -> Option:
 def _requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
     if discrete is not None and continuous is not None:
         raise DataError("--discrete and --continuous were both given; choose one")
-    if discrete is not None:
-        return Discrete(discrete)
-    return Bounds(*continuous) if continuous is not None else None
+    return Discrete(discrete) if discrete is not None else continuous and Bounds(*continuous)
 
 
 def requested_mapping(given: Mapping[str, Any]) -> Any:

@@ -49,8 +49,7 @@ def without_copies(log: Transitions) -> DistinctLog:
     original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
     same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
     total = np.bincount(same_row, weights=weights, minlength=len(log))
-    merged = log.select(rows).replace(weights=total[rows])
-    return DistinctLog(merged, len(starts), np.sort(firsts))
+    return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), np.sort(firsts))
 
 
 def _hash_units(

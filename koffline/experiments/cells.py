@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 
-from koffline.batches import ReplicaPlan
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings
 from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
-from koffline.replicas import StackedMLP
+from koffline.replicas import ReplicaPlan, StackedMLP
 
 LAST_RECORDS = 5  # number of records averaged into a seed's final number, to reduce noise
 EPOCHS = {"puddle_world": 2000, "cart_pole": 2000, "gymnasium_pole": 2000, "mountain_car": 3000}

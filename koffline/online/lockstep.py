@@ -86,7 +86,9 @@ class LockStep:
     def iterate(self) -> None:
         """Collect ``steps_per_iteration`` steps per run, then one gradient step, on them if streaming."""
         self.learner.move_targets()
-        collected = self._collector.collect(self._act)
+        collected = self._collector.collect(
+            lambda seen, noise: self._actor.sample(self.moments.standardised(seen, self._dtype), noise)
+        )
         self.moments.update(collected.observations)
         if self._exploration:
             seen = self.moments.standardised(collected.observations, self._dtype)
@@ -165,10 +167,6 @@ class LockStep:
             if not len(active):
                 break
         return found
-
-    def _act(self, observations: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        inputs = self.moments.standardised(observations, self._dtype)
-        return self._actor.sample(inputs, noise)
 
     def _learn(self, paths: Paths) -> None:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)

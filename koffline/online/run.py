@@ -105,7 +105,7 @@ def train(
         )
     Copies(config.env, **config.env_options).close()  # raises the error of a bad setting
     record = start_run(_KIND, config=config.resolved(), groups=groups, versions=versions())
-    with open_run(folder, record, _identity_of, resume is not None):
+    with open_run(folder, record, lambda r: r["config"] | {"seeds": r.get("groups")}, resume is not None):
         paths = {tuple(group): result_path(folder, group) for group in groups}
         _train_groups(config, paths, workers, show_progress)
         found = {seeds: done for seeds, path in paths.items() if (done := read_result(path))}
@@ -130,10 +130,6 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
         raise ConfigError(f"seed is {first}, seed_count {number}; give at least 0 and 1")
     stacks = np.array_split(np.arange(first, first + number), min(PassSettings(workers).workers, number))
     return [stack.tolist() for stack in stacks]
-
-
-def _identity_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    return record["config"] | {"seeds": record.get("groups")}
 
 
 def _train_groups(

@@ -81,8 +81,7 @@ class Resampling:
         if problem.fixed_starts:
             own = Resampling(self.seed, self.full, tuple(stream + _STARTS for stream in self.streams))
         counts = own.counts(problem.start_units)
-        both = np.stack([counts, np.ones_like(counts)], axis=1)
-        return torch.as_tensor(both * problem.start_weights)
+        return torch.as_tensor(np.stack([counts, np.ones_like(counts)], axis=1) * problem.start_weights)
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:

@@ -181,8 +181,7 @@ class LogFacts:
         (γ · (1 − share of rows that end an episode))^longest: a process that ends has less of a future. 0
         without episodes.
         """
-        left = self.gamma * (1.0 - self.terminated / self.rows)
-        return left**self.longest if self.episodes else 0.0
+        return (self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest if self.episodes else 0.0
 
     @property
     def endings(self) -> int | None:

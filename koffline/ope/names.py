@@ -55,8 +55,7 @@ KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 def kinds_for(name: str) -> tuple[str, ...]:
     """The kinds of interval that an estimator can have, its own first; of ``auto``, those of kloss."""
     if name in OVER_EPISODES:
-        certified = CERTIFIED_EPISODE_KINDS if name in CERTIFIABLE else ()
-        return (DEFAULT, *CALIBRATED_EPISODE_KINDS, *certified)
+        return (DEFAULT, *(EPISODE_KINDS if name in CERTIFIABLE else CALIBRATED_EPISODE_KINDS))
     return (DEFAULT, *((BOOTSTRAP,) if name != "drl" else ()), *SYSTEM_KINDS)
 
 

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from koffline.batches import ReplicaPlan, Table
+from koffline.batches import Table, rows_by_weight
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
@@ -35,7 +33,7 @@ from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks,
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
-from koffline.replicas import StackedMLP
+from koffline.replicas import ReplicaPlan, StackedMLP
 
 SHORTEST, MOST_STEPS = 1000, 16_000  # least in a round, most in total; coverage was tested at two rounds
 _EPOCHS = 40  # epochs before training may stop
@@ -44,8 +42,6 @@ _SHARP = 0.2  # width, in rms returns, below which better features would not hel
 _SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of the last layers between rounds
 _LEAST = 0.01  # least difference, in rms returns
 _RECORDS = 40  # of the objective in a round
-_FINENESS = 16  # copies of a row of mean weight in the sample that mini-batches draw from
-_MOST_COPIES = 2_000_000  # most rows in that sample
 
 
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
@@ -78,7 +74,7 @@ class Training:
         self._settings, self._progress, weights = settings, progress, resampling.row_weights(problem)
         generator = torch.Generator().manual_seed(resampling.seeds[0])
         distinct = torch.cat([weights[:1], weights[resampling.full :]])
-        self._row_sets = tuple(_rows_by_weight(own, generator) for own in distinct)  # 1 + R − F
+        self._row_sets = tuple(rows_by_weight(own, generator) for own in distinct)  # 1 + R − F
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
         self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
@@ -162,20 +158,6 @@ def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     steps, diverged = first.steps, zip(first.diverged_at, second.diverged_at, strict=True)
     later = [one if one is not None or other is None else steps + other for one, other in diverged]
     return dataclasses.replace(second, diverged_at=tuple(later), steps=steps + second.steps)
-
-
-def _rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
-    """Row indices for mini-batches, each as often as its weight says.
-
-    Integer weights are kept exactly. Others are scaled up, so that small weights stay distinct, and rounded
-    at random, which is unbiased and independent of the order of the rows.
-    """
-    repeats = weights.round()
-    if not torch.equal(repeats, weights):
-        copies = min(_FINENESS, max(1, _MOST_COPIES // len(weights)))
-        scaled = weights * (copies / weights.mean())
-        repeats = (scaled + torch.rand(len(weights), generator=generator, dtype=scaled.dtype)).floor()
-    return torch.repeat_interleave(torch.arange(len(weights)), repeats.long())
 
 
 def _best_constant(problem: EvaluationProblem) -> float:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Shaped, UInt64
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
 from koffline.data.units import hash_rows
-from koffline.errors import DataError, KofflineError
+from koffline.errors import DataError, KofflineError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded
@@ -184,8 +184,7 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
 
 def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str) -> ValueFunction:
     """A file, told by its content, or ``package.module:name``."""
-    path = Path(os.path.expanduser(spec))
-    if path.is_file():
+    if (path := check_named(spec)).is_file():
         from koffline.policies.files import detect, read_torchscript
 
         found = detect(path)
@@ -196,10 +195,21 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
         if found == "torchscript":
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")
-    if isinstance(spec, str) and ":" in spec and not spec.endswith(":"):
-        return _read(import_object(spec), space, shape, name)
-    what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
-    raise DataError(f"{str(spec)!r}: {what}; a value function is {_ACCEPTED}")
+    return _read(import_object(str(spec)), space, shape, name)
+
+
+def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
+    """The path that a spec names; nothing is read or run. own: other names that may have been meant.
+
+    Raises DataError for what is no file and not of the form ``package.module:name``.
+    """
+    path = Path(os.path.expanduser(spec))
+    if not path.is_file() and ":" not in str(spec)[:-1]:
+        what = "this is a folder" if path.is_dir() and str(spec) else "there is no such file"
+        meant = nearest_name(str(spec), own)
+        remedy = meant if meant.endswith("?") else f"a value function is {_ACCEPTED}"
+        raise DataError(f"{str(spec)!r}: {what}; {remedy}")
+    return path
 
 
 def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:

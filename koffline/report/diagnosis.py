@@ -118,8 +118,7 @@ def _plot_maps(diagnosis: Diagnosis) -> Figure:
             panel.set_title(f"action {describe_action(one.action)}", fontsize=10)
             panel.set(xlabel="state 0", ylabel="state 1")
             panel.grid(visible=False)
-        bar = figure.colorbar(mesh, ax=figure.axes, shrink=0.9)
-        bar.set_label("mean Bellman residual (reward units)")
+        figure.colorbar(mesh, ax=figure.axes, shrink=0.9, label="mean Bellman residual (reward units)")
     return figure
 
 

@@ -34,8 +34,7 @@ def describe_interval(interval: Interval | None) -> str:
     """Ends, level and kind."""
     if interval is None:
         return "none; the verdict and the warnings say why"
-    about = f"{percent(interval.level)} {interval.kind}, {promise(interval)}"
-    return f"{ends(interval)}   ({about})"
+    return f"{ends(interval)}   ({percent(interval.level)} {interval.kind}, {promise(interval)})"
 
 
 def return_words(found: Any) -> str:

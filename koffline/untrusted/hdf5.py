@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +61,7 @@ class CheckedFile:
             if piece > min(LARGEST_PIECE, allowed):
                 remedy = f"write it again with chunks of at most {shown_bytes(LARGEST_PIECE)} (h5repack -l)"
                 raise Refused(f"{name} can only be read {shown_bytes(piece)} at a time; {remedy}")
-        size, declared = self._path.stat().st_size, sum(array.nbytes for array in found.values())
-        if declared > max(allowed, size * limits.EXPANSION):
-            remedy = "it is damaged or made to be read without end: export it again"
-            raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
+        self._check_declared(names)
         return found
 
     def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
@@ -73,9 +70,17 @@ class CheckedFile:
         twice: those of the names that count twice, as more columns will be made of them.
         """
         needed = {name: max(check_dataset(self.raw[name], name)) for name in names}
+        self._check_declared(names)
         self._needed += sum(needed.values()) + sum(needed[name] for name in twice)
         limits.check_memory(self._needed, _SHARDS)
         return {name: np.asarray(self.raw[name][()]) for name in names}
+
+    def _check_declared(self, names: Iterable[str]) -> None:
+        """Raise Refused for arrays beyond the memory limit that are larger than the file can unpack to."""
+        size, declared = self._path.stat().st_size, sum(self.raw[name].nbytes for name in names)
+        if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
+            remedy = "it is damaged or made to be read without end: export it again"
+            raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
 
     def text(self, attribute: str) -> str | None:
         """The text of a root attribute; None where there is none. Raises Refused for anything else."""

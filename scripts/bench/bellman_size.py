@@ -29,7 +29,8 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.ope.bellman_test.case import make_case, make_settings
+from koffline.config import make_bellman_settings
+from koffline.ope.bellman_test.case import make_case
 from koffline.ope.bellman_test.forms import SignDraws, count_features, draw_signs, random_signs
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
@@ -151,7 +152,7 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
     if cell.error == "fitted elsewhere":
         log = log.select(np.arange(len(log) // 2, len(log)))
     q = as_value_function(lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape)
-    settings = make_settings(
+    settings = make_bellman_settings(
         gamma=DISCOUNT,
         seed=seed,
         draws=DRAWS,
@@ -203,7 +204,7 @@ def repeat_by_pairs(data: str, n: int, seed: int) -> float:
     residuals = log.rewards + DISCOUNT * later - draw.q[states, log.actions]
     pairs, first, numbers = np.unique(states * ACTIONS + log.actions, return_index=True, return_inverse=True)
     q = as_value_function(lambda s, a: draw.q[draw.states_of(s), a], log.action_space, log.observation_shape)
-    case = make_case(q, log, draw.policy, make_settings(gamma=DISCOUNT))
+    case = make_case(q, log, draw.policy, make_bellman_settings(gamma=DISCOUNT))
     gram = case.kernel.gram(case.inputs[first]).numpy()
     scores = residuals[:, None] * np.eye(len(pairs))[numbers]  # (n, pairs)
     total = scores.sum(axis=0)

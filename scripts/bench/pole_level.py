@@ -14,7 +14,6 @@ import argparse
 import numpy as np
 import torch
 
-from koffline.batches import ReplicaPlan
 from koffline.builders.uniform import draw_tuples, learn_grid_policy
 from koffline.envs.boxes import Tuples, make_world
 from koffline.experiments.evaluation import OBJECTIVES
@@ -22,7 +21,7 @@ from koffline.experiments.problem import GAMMA, as_table, monte_carlo_values, to
 from koffline.fitting import FitSettings, fit, threads
 from koffline.kernel_loss import u_statistic
 from koffline.kernels import Gaussian
-from koffline.replicas import StackedMLP
+from koffline.replicas import ReplicaPlan, StackedMLP
 
 BANDWIDTHS = (0.5, 0.25, 0.1)
 METHODS = {"kloss": 1e-3, "fvi": 3e-3}  # and their best learning rates

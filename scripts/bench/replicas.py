@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from koffline.batches import ReplicaPlan, Table
+from koffline.batches import Table
 from koffline.fitting import FitSettings, fit, threads
 from koffline.kernels import Gaussian
 from koffline.objectives import (
@@ -27,7 +27,7 @@ from koffline.objectives import (
     TemporalDifference,
     fitted_q,
 )
-from koffline.replicas import StackedMLP
+from koffline.replicas import ReplicaPlan, StackedMLP
 
 BANDWIDTH = 0.5
 

@@ -10,7 +10,7 @@ import yaml
 from koffline.errors import ConfigError
 from koffline.online.config import load_config
 from tests.online.small_online import small
-from tests.refusals import assert_refused, one_line, run_cli
+from tests.refusals import assert_refused, one_line, run_cli, succeed
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "online").glob("*.yaml"))
 
@@ -56,12 +56,9 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
     assert (done.exit_code, done.stderr) == (0, ""), done.output
     for words in ("CartPole-v1, kloss: 200 steps per seed", "IQM", "95% interval", "best 1 of 2"):
         assert words in done.stdout
-    again = run_cli("online", config, "--seed-count", 2)
-    assert again.exit_code == 2
-    assert "go on with it by --resume runs/CartPole-v1-kloss" in again.stderr
-    resumed = run_cli("online", "--resume", "runs/CartPole-v1-kloss")
-    assert resumed.exit_code == 0
-    assert "IQM" in resumed.stdout
+    remedy = "go on with it by --resume runs/CartPole-v1-kloss"
+    assert_refused(run_cli("online", config, "--seed-count", 2), remedy)
+    assert "IQM" in succeed("online", "--resume", "runs/CartPole-v1-kloss")
 
 
 @pytest.mark.parametrize(
@@ -72,18 +69,14 @@ def test_out_has_a_default_and_resume_needs_no_config(config, tmp_path, monkeypa
         (["--resume", "nowhere"], "--resume nowhere: there is no such folder"),
     ],
 )
-def test_a_command_that_is_wrong_is_one_line_and_begins_nothing(
-    arguments, message, config, tmp_path, monkeypatch
-):
+def test_what_is_refused_begins_nothing(arguments, message, config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = run_cli("online", config, *arguments)
-    assert_refused(done, message)
+    assert_refused(run_cli("online", config, *arguments), message)
     assert not (tmp_path / "runs").exists()
 
 
 def test_streaming_keeps_no_replay(config, tmp_path):
-    done = run_cli("online", config, "--streaming", "--seed-count", 1, "--quiet", "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.output
+    succeed("online", config, "--streaming", "--seed-count", 1, "--quiet", "--out", tmp_path / "run")
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["streaming"] is True
     assert (tmp_path / "run" / "seed_0" / "model.d3").exists()
     assert not (tmp_path / "run" / "seed_0" / "replay.hdf5").exists()
@@ -93,17 +86,14 @@ def test_misspelt_settings_are_told_without_torch():
     """The config is read before anything heavy is imported; parameters of algorithms are no exception."""
     code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
     for words, said in (
-        (["online", "--env", "CartPole-v1"], "there is no option '--env'; it is a setting: --set env=VALUE"),
-        (
-            ["online", "configs/online/swimmer.yaml", "--set", "stepz=3"],
-            "stepz is unknown; did you mean 'steps'?",
-        ),
-        (
-            ["train", "configs/sac.yaml", "--set", "algo.params.gama=1"],
-            "gama is unknown; did you mean 'gamma'?",
-        ),
+        ("online --env CartPole-v1", "there is no option '--env'; it is a setting: --set env=VALUE"),
+        ("online configs/online/swimmer.yaml --set stepz=3", "stepz is unknown; did you mean 'steps'?"),
+        ("train configs/sac.yaml --set algo.params.gama=1", "gama is unknown; did you mean 'gamma'?"),
+        ("select README.md --policies uniform ./README.md --estimator klos", "did you mean 'kloss'?"),
+        ("select README.md --policies uniform a.d3", "'a.d3': there is no such file"),
+        ("diagnose README.md --policy uniform --model klos", "there is no such file; did you mean 'kloss'?"),
     ):
-        command = [sys.executable, "-c", code, *words]
+        command = [sys.executable, "-c", code, *words.split()]
         done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
         assert said in done.stderr
         assert (done.returncode, done.stdout.strip()) == (2, "False")

@@ -5,9 +5,10 @@ import pytest
 import torch
 
 import koffline
+from koffline.config import make_bellman_settings
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test import bellman_test
-from koffline.ope.bellman_test.case import make_case, make_settings
+from koffline.ope.bellman_test.case import make_case
 from koffline.ope.cross_fit import assign_folds, cross_fit, measure_freshness
 from koffline.ope.value_functions import as_value_function, counted_rows, row_fingerprints
 from tests.ope.bellman_test.problems import known_problem
@@ -171,7 +172,7 @@ def test_every_row_is_spoken_for_by_a_model_that_has_not_seen_it() -> None:
     for (own, model), part in zip(made.over(LOG), seen, strict=True):
         assert not np.intersect1d(row_fingerprints(part), row_fingerprints(LOG)[own]).size
         assert measure_freshness(model, LOG.select(own)) == (True, ())
-    case = make_case(made, LOG, SOFT, make_settings(gamma=0.9))
+    case = make_case(made, LOG, SOFT, make_bellman_settings(gamma=0.9))
     for own, part in zip(case.folds, seen, strict=True):
         np.testing.assert_allclose(case.values[own], part.rewards.mean())
         following = 0.9 * ~LOG.terminated[own] * part.rewards.mean()

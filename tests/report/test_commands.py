@@ -48,7 +48,8 @@ def test_table_and_report(command, name, words, plots) -> None:
 
 
 def test_a_selection_has_every_policy_and_pair() -> None:
-    found = json.loads(succeed(*SELECT, *TWO, "--truths", "-1.5", "2", "--json", *QUICK))
+    null = ("--set", "estimator=", "--set", "interval=")  # the defaults
+    found = json.loads(succeed(*SELECT, *TWO, "--truths", "-1.5", "2", "--json", *QUICK, *null))
     assert {policy["name"]: policy["truth"] for policy in found["policies"]} == {
         "uniform": -1.5,
         "epsilon:0.5:uniform": 2.0,
@@ -61,8 +62,9 @@ def test_a_selection_has_every_policy_and_pair() -> None:
 
 def test_what_a_model_was_fitted_to() -> None:
     """Own estimators are cross-fitted, training rows can be allowed; what a model prints is no result."""
-    found = json.loads(succeed(*DIAGNOSE, "--model", "fqe", "--cross-fit", "3", *QUICK, "--json"))
-    assert found["model"] == "fqe (cross-fitted, 3 folds)"
+    own = ("--model", "fqe", "--cross-fit", "3", *QUICK, "--set", "gamma=0.8", "--set", "seed=3")
+    found = json.loads(succeed(*DIAGNOSE[:-2], *own, "--json"))
+    assert (found["model"], found["gamma"], found["seed"]) == ("fqe (cross-fitted, 3 folds)", 0.8, 3)
     assert found["test"]["held_out"] is True
     assert found["shown"]
     found = json.loads(succeed(*DIAGNOSE, "--trained-on", "log.npz", "--allow-training-rows", "--json"))
@@ -77,11 +79,18 @@ def test_what_a_model_was_fitted_to() -> None:
         ((*DIAGNOSE, "--model", "values_here:nothing"), "has no 'nothing'"),
         ((*DIAGNOSE, "--model", "kloss", "--set", "stepps=5"), "stepps is unknown"),
         ((*DIAGNOSE, "--model", "kloss", "--cross-fit", "50"), "folds is 50 for a log"),
+        (
+            (*DIAGNOSE, "--model", "kloss", "--alternative", "-1"),
+            "alternative is -1.0: input should be great",
+        ),
+        ((*DIAGNOSE, "--model", "kloss", "--level", "1e-5"), "draws is 999, too few for level 1e-05"),
+        ((*DIAGNOSE, "--model", "kloss", "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
         ((*DIAGNOSE, "--trained-on", "log.npz"), "was fitted to 100% of these rows"),
         ((*SELECT, "--policies", "uniform"), "--policies names uniform; give two or more"),
         ((*SELECT, "--policies", "uniform", "uniform"), "each once"),
         ((*SELECT, *TWO, "--truths", "1", "x"), "'x' is not a valid float"),
         ((*SELECT, *TWO, "--set", "step=3"), "did you mean 'steps'"),
+        ((*SELECT, *TWO, "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
         ((*SELECT, "--policies", "--json"), "Missing option '--policies'"),
     ],
 )

@@ -76,8 +76,7 @@ def write_manifest(folder: Path, log: LazyTransitions) -> None:
         **metadata_to_json(log.metadata),
         "shards": [{"file": Path(shard.pop("name")).name, **shard} for shard in shards],
     }
-    text = json.dumps(described, indent=1, default=str) + "\n"
-    (folder / MANIFEST).write_text(text, encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps(described, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def _read_manifest(folder: str) -> LazyTransitions:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from koffline.config import BellmanSettings, make_bellman_settings
 from koffline.data.transitions import Transitions
-from koffline.ope.bellman_test.case import BellmanCase, BellmanSettings, make_case, make_settings
+from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
@@ -115,7 +116,7 @@ def bellman_test(
     policy, gamma: as in `koffline.evaluate`.
     trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
     refused unless ``allow_training_rows``. options: fields of
-    `koffline.ope.bellman_test.case.BellmanSettings`.
+    `koffline.config.BellmanSettings`.
     Along trajectories one-step residuals are martingale differences, so rows need not be independent.
     ``power`` and ``detectable`` take what the alternative adds to a residual as given by (s, a); they are
     approximate where it depends on the transition, as with termination at random.
@@ -159,7 +160,7 @@ def witness_function(
 ) -> Witness:
     """The witness of the kernel loss alone, as `BellmanTest.witness`; training rows are not refused.
 
-    options: fields of `koffline.ope.bellman_test.case.BellmanSettings`, the seed among them.
+    options: fields of `koffline.config.BellmanSettings`, the seed among them.
 
     (Feng et al. 2019, thm:rkhs)
     """
@@ -172,7 +173,7 @@ def _read(
 ) -> tuple[ValueFunction | CrossFitted, Policy, BellmanSettings]:
     """The value function, the policy and the settings, checked."""
     gamma = transitions.metadata.gamma if gamma is None else gamma
-    settings = make_settings(gamma=gamma, **options)
+    settings = make_bellman_settings(gamma=gamma, **options)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     return q if isinstance(q, CrossFitted) else as_value_function(q, space, shape), policy, settings

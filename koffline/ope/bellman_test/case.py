@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
-from koffline.config import Section, read_section
+from koffline.config import BellmanSettings
 from koffline.data.transitions import Transitions
 from koffline.data.units import without_late_ends
-from koffline.errors import ConfigError, DataError
+from koffline.errors import DataError
 from koffline.kernels import Gaussian, median_bandwidth
 from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.problem import EvaluationProblem, prepare_problem
@@ -26,41 +23,6 @@ _MEDIAN_ROWS = 1500  # rows for the median distance, evenly spaced: enough for a
 _FEW_SIGNS = 30
 _LARGEST = 1e50  # largest residual whose fourth power is finite
 _ULPS = 4.0  # residuals smaller than this many rounding errors of their terms are zero
-
-
-class BellmanSettings(Section):
-    """Options of `koffline.bellman_test`.
-
-    gamma: the discount factor. seed: of everything random. level: the test rejects where p ≤ level. draws:
-    how many times signs are drawn.
-    alternative: the departure whose power is reported: values off everywhere by this multiple of the root
-    mean square return.
-    bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.
-    features: random Fourier features in place of the Gram matrix; 0: the exact one; None: exact up to 3,000
-    rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
-    """
-
-    gamma: float = Field(gt=0.0, lt=1.0)
-    seed: int = Field(0, ge=0)
-    level: float = Field(0.05, gt=0.0, lt=1.0)
-    draws: int = Field(999, ge=1)
-    alternative: float = Field(0.1, gt=0.0)
-    bandwidth: float = Field(0.6, gt=0.0)
-    features: int | None = Field(None, ge=0, multiple_of=2)
-    action_draws: int = Field(8, ge=1)
-
-
-def make_settings(**options: Any) -> BellmanSettings:
-    """Settings from options; those that are None are ignored. Raises ConfigError in one line."""
-    given = {name: value for name, value in options.items() if value is not None}
-    made = read_section(BellmanSettings, given)
-    least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
-    if made.draws < least:
-        raise ConfigError(
-            f"draws is {made.draws}, too few for level {made.level}: the smallest p-value is "
-            f"{1.0 / (made.draws + 1):.3g}; give draws={least} or more, or a higher level (--level)"
-        )
-    return made
 
 
 @dataclass(frozen=True, eq=False)

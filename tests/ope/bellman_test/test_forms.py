@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import koffline
+from koffline.config import make_bellman_settings
 from koffline.kernels import random_fourier_features
 from koffline.ope.bellman_test import forms
-from koffline.ope.bellman_test.case import make_case, make_settings
+from koffline.ope.bellman_test.case import make_case
 from koffline.ope.bellman_test.forms import SignDraws, draw_by_features, draw_by_products, draw_signs
 from koffline.ope.value_functions import as_value_function
 from tests import reference_bellman as reference
@@ -20,7 +21,7 @@ from tests.ope.problems import SOFT, discrete_log
 
 def case_of(log, policy, **options):
     function = as_value_function(simple_q, log.action_space, log.observation_shape)
-    return make_case(function, log, policy, make_settings(gamma=0.9, **options))
+    return make_case(function, log, policy, make_bellman_settings(gamma=0.9, **options))
 
 
 def drawn_of(case, features: int = 0, draws: int = 1, seed: int = 0) -> SignDraws:
