@@ -39,23 +39,21 @@ from tests.algos.makers import (
 @pytest.mark.parametrize("weight", WEIGHTS)
 @pytest.mark.parametrize("action_kernel", ["joint", "indicator", "none"])
 def test_dqn(weight: float | None, action_kernel: str) -> None:
-    algo = in_float64(
-        "KLossDQN", diag_weight=weight, action_kernel=action_kernel, kernel="gaussian", temperature=0.0
-    )
+    kernels = {"kernel": "gaussian", "action_kernel": action_kernel}
+    algo = in_float64("KLossDQN", diag_weight=weight, temperature=0.0, **kernels)
     batch = batch_of(discrete=True)
     value = row_values(critics(algo, batch.observations), batch)[0]
     next_value = critics(algo, batch.next_observations)[0].max(dim=1).values
     residual = bellman_residual(batch, next_value, value)
-    assert_critic_step(algo, batch, residual[None], kernel="gaussian", action_kernel=action_kernel)
+    assert_critic_step(algo, batch, residual[None], **kernels)
 
 
 @pytest.mark.parametrize("backup", ["own", "min", "mean"])
 @pytest.mark.parametrize("alpha", [0.0, 0.7])
 def test_soft_dqn_and_cql_with_an_ensemble(backup: str, alpha: float) -> None:
     options = {"temperature": 0.4, "n_critics": 3, "backup": backup}
-    algo = (
-        in_float64("KLossDiscreteCQL", alpha=alpha, **options) if alpha else in_float64("KLossDQN", **options)
-    )
+    name, more = ("KLossDiscreteCQL", {"alpha": alpha}) if alpha else ("KLossDQN", {})
+    algo = in_float64(name, **more, **options)
     batch = batch_of(discrete=True)
     values, there = critics(algo, batch.observations), critics(algo, batch.next_observations)
     shared = {"own": there, "min": there.min(dim=0).values[None], "mean": there.mean(0)[None]}[backup]
@@ -114,13 +112,9 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
         temp_learning_rate=0.0,
     )
     batch = batch_of(discrete=False)
-    seen = (
-        batch.next_observations
-        if weight is None
-        else torch.cat([batch.observations, batch.next_observations])
-    )
     torch.manual_seed(9)
-    policy = algo.impl.policy(seen)
+    seen = ([] if weight is None else [batch.observations]) + [batch.next_observations]
+    policy = algo.impl.policy(torch.cat(seen))
     drawn, log_probability = (part.detach() for part in squashed(policy, torch.randn_like(policy.mu)))
     value = critics(algo, batch.observations, batch.actions)
     next_value = critics(algo, batch.next_observations, drawn[-ROWS:])
@@ -284,12 +278,8 @@ def hand_features(batch, kernel: str, action_kernel: str) -> torch.Tensor:
 
 def test_a_memory_is_of_the_actions_that_were_drawn() -> None:
     """On one mini-batch, again and again, what is remembered is its V-statistic at every step."""
-    algo, plain = (
-        in_float64(
-            "KLossSAC", diag_weight=0.1, memory=memory, temp_learning_rate=0.0, initial_temperature=0.3
-        )
-        for memory in (0.9, 0.0)
-    )
+    fixed = {"diag_weight": 0.1, "temp_learning_rate": 0.0, "initial_temperature": 0.3}
+    algo, plain = (in_float64("KLossSAC", memory=memory, **fixed) for memory in (0.9, 0.0))
     put(plain, list(algo.impl.q_function.parameters()))
     plain.impl.policy.load_state_dict(algo.impl.policy.state_dict())
     batch = batch_of(discrete=False)
