@@ -62,7 +62,6 @@ def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, se
     if n < 2 or draws > _MOST_DRAWS or np.isnan(deviations).any():
         return None
     sample = resample(statistic, n, draws, seed)
-    sample = sample[np.isfinite(sample)]
     if len(sample) < _FEWEST_DRAWS * draws:
         return None
     low, high = np.quantile(sample, bca_levels(sample, statistic.value, deviations, level))
@@ -71,12 +70,12 @@ def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, se
 
 
 def resample(statistic: EpisodeStatistic, n: int, draws: int, seed: int) -> Float[np.ndarray, " draw"]:
-    """The statistic of resampled episodes, in batches; NaN where none is drawn."""
+    """The statistic of resampled episodes, in batches; draws without any weight are left out."""
     batch, found = max(1, min(draws, MOST_NUMBERS // max(n, STEPS))), []
     for start in range(0, draws, batch):
         counts = poisson_counts(seed, range(start, min(start + batch, draws)), np.arange(n))
         found.append(statistic.resampled(counts.astype(np.float64)))
-    return np.concatenate(found)
+    return (every := np.concatenate(found))[np.isfinite(every)]
 
 
 def bca_levels(
