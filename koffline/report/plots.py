@@ -51,7 +51,7 @@ def make_figure(
         axes = figure.add_subplot(xlabel=xlabel, ylabel=ylabel)
         draw(axes)
         if axes.get_legend() is None and axes.get_legend_handles_labels()[1]:
-            axes.legend()
+            axes.legend(loc="upper right")  # the "best" place takes a time that depends on the machine
         return figure
 
 
