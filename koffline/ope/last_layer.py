@@ -107,25 +107,25 @@ def accumulate_systems(
 
     In float64, because in single precision the output for a row depends on the other rows of its block.
     """
-    compared = table.compared
-    sums: list[Tensor] = []
+    compared, count = table.compared, network.replicas
+    sums: tuple[Tensor, ...] = ()
     for rows in row_blocks(network, len(table), table.draws):
         psi = instruments(compared[rows].double())  # (B, m)
         now = exact_features(network, table.inputs, table.readout, rows)
         later = exact_features(network, table.next_inputs, table.next_readout, rows)
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
         weights = row_weights[:, rows].double()
-        weighted = (now - discounts[:, None] * later) * weights.unsqueeze(-1)  # WZ, (R, B, p)
+        weighted = (now - discounts[:, None] * later).mul_(weights.unsqueeze(-1))  # WZ, (R, B, p)
         weighted_rewards = weights * rewards  # (R, B)
-        parts = [
-            _shared_product(psi, weighted),
-            weighted_rewards @ psi,
-            now.mT @ weighted,
-            (weighted_rewards.unsqueeze(1) @ now).squeeze(1),
-            weights.sum(dim=1),
-        ]
-        sums = [total.add_(part) for total, part in zip(sums, parts, strict=True)] if sums else parts
-    return LinearSystems(*sums)
+        if not sums:
+            (m, p), zeros = (psi.shape[1], now.shape[2]), psi.new_zeros
+            sums = zeros(m, count * p), zeros(count, m), zeros(count, p, p), zeros(count, p), zeros(count)
+        sums[0].addmm_(psi.mT, weighted.transpose(0, 1).reshape(len(psi), -1))  # of all replicas at once
+        sums[1].addmm_(weighted_rewards, psi)
+        sums[2].baddbmm_(now.mT, weighted)
+        sums[3].add_((weighted_rewards.unsqueeze(1) @ now).squeeze(1))
+        sums[4].add_(weights.sum(dim=1))
+    return LinearSystems(sums[0].unflatten(1, (count, -1)).transpose(0, 1), *sums[1:])
 
 
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
@@ -160,13 +160,6 @@ def dual_weights(
     matrix = systems.kernel_matrix
     solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, network.sizes[-1])
     return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
-
-
-def _shared_product(psi: Tensor, weighted: Tensor) -> Tensor:
-    """ψᵀ Z_r for every replica as one product: (m, B) @ (B, R · p) = (m, R · p), returned as (R, m, p)."""
-    replicas, rows, parameters = weighted.shape
-    together = psi.mT @ weighted.transpose(0, 1).reshape(rows, replicas * parameters)
-    return together.unflatten(1, (replicas, parameters)).transpose(0, 1)
 
 
 def ridge_solve(
