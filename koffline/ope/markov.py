@@ -187,7 +187,7 @@ def _draw_features(
     rows: Float[np.ndarray, "some column"], generator: torch.Generator
 ) -> Callable[[Tensor], Tensor]:
     """Random features, their width √2 times the median distance, with mean squares of a half as x has one."""
-    kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), generator=generator))
+    kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), 1000, generator))
     features = random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
     return lambda places: math.sqrt(_FEATURES / 2) * features(places)
 
