@@ -137,7 +137,7 @@ def _read_truth(text: str) -> float:
 
 def _starts(file: str | None) -> dict[str, Any]:
     """The start states of a file, as an option of evaluations."""
-    from koffline.ope.problem import read_initial_states
+    from koffline.data.sources import read_initial_states
 
     return {} if file is None else {"initial_observations": read_initial_states(file)}
 

@@ -121,7 +121,7 @@ def settings_options(command: Command) -> Command:
         from koffline.ope.names import AUTO, DEFAULT, having
 
         own = {name: options.pop(name) for name in EvaluationSettings.model_fields if name in options}
-        written, given = read_yaml(config) if config else {}, parse_assignments(assignments)
+        written, given = {} if config is None else read_yaml(config), parse_assignments(assignments)
         given |= {name: value for name, value in own.items() if value is not None}
         with one_line_errors(f"config file {config}", "a setting in it is wrong", "mend it", ConfigError):
             left = make_settings({"gamma": 0.5}, {**written, **dict.fromkeys(given)})

@@ -17,9 +17,10 @@ from koffline.data.minari import read_minari, write_minari
 from koffline.data.raw import RawLog, settle_space, shaped_actions
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, listed
 from koffline.store import check_apart
 from koffline.store.files import MINARI, minari_folder, reading
+from koffline.untrusted.arrays import open_npz, read_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +35,7 @@ _WRITERS = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
 SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
 SUFFIXES |= {".h5": "hdf5", ".feather": "arrow"}
+_START_NAMES = ("initial_observations", "observations")
 _READABLE = (
     "give a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder of "
     "shards, a Minari folder or minari:<id>"
@@ -226,3 +228,27 @@ def convert_to_shards(
         else:
             writer.append(open_transitions(source, action_space, mapping=mapping))
     return open_lazy(target)
+
+
+def read_initial_states(source: str) -> np.ndarray:
+    """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
+
+    A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
+    """
+    path, magic = Path(source), b""
+    if not source.startswith("minari:") and not path.exists():
+        raise DataError(f"initial states {source} do not exist; check the path")
+    with reading(f"initial states {path}", "NumPy"):
+        if path.is_file():
+            with path.open("rb") as file:
+                magic = file.read(8)
+        if magic.startswith(b"\x93NUMPY"):
+            return read_array(path)
+        if magic.startswith(b"PK"):
+            with open_npz(path) as archive:
+                if "rewards" not in archive:
+                    if name := next((name for name in _START_NAMES if name in archive), None):
+                        return archive.arrays([name])[name]
+                    shown = listed(archive.datasets, 12)
+                    raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
+    return open_transitions(source).initial_observations()

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.data.sources import open_transitions
 from koffline.data.transitions import Discrete, Transitions
-from koffline.errors import DataError, listed
+from koffline.errors import DataError
 from koffline.ope.limits import reward_range, value_bounds
 from koffline.policies import DiscretePolicy, Policy
-from koffline.store.files import reading
-from koffline.untrusted.arrays import open_npz, read_array
 
 # Bound of standardised next states and policy actions, so that one outlier does not dominate a network.
 _FAR = 10.0
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
-_START_NAMES = ("initial_observations", "observations")
 _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
 
 
@@ -126,6 +122,7 @@ def prepare_problem(
     like: Measures | None = None,
     history: int = 0,
     numbers: np.ndarray | None = None,
+    draw: Callable[..., np.ndarray] | None = None,
 ) -> EvaluationProblem:
     """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
 
@@ -133,7 +130,8 @@ def prepare_problem(
     only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
     a part of the log of this problem, and are measured in its units; where its start states were given, those
     of the part mean nothing. history: as many rows before belong to the state; the policy sees none of them.
-    numbers: of the units in the log, by default 0, 1, 2, …
+    numbers: of the units in the log, by default 0, 1, 2, … draw: from states and a count to actions
+    (N, count, k), in place of the policy's with ``generator``.
     """
     log, given, history = transitions, initial_observations, history if like is None else like.history
     if history and not log.has_episodes:
@@ -160,20 +158,16 @@ def prepare_problem(
             "start_probabilities": policy.probabilities(starts),
         }
     else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
-
-        def drawn(observations: np.ndarray) -> np.ndarray:
-            return known.standardise(observations, policy.sample(observations, generator))
-
-        draws = 1 if policy.deterministic else action_draws
-        following = np.stack([drawn(log.next_observations) for _ in range(draws)], axis=1)
+        draws, draw = 1 if policy.deterministic else action_draws, draw or partial(_draw, policy, generator)
         # few start states have more draws each; a part of a log is one of many, and needs fewer
         several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
-        if several > draws:
-            first = drawn(np.repeat(starts, several, axis=0)).reshape(len(starts), several, -1)
-        else:
-            first = np.stack([drawn(starts) for _ in range(draws)], axis=1)
-        inputs = known.standardise(log.observations, log.actions)
-        asked = {"inputs": inputs, "next_inputs": following, "start_inputs": first}
+        following = draw(log.next_observations, draws)
+        first = draw(starts, max(several, draws), several > draws)
+        asked = {
+            "inputs": known.standardise(log.observations, log.actions),
+            "next_inputs": _with_actions(known, log.next_observations, following),
+            "start_inputs": _with_actions(known, starts, first),
+        }
     if history:
         reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
         rows = np.concatenate([asked[name] for name in ("inputs", "readout") if name in asked], axis=1)
@@ -189,6 +183,21 @@ def prepare_problem(
         row_weights=weights,
         start_weights=weights[units] if given is None else np.ones(len(starts)),
     )
+
+
+def _draw(
+    policy: Policy, generator: np.random.Generator, states: np.ndarray, count: int, at_once: bool = False
+) -> np.ndarray:
+    if at_once:
+        return policy.sample(np.repeat(states, count, axis=0), generator).reshape(len(states), count, -1)
+    return np.stack([policy.sample(states, generator) for _ in range(count)], axis=1)
+
+
+def _with_actions(known: Measures, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
+    """Standardised states, with each of the actions (N, m, k) of each appended: (N, m, d + k)."""
+    every = np.repeat(states, actions.shape[1], axis=0)
+    flat = known.standardise(every, actions.reshape(len(every), -1))
+    return flat.reshape(*actions.shape[:2], -1)
 
 
 def memories(
@@ -274,27 +283,3 @@ def _flat(observations: np.ndarray) -> np.ndarray:
             f"{_MOST_INPUTS}; embed images first and store the embedding as the observation"
         )
     return np.asarray(observations, dtype=np.float64).reshape(len(observations), -1)
-
-
-def read_initial_states(source: str) -> np.ndarray:
-    """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
-
-    A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
-    """
-    path, magic = Path(source), b""
-    if not source.startswith("minari:") and not path.exists():
-        raise DataError(f"initial states {source} do not exist; check the path")
-    with reading(f"initial states {path}", "NumPy"):
-        if path.is_file():
-            with path.open("rb") as file:
-                magic = file.read(8)
-        if magic.startswith(b"\x93NUMPY"):
-            return read_array(path)
-        if magic.startswith(b"PK"):
-            with open_npz(path) as archive:
-                if "rewards" not in archive:
-                    if name := next((name for name in _START_NAMES if name in archive), None):
-                        return archive.arrays([name])[name]
-                    shown = listed(archive.datasets, 12)
-                    raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
-    return open_transitions(source).initial_observations()

@@ -30,13 +30,13 @@ from koffline.errors import ConfigError
 from koffline.fitting import Progress, threads
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.stream_settings import SAVED, StreamSettings, pickled, read_sums, write_sums
-from koffline.policies import ContinuousPolicy, Policy
+from koffline.policies import Policy
 
 _LIBRARIES = 600_000_000  # bytes of a process without rows
 _SHARE = 0.25  # share of the remaining memory for the rows of a part; derived arrays get the rest
 SECONDS_BETWEEN_SAVES = 20.0  # in a pass over shards
 _DRAWS = 31  # random stream of the actions
-_TOGETHER = 256  # units of one state whose actions are drawn at once
+_TOGETHER = 1024  # states in which actions are drawn at once
 _LEAST_ROWS, _MOST_ROWS = 1024, 1 << 16
 # Limits on the records of sums that workers return: each may have 200 MB.
 _ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
@@ -188,33 +188,35 @@ def in_problem(
     gamma: float,
     action_draws: int,
     seed: int,
+    longest: int,
     part: LogPart,
 ) -> S:
-    """Apply ``summarise`` to a part as a problem in the units of ``like``; actions are drawn anew."""
-    if isinstance(policy, ContinuousPolicy) and not policy.deterministic:
-        sample = partial(_draw_by_unit, policy, part)
-        policy = replace(policy, sample_function=sample, chunk_rows=len(part.transitions))
-    asked = part.transitions, policy, gamma, action_draws, np.random.default_rng([seed, _DRAWS])
-    return summarise(prepare_problem(*asked, like=like, numbers=part.units))
+    """Apply ``summarise`` to a part as a problem like that of the log, whose longest unit is so many rows."""
+    asked = part.transitions, policy, gamma, action_draws, np.random.default_rng(0)
+    draw = None if getattr(policy, "deterministic", True) else partial(_draw, policy, seed, longest, part)
+    return summarise(prepare_problem(*asked, like=like, numbers=part.units, draw=draw))
 
 
-def _draw_by_unit(
-    policy: ContinuousPolicy, part: LogPart, observations: np.ndarray, generator: np.random.Generator
+def _draw(
+    policy: Policy, seed: int, longest: int, part: LogPart, states: np.ndarray, count: int, _: bool = False
 ) -> np.ndarray:
-    """Draw an action in each state of a part, one a row or one a unit, wherever the part begins.
+    """Draw actions (N, count, k) in states of a part, one a row or one a unit, wherever it begins.
 
-    Rows of an episode have a generator of its number. Where units have one state each, 256 of them share one;
-    any state stands in for those of another part, which have no influence on the others.
+    Short units share a batch, each with places for the longest; any state stands where the part has none.
     """
-    units, seed, found = part.units, int(generator.integers(2**63)), []
-    one_each = len(observations) == len(units)
-    groups = units // _TOGETHER if one_each else np.repeat(units, part.transitions.episode_lengths)
-    for rows in np.split(np.arange(len(groups)), np.flatnonzero(np.diff(groups)) + 1):
-        places = units[rows] % _TOGETHER if one_each else rows - rows[0]
-        states = np.repeat(observations[rows[:1]], _TOGETHER if one_each else len(rows), axis=0)
-        states[places] = observations[rows]
-        own = np.random.default_rng([seed, int(groups[rows[0]])])
-        found.append(policy.sample(states, own)[places])
+    rows, units, found = part.transitions, part.units, []
+    by_step = rows.has_episodes and states is rows.next_observations
+    lengths, longest = (rows.episode_lengths, longest) if by_step else (np.ones_like(units), 1)
+    together, key = max(1, _TOGETHER // longest), (seed, _DRAWS, int(by_step))
+    steps = np.arange(len(states)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    groups, slots = np.divmod(np.repeat(units, lengths), together)
+    for these in np.split(np.arange(len(states)), np.flatnonzero(np.diff(groups)) + 1):
+        places = slots[these] * longest + steps[these]
+        batch = np.repeat(states[these[:1]], together * longest if together > 1 else len(these), axis=0)
+        batch[places] = states[these]
+        own = np.random.default_rng([*key, groups[these[0]]])
+        drawn = policy.sample(np.concatenate([batch] * count), own)
+        found.append(drawn.reshape(count, len(batch), -1)[:, places].swapaxes(0, 1))
     return np.concatenate(found)
 
 

@@ -74,7 +74,7 @@ class Workspace:
         if self.log.is_whole:
             return summarise(self.problem)
         settings, problem = self.settings, self.problem
-        asked = (self.policy, settings.gamma, settings.action_draws, settings.seed)
+        asked = (self.policy, settings.gamma, settings.action_draws, settings.seed, self.facts.longest)
         replicas = settings.full_replicas + settings.resampled_replicas
         numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (problem.n_actions or 0)
         of_part = partial(in_problem, summarise, Measures(**problem.measures), *asked)

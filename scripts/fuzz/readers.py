@@ -50,7 +50,7 @@ def _minari(file: Path) -> None:
 
 
 def _starts(path: Path) -> None:
-    from koffline.ope.problem import read_initial_states
+    from koffline.data.sources import read_initial_states
 
     read_initial_states(str(path))
 

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from koffline.data.sources import open_transitions
+from koffline.data.sources import open_transitions, read_initial_states
 from koffline.data.transitions import Discrete
 from koffline.errors import DataError, PolicyError
-from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
 from tests.fuzz.hostile import archive, flat_members, npy
 from tests.refusals import one_line

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from koffline.config import read_yaml
-from koffline.data.sources import open_transitions
+from koffline.data.sources import open_transitions, read_initial_states
 from koffline.errors import ConfigError, DataError, KofflineError
-from koffline.ope.problem import read_initial_states
 from koffline.policy_specs import load_policy
 from scripts.fuzz import seeds
 from tests.refusals import one_line
