@@ -81,7 +81,8 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
     few = {name: problem.targets[name] for name in ("first 0.8", "first 1")}
     monkeypatch.setitem(BOARD, "graph short", lambda: dataclasses.replace(problem, targets=few))
     out = tmp_path / "rows.json"
-    content = leaderboard.run([BOARD["graph short"]()], 1, leaderboard.QUICK, 20, n_rows=200, out=out)
+    asked = [BOARD["graph short"]()], range(1), leaderboard.QUICK, 20, 200, out
+    content = leaderboard.run(*asked)
     assert json.loads(out.read_text()) == content
     stochastic, greedy = ({a["method"]: a for a in one["answers"]} for one in content["cells"])
     for methods in (stochastic, greedy):
@@ -90,4 +91,4 @@ def test_a_quick_run_is_kept_and_continued(tmp_path: Path, monkeypatch, capsys):
     assert stochastic["d3rlpy FQE"]["reason"] == "it evaluates greedy policies only"
     assert np.isfinite(greedy["d3rlpy FQE"]["value"])
     monkeypatch.setattr(leaderboard, "run_cell", lambda *_: pytest.fail("was done before"))
-    assert leaderboard.run([BOARD["graph short"]()], 1, leaderboard.QUICK, 20, n_rows=200, out=out) == content
+    assert leaderboard.run(*asked) == content

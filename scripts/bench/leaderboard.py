@@ -1,7 +1,7 @@
 """The leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's, on problems of known value, in one run.
 
-    python -m scripts.bench.leaderboard --half test --out docs/results/leaderboard.json
-        --page docs/leaderboard.md                  # once per release: hours
+    python -m scripts.bench.leaderboard --half test --first-seed 2 --seeds 2
+        --out docs/results/leaderboard.json --page docs/leaderboard.md   # once per release, new seeds: hours
     python -m scripts.bench.leaderboard --half development --out out/users.json
     python -m scripts.bench.leaderboard --quick     # a minute: one small problem
 
@@ -58,9 +58,9 @@ def run_cell(
     }
 
 
-def cells(problems: list[Any], seeds: int) -> Iterator[tuple[Any, str, int]]:
+def cells(problems: list[Any], seeds: range) -> Iterator[tuple[Any, str, int]]:
     """Seed by seed, so that a run that is broken off has seen every problem."""
-    for seed in range(seeds):
+    for seed in seeds:
         for problem in problems:
             for name in problem.targets:
                 yield problem, name, seed
@@ -68,7 +68,7 @@ def cells(problems: list[Any], seeds: int) -> Iterator[tuple[Any, str, int]]:
 
 def run(
     problems: list[Any],
-    seeds: int,
+    seeds: range,
     options: dict[str, Any],
     fqe_steps: int,
     n_rows: int | None = None,
@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("problems", nargs="*", help=f"of {', '.join(BOARD)}, or of --half (default: all)")
     parser.add_argument("--half", choices=list(HALVES), help="instead: logs of the kinds that users bring")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--n-rows", type=int, help="rows of every log (default: the problem's own)")
     parser.add_argument("--fqe-steps", type=int, default=6000, help="gradient steps of d3rlpy's FQE")
     parser.add_argument(
@@ -125,7 +126,8 @@ def main() -> None:
     steps = 40 if options.quick else options.fqe_steps
     rows = 256 if options.quick and options.n_rows is None else options.n_rows
     problems = [known[name] for name in names]
-    content = run(problems, 1 if options.quick else options.seeds, settings, steps, rows, options.out)
+    seeds = range(options.first_seed, options.first_seed + (1 if options.quick else options.seeds))
+    content = run(problems, seeds, settings, steps, rows, options.out)
     print_table(content)
     if options.page:
         write_page(content, options.page)

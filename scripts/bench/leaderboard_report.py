@@ -22,8 +22,8 @@ from scripts.bench.leaderboard_scores import (
 )
 
 _COMMAND = (
-    "python -m scripts.bench.leaderboard --half test --seeds 2 --out docs/results/leaderboard.json "
-    "--page docs/leaderboard.md"
+    "python -m scripts.bench.leaderboard --half test --first-seed 2 --seeds 2 "
+    "--out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
 _CLOSED = ("mql", "lstdq", "mwl", "dualdice", "drl")
 _WEIGHTED = ("is", "wis", "pdis", "wpdis")
