@@ -157,7 +157,7 @@ def test_a_part_of_a_log_remembers_as_the_whole_does() -> None:
     rows = slice(*log.episode_starts[[10, 20]].tolist())
     part = LogPart(log.select_episodes(np.arange(10, 20)), np.arange(10, 20))
 
-    found = in_problem(lambda problem: problem, Measures(**whole.measures), POLICY, GAMMA, 1, 0, part)
+    found = in_problem(lambda problem: problem, Measures(**whole.measures), POLICY, GAMMA, 1, 0, 9, part)
     for name in ("inputs", "next_inputs", "kernel_inputs", "rewards"):
         np.testing.assert_array_equal(getattr(found, name), getattr(whole, name)[rows])
     assert whole.inputs.shape[1] == STATES + 2 * (1 + STATES + 2 + 1)
