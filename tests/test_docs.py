@@ -110,6 +110,7 @@ def test_the_choice_of_estimators_rests_on_the_leaderboard() -> None:
     assert f"truth in {whole['auto'][7]} questions" in page
     assert f"of {len(rows)} methods" in page
     assert f"{asked} questions about logs" in page
+    assert '": "/' not in (DOCS / "results" / "leaderboard.json").read_text(encoding="utf-8")  # machine paths
 
 
 def test_intervals_of_groups_hold_together_as_often_as_the_page_says() -> None:

@@ -152,12 +152,8 @@ def repeat(cell: Cell, seed: int) -> dict[str, float]:
     if cell.error == "fitted elsewhere":
         log = log.select(np.arange(len(log) // 2, len(log)))
     q = as_value_function(lambda s, a: table[draw.states_of(s), a], log.action_space, log.observation_shape)
-    settings = make_bellman_settings(
-        gamma=DISCOUNT,
-        seed=seed,
-        draws=DRAWS,
-        features=None if cell.n <= 3000 else FEATURES_FOR_MANY,
-    )
+    features = None if cell.n <= 3000 else FEATURES_FOR_MANY
+    settings = make_bellman_settings(gamma=DISCOUNT, seed=seed, draws=DRAWS, features=features)
     case = make_case(q, log, draw.policy, settings)
     drawn = draw_signs(case, count_features(case), np.random.default_rng(seed))
     power = 0.0 if case.is_hopeless else drawn.power(0.3 * draw.scale, LEVEL)

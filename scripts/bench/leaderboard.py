@@ -25,6 +25,7 @@ from koffline.config import parse_assignments
 from koffline.errors import KofflineError
 from scripts.bench.leaderboard_methods import Answer, answer_all
 from scripts.bench.leaderboard_problems import BOARD
+from scripts.bench.specs import cache_directory
 from scripts.bench.user_logs import HALVES
 from scripts.bench.user_logs import problems as user_problems
 
@@ -95,10 +96,10 @@ def run(
 
 
 def as_text(content: dict[str, Any]) -> str:
-    """JSON with one line per cell."""
+    """JSON with one line per cell; models are named from the benchmark's own folder on."""
     head = json.dumps({key: item for key, item in content.items() if key != "cells"}, allow_nan=False)
     lines = ",\n".join(json.dumps(cell, allow_nan=False) for cell in content["cells"])
-    return f'{head[:-1]}, "cells": [\n{lines}\n]}}\n'
+    return f'{head[:-1]}, "cells": [\n{lines}\n]}}\n'.replace(f"{cache_directory()}/", "")
 
 
 def main() -> None:
