@@ -116,7 +116,8 @@ class BatchSchedule:
         self._sets = [plan.row_sets[which].cpu().long() if which >= 0 else whole for _, which in plan.groups]
         self._lengths = [max(1, len(chosen) // batch_size) for chosen in self._sets]
         self.steps_per_epoch = max(1, rows // batch_size)
-        self._uniform = len(set(self._lengths)) == 1
+        self._counts = torch.tensor(self._lengths, device=device)[:, None]
+        self._places = torch.arange(batch_size, device=device)
         self._epochs = [-1] * len(self._seeds)
         shape = len(self._seeds), max(self._lengths) * batch_size
         self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -124,19 +125,11 @@ class BatchSchedule:
 
     def rows(self, step: int) -> Tensor:
         """Row numbers (G, B) of the mini-batches of `step`."""
-        size, length = self._batch_size, self._lengths[0]
-        if not self._uniform or self._epochs[0] != step // length:
-            self._refill(step)
-        if self._uniform:
-            start = step % length * size
-            return self._rows[:, start : start + size]
-        starts = torch.tensor([[step % length * size] for length in self._lengths])
-        return self._rows.gather(1, (starts + torch.arange(size)).to(self._device))
+        self._refill(step)
+        return self._rows.gather(1, step % self._counts * self._batch_size + self._places)
 
     def _refill(self, step: int) -> None:
         """Draw new permutations for every group whose epoch begins at `step`."""
-        if self._uniform:  # never overwrite returned rows; copying all at every refill would take long
-            self._rows = torch.empty_like(self._rows)
         stale = [g for g, length in enumerate(self._lengths) if self._epochs[g] != step // length]
         for group in stale:
             epoch, needed = step // self._lengths[group], self._lengths[group] * self._batch_size
@@ -194,13 +187,22 @@ class BatchSource:
 
     def batch(self, step: int) -> tuple[Batch, Tensor | None]:
         """Rows of every replica (R, B, …) and Gram matrices (G, B, B), which the next call overwrites."""
+        return self.read(*self.numbers(step))
+
+    def numbers(self, step: int) -> tuple[Tensor, ...]:
+        """Row numbers (G, B) of the mini-batches of `step`, and those of their continuations if drawn."""
         rows = self._schedule.rows(step)
+        if self._draws == 1:
+            return (rows,)
+        return rows, rows * self._draws + self._schedule.draws(step, self._draws)
+
+    def read(self, rows: Tensor, continuations: Tensor | None = None) -> tuple[Batch, Tensor | None]:
+        """The mini-batches of these numbers."""
         packed = _rows_of(self._columns, rows)  # (G, B, C)
         gram = None if self._kernel is None else self._gram(self._split(packed))
         part = self._split(_selected(packed, self._group_of))
-        if self._draws > 1:
-            chosen = rows * self._draws + self._schedule.draws(step, self._draws)
-            part["next_inputs"] = _rows_of(self._continuations, _selected(chosen, self._group_of))
+        if continuations is not None:
+            part["next_inputs"] = _rows_of(self._continuations, _selected(continuations, self._group_of))
         rewards, discounts = (part[name].squeeze(-1) for name in ("rewards", "discounts"))
         readouts = part.get("readout"), part.get("next_readout")
         return Batch(part["inputs"], part["next_inputs"], rewards, discounts, *readouts), gram

@@ -41,7 +41,12 @@ class Step:
         target: None where the next values come from the network itself. rates: the learning rates (R, 1).
         The gradient may lie in a buffer that the next call overwrites.
         """
-        batch, gram = self._source.batch(step)
+        return self._at(self._source.numbers(step), network, target)
+
+    def _at(
+        self, numbers: tuple[Tensor, ...], network: StackedMLP, target: StackedMLP | None
+    ) -> tuple[Tensor, Tensor]:
+        batch, gram = self._source.read(*numbers)
         if self._objective.next_from == "network":
             gradients = partial(self._objective.compute_gradients, discount=batch.discounts, gram=gram)
             return full_gradient(network, batch, gradients)
@@ -53,6 +58,31 @@ class Step:
         residual = residual_of(batch, read_values(outputs, batch.readout), next_value)
         found = self._objective.compute_gradients(residual, batch.discounts, gram)
         return found.loss, pullback(spread_gradient(found.value, batch.readout))
+
+
+class RecordedStep(Step):
+    """On a GPU: recorded once as a CUDA graph, replayed with the rows of each step; one launch for dozens."""
+
+    _graph: torch.cuda.CUDAGraph | None = None
+
+    def compute(
+        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and gradient; the networks must be those of the first call, changed in place."""
+        numbers = self._source.numbers(step)
+        if self._graph is None:
+            self._numbers, self._graph = tuple(each.clone() for each in numbers), torch.cuda.CUDAGraph()
+            warm = torch.cuda.Stream()
+            warm.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(warm):  # buffers and libraries are made outside the recording
+                self._at(self._numbers, network, target)
+            torch.cuda.current_stream().wait_stream(warm)
+            with torch.cuda.graph(self._graph):
+                self._found = self._at(self._numbers, network, target)
+        for kept, new in zip(self._numbers, numbers, strict=True):
+            kept.copy_(new)
+        self._graph.replay()
+        return self._found
 
 
 class Memory:
@@ -156,7 +186,7 @@ def make_step(objective: Objective, source: BatchSource, network: StackedMLP, pl
     if isinstance(objective, MemoryLoss):
         return MemoryStep(objective, source, network)
     if not isinstance(objective, GradientTD2 | SaddlePoint):
-        return Step(objective, source)
+        return (RecordedStep if network.flat.is_cuda else Step)(objective, source)
     flat = network.flat
     if isinstance(objective, GradientTD2):
         return GradientTD2Step(objective, source, torch.zeros_like(flat))

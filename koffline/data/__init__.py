@@ -12,6 +12,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -47,7 +48,9 @@ def _scikit_learn_later() -> Iterator[None]:
             lambda _: importlib.import_module(names[1]).NearestNeighbors(**options)
         )
 
-    sys.modules.update((name, ModuleType(name)) for name in names)
+    for name in names:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__spec__ = ModuleSpec(name, None)  # torch may ask whether it is installed
     vars(sys.modules[names[1]])["NearestNeighbors"] = made_when_used
     try:
         yield

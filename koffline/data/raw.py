@@ -20,6 +20,8 @@ from koffline.untrusted.limits import parse_json
 
 # Words of the note of a reader that left such rows out.
 UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
+GAPS = "gaps: "  # beginning of a note on missing rows
+ORDER = "order: "  # beginning of a note on rows whose order is not known
 # Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
 METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.

@@ -12,8 +12,8 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
+from koffline.data.raw import GAPS, ORDER
 from koffline.data.spaces import ACTIONS
-from koffline.data.table.values import GAPS, ORDER
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress

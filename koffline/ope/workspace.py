@@ -167,7 +167,7 @@ class Workspace:
         first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[:1].tolist()
         one = self.fitted.record.network.select(first)
         exact = one.with_flat(one.flat.double())  # in float64 sums do not depend on the blocks
-        return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0])
+        return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0].cpu())
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:

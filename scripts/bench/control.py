@@ -81,6 +81,7 @@ class CellSettings:
     hidden: tuple[int, ...]
     batch_size: int
     assignments: tuple[tuple[str, Any], ...] = ()
+    device: str = "cpu"
 
     @property
     def log_path(self) -> Path:
@@ -130,7 +131,7 @@ def make_algo(settings: CellSettings, log: Transitions) -> Any:
         if name not in fields:
             raise ConfigError(f"{settings.algo} has no field '{name}'; it has {', '.join(sorted(fields))}")
         values[name] = value
-    return config_type(**values).create(device="cpu")
+    return config_type(**values).create(device=settings.device)
 
 
 def write_cell(path: Path, settings: CellSettings) -> None:
@@ -227,7 +228,7 @@ def plan(options: argparse.Namespace) -> list[CellSettings]:
             cells += [
                 CellSettings(
                     name, algo, seed, int(steps), options.evaluate_every, options.episodes,
-                    tuple(options.hidden), options.batch_size, assignments,
+                    tuple(options.hidden), options.batch_size, assignments, options.device,
                 )
                 for assignments in variants_of(algo, log, options)
                 for seed in range(options.seeds)
@@ -301,6 +302,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--hidden", type=int, nargs="+", default=[64, 64])
     parser.add_argument("--batch-size", type=int, default=256)
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
     parser.add_argument("--set", action="append", default=[], metavar="ALGO.FIELD=VALUE")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "control", help="the cells' folder")

@@ -126,6 +126,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
     assert [found.name for found in tmp_path.iterdir()] == ["model.d3"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, which d3rlpy loads
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", [name for name in ALL if "TrustPCL" not in name and "FQE" not in name])
 def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:

@@ -12,6 +12,7 @@ import yaml
 from koffline.data.columns import counted
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
+from koffline.data.raw import ORDER
 from koffline.data.table import profiles
 from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import CUT, TableMapping, own_mapping
@@ -19,7 +20,7 @@ from koffline.data.table.profiles import IGNORED, NEXT, Profile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
-from koffline.data.table.values import CLOCK, ORDER, Problems, is_pattern
+from koffline.data.table.values import CLOCK, Problems, is_pattern
 from koffline.errors import DataError, listed, printable
 
 _QUESTION = """

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.columns import counted
-from koffline.data.raw import UNFOLLOWED
+from koffline.data.raw import GAPS, ORDER, UNFOLLOWED
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.errors import DataError, nearest_name
 
@@ -153,8 +153,6 @@ def is_pattern(name: str) -> bool:
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
-GAPS = "gaps: "  # beginning of a note on missing rows
-ORDER = "order: "  # beginning of a note on rows whose order is not known
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
 _PARTS = 16  # bins per octave: steps of about equal length share a bin
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
