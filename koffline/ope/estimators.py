@@ -90,7 +90,7 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
         value=found.value,
         standard_error=found.deviation,
         interval=interval,
-        uplift=uplift_of(fitted, workspace.behavior_values, values),
+        uplift=uplift_of(fitted, values),
         effective_sample_size=diagnostics.get("effective_units"),
         warnings=warnings,
         diagnostics=diagnostics,

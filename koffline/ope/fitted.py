@@ -1,13 +1,12 @@
 """What the trained networks of one evaluation say: J of the policy, of the logging policy, and the uplift.
 
-Complete episodes give the logging policy's value by their returns. The return after a cut is a value: the
-last layers are solved once more with the logged next actions in place of the policy's. Features and resampled
-episodes are the same for both values, so that the sampling error that they share cancels in the difference.
+Complete episodes give the logging policy's value by their returns. The return after a cut is a value: by LSTD
+in the last layers with the log's next rows. Features and resampled episodes are the same for both values, so
+that the sampling error that they share cancels in the difference.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
@@ -27,18 +26,14 @@ from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
 from koffline.ope.last_layer import (
     LinearSystems,
-    PartSystems,
     dual_weights,
-    last_layer,
-    minimise_kernel_loss,
-    systems_of_part,
 )
 from koffline.ope.learning import Resampling, StartSums, sum_starts
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
 from koffline.ope.value_functions import ValueFunction, counted_rows
-from koffline.ope.working_log import S, Sums
+from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
 
 LSTD_RIDGE = 1e-3
@@ -73,7 +68,8 @@ class FittedValues:
     ``problem`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
     the whole log of ``rows`` rows, whose effective number of units is ``units``. ``systems``: of their last
     layers, means over its rows; ``start_features (R, 2, p)``: mean φ of start states as each replica's sample
-    weighs them, and as the log does.
+    weighs them, and as the log does. ``behavior (R, 2)``: J of the logging policy, episodes weighed likewise;
+    NaN where no row has a next one, None at start states from outside.
     """
 
     problem: EvaluationProblem
@@ -83,6 +79,7 @@ class FittedValues:
     heads: dict[str, StackedMLP]
     systems: LinearSystems
     start_features: Tensor
+    behavior: Float[np.ndarray, "replica 2"] | None
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
@@ -197,99 +194,9 @@ def _mean_values(
     return np.clip(values, *problem.value_bounds) * problem.reward_scale
 
 
-@dataclass(frozen=True, eq=False)
-class _Returns(Sums):
-    """Sums of a part of a log: Σ w of episodes, and Σ w · discounted rewards before the cut, (R, 2) each.
-
-    ``systems``: of last layers whose start states are the rows at cuts; None where no episode is cut.
-    """
-
-    weights: Tensor
-    returns: Tensor
-    systems: PartSystems | None
-
-
-def _returns_of_part(
-    network: StackedMLP,
-    instruments: FourierFeatures,
-    resampling: Resampling,
-    gamma: float,
-    stops: np.ndarray | None,
-    problem: EvaluationProblem,
-) -> _Returns:
-    """Sums of a part. Rows after which recording stopped have no weight in the systems and start the rest."""
-    discounted, systems = problem.rewards * gamma**problem.steps, None
-    if stops is not None:
-        stopped = _stops_at(problem, stops)
-        discounted *= 1.0 - stopped
-        rest = _rest_after_stops(problem, stopped, gamma)
-        systems = systems_of_part(network, instruments, resampling, rest)
-    weights = resampling.start_weights(problem)
-    returns = weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
-    return _Returns(weights.sum(dim=2), returns, systems)
-
-
-def _rest_after_stops(problem: EvaluationProblem, stopped: np.ndarray, gamma: float) -> EvaluationProblem:
-    """The problem of what follows cuts, with the logged next actions in place of the policy's."""
-    ends, taken = problem.episode_starts + problem.lengths - 1, problem.readout
-    following = np.minimum(np.arange(problem.n_rows) + 1, problem.n_rows - 1)
-    return dataclasses.replace(
-        problem,
-        next_inputs=problem.inputs[following][:, None],
-        next_probabilities=None if taken is None else taken[following],
-        start_inputs=problem.inputs[ends][:, None],
-        start_probabilities=None if taken is None else taken[ends],
-        start_weights=problem.start_weights * stopped[ends] * gamma ** problem.steps[ends],
-        row_weights=problem.row_weights * (1.0 - stopped),
-    )
-
-
-def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:
-    """Whether the episode was cut after the row."""
-    is_last = problem.steps + 1 == np.repeat(problem.lengths, problem.lengths)
-    return is_last & (problem.discounts > 0.0)
-
-
-def _stop_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
-    """Share (T,) of rows after which recording stopped, of those at a step after which the world goes on."""
-    steps, goes_on = problem.steps, problem.row_weights * (problem.discounts > 0.0)
-    total, cut = np.bincount(steps, goes_on), np.bincount(steps, goes_on * _is_cut(problem))
-    return np.asarray(cut / np.where(total > 0.0, total, 1.0))
-
-
-def _stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray, " row"]:
-    """Probability that recording stopped after the row, had the world gone on.
-
-    1 at cuts, 0 at rows that another follows. Where the world ended it is not known, and is ``stops`` (T,) of
-    the row's step: to take it for 0 would make ends of the world too frequent among the rows before a stop.
-    """
-    steps = np.minimum(problem.steps, len(stops))
-    return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])
-
-
-def behavior_values(fitted: FittedValues, is_cut: bool) -> Float[np.ndarray, "replica 2"] | None:
-    """J of the logging policy per replica: logged returns plus the values after their cuts.
-
-    Episodes as its sample weighs them, and as the log does. is_cut: whether any episode is. NaN where that is
-    not known (no row has a next one). None at start states from outside, where the logging policy's actions
-    are not known.
-    """
-    if fitted.problem.fixed_starts:
-        return None
-    network, settings = fitted.heads["fqe"], fitted.settings
-    stops = _stop_shares(fitted.problem) if is_cut else None
-    asked = network, fitted.instruments, fitted.resampling, settings.gamma, stops
-    logged: _Returns = fitted.fold(partial(_returns_of_part, *asked))
-    returns, found = logged.returns, logged.systems
-    if found is not None:
-        theta = last_layer(minimise_kernel_loss(network, found.systems.mean(), settings.ridge))
-        returns = returns + (found.starts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
-    values = (returns / logged.weights).clamp(*fitted.problem.value_bounds)
-    return np.asarray(values.numpy() * fitted.problem.reward_scale)
-
-
-def uplift_of(fitted: FittedValues, behavior: np.ndarray | None, values: np.ndarray) -> Uplift | None:
+def uplift_of(fitted: FittedValues, values: np.ndarray) -> Uplift | None:
     """Uplift of the policy over the logging policy, from J of every network; None if unknown."""
+    behavior = fitted.behavior
     if behavior is None or not np.isfinite(behavior[fitted.alive]).all():
         return None
     worth, more = fitted.summarise(behavior).value, fitted.summarise(values - behavior).value

@@ -11,15 +11,17 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Table
 from koffline.kernels import FourierFeatures
-from koffline.ope.learning import Resampling, make_table, row_blocks, start_inputs
+from koffline.ope.learning import Resampling, make_table, row_blocks, start_inputs, stops_at
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
@@ -77,6 +79,15 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
 
 
 @dataclass(frozen=True, eq=False)
+class LoggedSystem(Sums):
+    """Sums for the logging policy: LSTD with the log's next rows, and Σ w γ^t φ of the rows at cuts."""
+
+    matrix: Float[Tensor, "replica parameter parameter"]
+    vector: Float[Tensor, "replica parameter"]
+    cuts: Float[Tensor, "replica 2 parameter"]
+
+
+@dataclass(frozen=True, eq=False)
 class LinearSystems(Sums):
     """Sums over rows for a stack of R networks with p last-layer parameters.
 
@@ -90,11 +101,15 @@ class LinearSystems(Sums):
     temporal_matrix: Float[Tensor, "replica parameter parameter"]
     temporal_vector: Float[Tensor, "replica parameter"]
     weight: Float[Tensor, " replica"]
+    logged: LoggedSystem | None = None
 
     def mean(self) -> LinearSystems:
         """The sums divided by Σ w of each replica, which changes no solution; zeros stay where that is 0."""
-        sums, weight = vars(self).values(), self.weight.clamp_min(1e-300)
-        return LinearSystems(*(each / weight.view(-1, *(1,) * (each.ndim - 1)) for each in sums))
+        weight, means = self.weight.clamp_min(1e-300), dict[str, Any]()
+        for name, each in vars(self).items():
+            if isinstance(each, Tensor):
+                means[name] = each / weight.view(-1, *(1,) * (each.ndim - 1))
+        return replace(self, **means)
 
 
 def accumulate_systems(
@@ -102,16 +117,20 @@ def accumulate_systems(
     table: Table,
     instruments: Callable[[Tensor], Tensor],
     row_weights: Float[Tensor, "replica row"],
+    logged: tuple[Tensor, Tensor] | None = None,
 ) -> LinearSystems:
     """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
 
     In float64, because in single precision the output for a row depends on the other rows of its block.
+    logged: weights of the logged system, (R, N), zero where the table's next row is not the log's, and of the
+    rows at cuts, (R, 2, N).
     """
     compared, count = table.compared, network.replicas
     sums: tuple[Tensor, ...] = ()
     for rows in row_blocks(network, len(table), table.draws):
         psi = instruments(compared[rows].double())  # (B, m)
-        now = exact_features(network, table.inputs, table.readout, rows)
+        wide = exact_features(network, table.inputs, table.readout, slice(rows.start, rows.stop + 1))
+        now = wide[:, : len(psi)]
         later = exact_features(network, table.next_inputs, table.next_readout, rows)
         discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
         weights = row_weights[:, rows].double()
@@ -120,12 +139,19 @@ def accumulate_systems(
         if not sums:
             (m, p), zeros = (psi.shape[1], now.shape[2]), psi.new_zeros
             sums = zeros(m, count * p), zeros(count, m), zeros(count, p, p), zeros(count, p), zeros(count)
+            own = zeros(count, p, p), zeros(count, p), zeros(count, 2, p)
         sums[0].addmm_(psi.mT, weighted.transpose(0, 1).reshape(len(psi), -1))  # of all replicas at once
         sums[1].addmm_(weighted_rewards, psi)
         sums[2].baddbmm_(now.mT, weighted)
         sums[3].add_((weighted_rewards.unsqueeze(1) @ now).squeeze(1))
         sums[4].add_(weights.sum(dim=1))
-    return LinearSystems(sums[0].unflatten(1, (count, -1)).transpose(0, 1), *sums[1:])
+        if logged is not None:
+            weights, following = logged[0][:, rows], wide.roll(-1, 1)[:, : len(psi)]
+            own[0].baddbmm_(now.mT, (now - discounts[:, None] * following).mul_(weights.unsqueeze(-1)))
+            own[1].add_(((weights * rewards).unsqueeze(1) @ now).squeeze(1))
+            own[2].add_(logged[1][..., rows] @ now)
+    kernel, found = sums[0].unflatten(1, (count, -1)).transpose(0, 1), logged and LoggedSystem(*own)
+    return LinearSystems(kernel, sums[1], sums[2], sums[3], sums[4], found)
 
 
 def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
@@ -141,10 +167,15 @@ def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: flo
     return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
 
 
-def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
+def solve_temporal_difference(
+    network: StackedMLP,
+    matrix: Float[Tensor, "replica parameter parameter"],
+    vector: Float[Tensor, "replica parameter"],
+    ridge: float,
+) -> StackedMLP:
     """The networks with the last layer that is the LSTD-Q solution on the same features, ridged likewise."""
-    theta, matrix = last_layer(network), systems.temporal_matrix
-    gap = systems.temporal_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
+    theta = last_layer(network)
+    gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
     return with_last_layer(network, theta + ridge_solve(matrix, gap, ridge, network.sizes[-1]))
 
 
@@ -211,24 +242,43 @@ def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Floa
 class PartSystems(Sums):
     """Sums over a part of the log for the last layers of all replicas.
 
-    Linear systems, and of start states Σ w φ(s0) (R, 2, p) and Σ w (R, 2); the axis of size 2: weights of
-    each replica's sample, and of the log.
+    Linear systems; of start states Σ w φ(s0) (R, 2, p) and Σ w (R, 2); of episodes Σ w · discounted rewards
+    before the cut (R, 2), None where start states are given. The axis of size 2: weights of each replica's
+    sample, and of the log.
     """
 
     systems: LinearSystems
     starts: Tensor
     start_weight: Tensor
+    returns: Tensor | None
 
 
 def systems_of_part(
-    network: StackedMLP, instruments: FourierFeatures, resampling: Resampling, problem: EvaluationProblem
+    network: StackedMLP,
+    instruments: FourierFeatures,
+    resampling: Resampling,
+    gamma: float,
+    stops: Float[np.ndarray, " step"] | None,
+    problem: EvaluationProblem,
 ) -> PartSystems:
-    """Last-layer sums of a part of the log."""
+    """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no episode is cut.
+
+    Rows after which recording stopped have no weight in the logged system, and start what follows the cuts.
+    """
     device, start_weights = str(network.flat.device), resampling.start_weights(problem)
-    table, weights = make_table(problem, device), resampling.row_weights(problem).to(device)
+    table, weights = make_table(problem, device), resampling.row_weights(problem)
+    powers, ends = gamma**problem.steps, problem.episode_starts + problem.lengths - 1
+    discounted, logged, returns = problem.rewards * powers, None, None
+    if stops is not None:
+        stopped, at_cuts = stops_at(problem, stops), weights.new_zeros(len(weights), 2, problem.n_rows)
+        discounted = discounted * (1.0 - stopped)
+        at_cuts[..., ends] = start_weights * torch.as_tensor((stopped * powers)[ends])
+        logged = (weights * torch.as_tensor(1.0 - stopped)).to(device), at_cuts.to(device)
+    if not problem.fixed_starts:
+        returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
     starts = start_features(network, problem, start_weights)
-    systems = accumulate_systems(network, table, instruments, weights)
-    return PartSystems(systems, starts, start_weights.sum(dim=2))
+    systems = accumulate_systems(network, table, instruments, weights.to(device), logged)
+    return PartSystems(systems, starts, start_weights.sum(dim=2), returns)
 
 
 def start_features(

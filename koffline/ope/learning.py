@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from koffline.batches import Table
@@ -180,3 +180,26 @@ def sum_starts(
     each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
     values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
     return StartSums(weights @ share, torch.stack(values))
+
+
+def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:
+    """Whether the episode was cut after the row."""
+    is_last = problem.steps + 1 == np.repeat(problem.lengths, problem.lengths)
+    return is_last & (problem.discounts > 0.0)
+
+
+def cut_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
+    """Share (T,) of rows after which recording stopped, of those at a step after which the world goes on."""
+    steps, goes_on = problem.steps, problem.row_weights * (problem.discounts > 0.0)
+    total, cut = np.bincount(steps, goes_on), np.bincount(steps, goes_on * _is_cut(problem))
+    return np.asarray(cut / np.where(total > 0.0, total, 1.0))
+
+
+def stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray, " row"]:
+    """Probability that recording stopped after the row, had the world gone on.
+
+    1 at cuts, 0 at rows that another follows. Where the world ended it is not known, and is ``stops`` (T,) of
+    the row's step: to take it for 0 would make ends of the world too frequent among the rows before a stop.
+    """
+    steps = np.minimum(problem.steps, len(stops))
+    return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])

@@ -23,13 +23,15 @@ from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random
 from koffline.objectives import fitted_q
 from koffline.ope.fitted import LSTD_RIDGE, FittedValues, Fold, Summarise
 from koffline.ope.last_layer import (
+    PartSystems,
     accumulate_systems,
+    last_layer,
     minimise_kernel_loss,
     solve_temporal_difference,
     start_features,
     systems_of_part,
 )
-from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, sum_starts
+from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks, sum_starts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
@@ -174,11 +176,13 @@ def fit_value_functions(
     progress: Progress | None = None,
     fold: Fold | None = None,
     effective_units: float | None = None,
+    is_cut: bool = False,
 ) -> FittedValues:
     """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
 
     fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
-    and start states valued, on the whole log. effective_units: of that log, by default its units.
+    and start states valued, on the whole log. effective_units: of that log, by default its units. is_cut:
+    whether any of its episodes is cut.
     """
     table = make_table(problem, settings.device)
     generator = torch.Generator().manual_seed(settings.seed)
@@ -193,11 +197,13 @@ def fit_value_functions(
     def reach(summarise: Summarise[Any]) -> Any:
         return summarise(problem) if fold is None else fold(summarise)
 
-    sums = reach(partial(systems_of_part, network, instruments, resampling))
+    stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
+    sums = reach(partial(systems_of_part, network, instruments, resampling, settings.gamma, stops))
     systems = sums.systems.mean()
+    temporal = systems.temporal_matrix, systems.temporal_vector
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
+        "lstd": solve_temporal_difference(network, *temporal, LSTD_RIDGE),
         "fqe": network.with_flat(network.flat.double()),
     }
     starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
@@ -212,6 +218,7 @@ def fit_value_functions(
         heads=heads,
         systems=systems,
         start_features=starts,
+        behavior=_behavior_values(network, sums, problem),
         bandwidth=bandwidth,
         instruments=instruments,
         record=record,
@@ -219,6 +226,18 @@ def fit_value_functions(
         units=effective_units or float(len(problem.episode_starts)),
         rows=float(sums.systems.weight[0]),
     )
+
+
+def _behavior_values(network: StackedMLP, sums: PartSystems, problem: EvaluationProblem) -> np.ndarray | None:
+    """`FittedValues.behavior`: logged returns plus the values after their cuts."""
+    returns, logged = sums.returns, sums.systems.logged
+    if returns is None:
+        return None
+    if logged is not None:
+        theta = last_layer(solve_temporal_difference(network, logged.matrix, logged.vector, LSTD_RIDGE))
+        returns = returns + (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
+    values = (returns / sums.start_weight).clamp(*problem.value_bounds)
+    return np.asarray(values.numpy() * problem.reward_scale)
 
 
 def fit_value_function(

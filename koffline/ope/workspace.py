@@ -19,7 +19,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
-from koffline.ope.fitted import FittedValues, Summarise, behavior_values
+from koffline.ope.fitted import FittedValues, Summarise
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.learning import Resampling
@@ -95,10 +95,11 @@ class Workspace:
     @cached_property
     def fitted(self) -> FittedValues:
         """The trained networks by head: the long part. Raises KofflineError when too few are left."""
-        settings, units = self.settings, self.facts.units
+        settings, facts = self.settings, self.facts
         drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
         resampling = Resampling.draw(self.problem, *drawn)
-        fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, self.fold, units)
+        of_log = self.fold, facts.units, facts.terminated < (facts.episodes or facts.rows)
+        fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, *of_log)
         fitted.summarise(fitted.replica_values[fitted.head])  # raises
         return fitted
 
@@ -123,12 +124,6 @@ class Workspace:
     def drift_shift(self) -> Shift | None:
         """What the place in the log changes, by the rows in memory."""
         return drift_shift(self.problem, self.held_values, self.settings.seed)
-
-    @cached_property
-    def behavior_values(self) -> np.ndarray | None:
-        """Value of the logging policy by every network."""
-        facts = self.facts
-        return behavior_values(self.fitted, facts.terminated < (facts.episodes or facts.rows))
 
     @cached_property
     def row_values(self) -> RowValues:
