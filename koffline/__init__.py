@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koff
     from koffline.data.sources import open_transitions
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
-    from koffline.ope.bellman_test import BellmanTest, bellman_test, witness_function
+    from koffline.ope.bellman_test import BellmanTest, bellman_test
     from koffline.ope.cross_fit import cross_fit
     from koffline.ope.diagnosis import diagnose
     from koffline.ope.evaluation import estimate_all, evaluate
@@ -39,7 +39,7 @@ _NAMES_IN = {
     "koffline.data.sources": ["open_transitions"],
     "koffline.data.table.mapping": ["TableMapping"],
     "koffline.data.transitions": ["Continuous", "Discrete", "Transitions"],
-    "koffline.ope.bellman_test": ["BellmanTest", "bellman_test", "witness_function"],
+    "koffline.ope.bellman_test": ["BellmanTest", "bellman_test"],
     "koffline.ope.cross_fit": ["cross_fit"],
     "koffline.ope.diagnosis": ["diagnose"],
     "koffline.ope.results": ["Estimate", "EstimateTable", "Interval"],

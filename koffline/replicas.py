@@ -42,7 +42,6 @@ class StackedMLP:
         if activation not in ("relu", "tanh"):
             raise ConfigError(f"activation is '{activation}'; use one of relu, tanh")
         self.sizes = tuple(int(size) for size in sizes)
-        self.parameter_count = sum((a + 1) * b for a, b in itertools.pairwise(self.sizes))
         self.flat, self.activation = flat, activation
         self._views = self.layers(flat)
         self._workspace = Workspace()

@@ -43,9 +43,7 @@ class Step:
         """
         return self._at(self._source.numbers(step), network, target)
 
-    def _at(
-        self, numbers: tuple[Tensor, ...], network: StackedMLP, target: StackedMLP | None
-    ) -> tuple[Tensor, Tensor]:
+    def _at(self, numbers: tuple[Tensor, ...], network: Any, target: Any) -> tuple[Tensor, Tensor]:
         batch, gram = self._source.read(*numbers)
         if self._objective.next_from == "network":
             gradients = partial(self._objective.compute_gradients, discount=batch.discounts, gram=gram)
@@ -65,9 +63,7 @@ class RecordedStep(Step):
 
     _graph: torch.cuda.CUDAGraph | None = None
 
-    def compute(
-        self, step: int, network: StackedMLP, target: StackedMLP | None, rates: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and gradient; the networks must be those of the first call, changed in place."""
         numbers = self._source.numbers(step)
         if self._graph is None:

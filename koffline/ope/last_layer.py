@@ -11,8 +11,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -105,11 +104,9 @@ class LinearSystems(Sums):
 
     def mean(self) -> LinearSystems:
         """The sums divided by Σ w of each replica, which changes no solution; zeros stay where that is 0."""
-        weight, means = self.weight.clamp_min(1e-300), dict[str, Any]()
-        for name, each in vars(self).items():
-            if isinstance(each, Tensor):
-                means[name] = each / weight.view(-1, *(1,) * (each.ndim - 1))
-        return replace(self, **means)
+        weight, sums = self.weight.clamp_min(1e-300), vars(self).items()
+        means = {k: each / weight.view(-1, *(1,) * (each.ndim - 1)) for k, each in sums if k != "logged"}
+        return LinearSystems(**means, logged=self.logged)
 
 
 def accumulate_systems(
@@ -117,13 +114,13 @@ def accumulate_systems(
     table: Table,
     instruments: Callable[[Tensor], Tensor],
     row_weights: Float[Tensor, "replica row"],
-    logged: tuple[Tensor, Tensor] | None = None,
+    logged: tuple[Tensor, Callable[[slice], Tensor]] | None = None,
 ) -> LinearSystems:
     """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
 
     In float64, because in single precision the output for a row depends on the other rows of its block.
-    logged: weights of the logged system, (R, N), zero where the table's next row is not the log's, and of the
-    rows at cuts, (R, 2, N).
+    logged: the share of each row's weight that counts in the logged system, (N,), zero where the table's next
+    row is not the log's; and the weights (R, 2, B) of a block's rows as cuts.
     """
     compared, count = table.compared, network.replicas
     sums: tuple[Tensor, ...] = ()
@@ -146,10 +143,10 @@ def accumulate_systems(
         sums[3].add_((weighted_rewards.unsqueeze(1) @ now).squeeze(1))
         sums[4].add_(weights.sum(dim=1))
         if logged is not None:
-            weights, following = logged[0][:, rows], wide.roll(-1, 1)[:, : len(psi)]
+            weights, following = weights * logged[0][rows], wide.roll(-1, 1)[:, : len(psi)]
             own[0].baddbmm_(now.mT, (now - discounts[:, None] * following).mul_(weights.unsqueeze(-1)))
             own[1].add_(((weights * rewards).unsqueeze(1) @ now).squeeze(1))
-            own[2].add_(logged[1][..., rows] @ now)
+            own[2].add_(logged[1](rows) @ now)
     kernel, found = sums[0].unflatten(1, (count, -1)).transpose(0, 1), logged and LoggedSystem(*own)
     return LinearSystems(kernel, sums[1], sums[2], sums[3], sums[4], found)
 
@@ -267,14 +264,14 @@ def systems_of_part(
     """
     device, start_weights = str(network.flat.device), resampling.start_weights(problem)
     table, weights = make_table(problem, device), resampling.row_weights(problem)
-    powers, ends = gamma**problem.steps, problem.episode_starts + problem.lengths - 1
-    discounted, logged, returns = problem.rewards * powers, None, None
+    powers, logged, returns = gamma**problem.steps, None, None
+    stopped = np.zeros(problem.n_rows) if stops is None else stops_at(problem, stops)
     if stops is not None:
-        stopped, at_cuts = stops_at(problem, stops), weights.new_zeros(len(weights), 2, problem.n_rows)
-        discounted = discounted * (1.0 - stopped)
-        at_cuts[..., ends] = start_weights * torch.as_tensor((stopped * powers)[ends])
-        logged = (weights * torch.as_tensor(1.0 - stopped)).to(device), at_cuts.to(device)
+        kept, cut = torch.as_tensor(1.0 - stopped).to(device), torch.as_tensor(stopped * powers)
+        unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
+        logged = kept, lambda rows: (start_weights[..., unit[rows]] * cut[rows]).to(device)
     if not problem.fixed_starts:
+        discounted = problem.rewards * powers * (1.0 - stopped)
         returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
     starts = start_features(network, problem, start_weights)
     systems = accumulate_systems(network, table, instruments, weights.to(device), logged)

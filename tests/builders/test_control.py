@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.algos.stock_learners import OnlineLearner
 from koffline.algos.training import own_randomness
 from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import POLICIES, ControlSettings, build_control, noisy, replay_log, stem
@@ -16,6 +15,7 @@ from koffline.builders.control_learning import (
     RECIPES,
     Learned,
     LearningSettings,
+    OnlineLearner,
     Snapshot,
     learn,
     medium_and_expert,

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from koffline.config import BellmanSettings, make_bellman_settings
+from koffline.config import make_bellman_settings
 from koffline.data.transitions import Transitions
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
 from koffline.ope.results import Record
-from koffline.ope.value_functions import ValueFunction, as_value_function
-from koffline.policies import Policy
+from koffline.ope.value_functions import as_value_function
 from koffline.policy_specs import as_policy
 
 _SHOWN = {"level", "gamma", "draws", "seed"}
@@ -123,7 +122,11 @@ def bellman_test(
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
-    function, policy, settings = _read(q, transitions, policy, gamma, {"seed": seed, **options})
+    gamma = transitions.metadata.gamma if gamma is None else gamma
+    settings = make_bellman_settings(gamma=gamma, seed=seed, **options)
+    space, shape = transitions.action_space, transitions.observation_shape
+    policy = as_policy(policy, space, shape, features=transitions.metadata.features)
+    function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
     held_out: bool | None = True
     said: tuple[str, ...] = ()
     if not isinstance(function, CrossFitted):
@@ -153,27 +156,3 @@ def bellman_test(
         warnings=(*function.notes, *said, *case.warnings),
         witness=Witness(case),
     )
-
-
-def witness_function(
-    q: Any, transitions: Transitions, policy: Any, gamma: float | None = None, **options: Any
-) -> Witness:
-    """The witness of the kernel loss alone, as `BellmanTest.witness`; training rows are not refused.
-
-    options: fields of `koffline.config.BellmanSettings`, the seed among them.
-
-    (Feng et al. 2019, thm:rkhs)
-    """
-    function, policy, settings = _read(q, transitions, policy, gamma, options)
-    return Witness(make_case(function, transitions, policy, settings))
-
-
-def _read(
-    q: Any, transitions: Transitions, policy: Any, gamma: float | None, options: dict[str, Any]
-) -> tuple[ValueFunction | CrossFitted, Policy, BellmanSettings]:
-    """The value function, the policy and the settings, checked."""
-    gamma = transitions.metadata.gamma if gamma is None else gamma
-    settings = make_bellman_settings(gamma=gamma, **options)
-    space, shape = transitions.action_space, transitions.observation_shape
-    policy = as_policy(policy, space, shape, features=transitions.metadata.features)
-    return q if isinstance(q, CrossFitted) else as_value_function(q, space, shape), policy, settings

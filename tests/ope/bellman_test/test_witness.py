@@ -5,7 +5,6 @@ import pytest
 
 import koffline
 from koffline.errors import ConfigError, DataError
-from koffline.ope.bellman_test import witness_function
 from tests import reference_bellman as reference
 from tests.ope.bellman_test.problems import known_problem, simple_q
 from tests.ope.problems import NOISY, SOFT, continuous_log, discrete_log
@@ -14,7 +13,7 @@ from tests.refusals import refused
 
 @pytest.fixture(scope="module")
 def plain():
-    return witness_function(simple_q, discrete_log(), SOFT, 0.9)
+    return koffline.bellman_test(simple_q, discrete_log(), SOFT, 0.9).witness
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def broken():
 def test_witness_is_the_loop(kind: str) -> None:
     log, policy = (discrete_log(), SOFT) if kind == "discrete" else (continuous_log(), NOISY)
     weights = np.random.default_rng(0).integers(0, 3, size=len(log)).astype(float)
-    witness = witness_function(simple_q, log.replace(weights=weights), policy, 0.9)
+    witness = koffline.bellman_test(simple_q, log.replace(weights=weights), policy, 0.9).witness
     case, places, actions = witness.case, log.observations[5:9] + 0.1, log.actions[5:9]
     at = case.place(places, actions).numpy()
     for index, found in enumerate(np.stack(witness(places, actions), axis=1)):
@@ -59,7 +58,7 @@ def test_regions_find_where_the_error_is_and_nothing_in_true_values(broken) -> N
     assert (known.transitions.actions[worst.rows] == 1).all()
     assert len(worst.rows) == worst.size
     assert abs(worst.z_score) >= abs(least.z_score)
-    exact = witness_function(known.q, known.transitions, known.policy, 0.9)
+    exact = koffline.bellman_test(known.q, known.transitions, known.policy, 0.9).witness
     assert not any(region.is_significant for region in exact.top_regions(5))
 
 
@@ -72,7 +71,7 @@ def test_maps_are_the_witness_on_a_grid(broken) -> None:
     log = discrete_log()
     flat = log.replace(observations=log.observations[:, :1], next_observations=log.next_observations[:, :1])
     with pytest.raises(ConfigError, match=r"states of two numbers, these have \(1,\); use top_regions"):
-        witness_function(simple_q, flat, "uniform", 0.9).map(1)
+        koffline.bellman_test(simple_q, flat, "uniform", 0.9).witness.map(1)
 
 
 @pytest.mark.parametrize(
