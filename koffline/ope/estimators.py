@@ -185,7 +185,7 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
-        found = drl(workspace.row_sums, workspace.fitted.spread, workspace.settings.level)
+        found = drl(workspace.row_sums, workspace.fitted.half_width, workspace.settings.level)
     else:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, found)

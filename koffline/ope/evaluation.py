@@ -134,7 +134,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     robust = None
     if found.name not in known.OVER_EPISODES:  # of the rows in memory: all would need another pass
-        robust = drl(workspace.held_sums, workspace.fitted.spread, workspace.settings.level)
+        robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
     gaps += _unforeseen_end(workspace.transitions)
     if robust is not None and found.interval is not None:

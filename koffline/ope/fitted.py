@@ -124,9 +124,9 @@ class FittedValues:
         return asked(self.problem) if self.problem.fixed_starts else self.fold(asked)
 
     @property
-    def spread(self) -> float:
-        """Standard deviation of the kernel-loss values of the resampled networks."""
-        return self.summarise(self.replica_values["kloss"]).deviation
+    def half_width(self) -> float:
+        """Half the width of the interval by the kernel-loss values of the networks."""
+        return self.interval(self.replica_values["kloss"]).width / 2.0
 
     def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
         """Summarise J over replicas. Raises KofflineError if too few are finite."""

@@ -257,11 +257,11 @@ class RowSums(Sums):
         return tuple(reason.partition(": ")[2] for reason in doubts_of_weights(self.diagnostics()))
 
 
-def drl(sums: RowSums, spread: float = 0.0, level: float = 0.95) -> PointEstimate:
+def drl(sums: RowSums, least: float = 0.0, level: float = 0.95) -> PointEstimate:
     """The doubly robust estimate: J, its standard error, value ± t · standard error.
 
-    spread: standard deviation of J over resampled networks. The standard error over units takes values and
-    weights as known; where networks differ by more, the error is theirs.
+    least: half width of the interval by the networks' values. The standard error over units takes values and
+    weights as known; where networks of resampled logs differ by more, the interval is as wide as theirs.
     """
     from scipy import stats
 
@@ -270,8 +270,9 @@ def drl(sums: RowSums, spread: float = 0.0, level: float = 0.95) -> PointEstimat
     if error is None:
         warnings.append("a single episode has no spread: no standard error and no interval")
     else:
-        error = max(error, spread)
-        half = float(stats.t.ppf(0.5 + level / 2.0, df=sums.count - 1)) * error
+        quantile = float(stats.t.ppf(0.5 + level / 2.0, df=sums.count - 1))
+        half = max(quantile * error, least)
+        error = half / quantile
         text = _ASSUMPTIONS.format(
             units="episodes" if len(sums.by_unit["weight"]) < sums.rows else "rows",
             starts=" and their start states" if "start" in sums.by_unit else "",
