@@ -24,7 +24,10 @@ def test_complete_episodes_say_it_by_their_returns() -> None:
     ended = np.arange(len(log)) % 10 == 9
     weights = np.repeat([1.0, 2.0, 1.0, 1.0, 3.0, 1.0], 10)
     log = log.replace(terminated=ended, truncated=np.zeros(len(log), bool), weights=weights)
+    log = log.with_metadata(log.metadata.with_notes("it assumed something"))
     found = koffline.evaluate(log, uniform, 0.9, **QUICK)
+    assert found.notes == ("it assumed something",)
+    assert not any("assumed" in text for text in found.warnings)
     expected = np.average(log.returns(0.9), weights=weights[::10])
     assert found.behavior_value == pytest.approx(expected, rel=1e-9)
     assert found.uplift.value == pytest.approx(found.value - expected)
@@ -104,14 +107,6 @@ def test_the_verdict_has_a_sentence(uplift: Uplift | None, coverage: float, word
     found: PointEstimate = dataclasses.replace(FOUND, uplift=uplift)
     near = Coverage(coverage, np.zeros(0), np.zeros(0))
     assert words in judge(found, LIMITS, near, 10.0, ROBUST).sentence
-
-
-def test_what_the_reader_noted_is_no_warning() -> None:
-    log = discrete_log()
-    log = log.replace(metadata=log.metadata.with_notes("it assumed something"))
-    found = koffline.evaluate(log, uniform, 0.9, **QUICK)
-    assert found.notes == ("it assumed something",)
-    assert not any("assumed" in text for text in found.warnings)
 
 
 @pytest.mark.parametrize(("rows_after", "most"), [(True, 3), (False, 4)])

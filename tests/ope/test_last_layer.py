@@ -58,7 +58,9 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
     """
     monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)  # several blocks, the last one ragged
     problem, network, table, instruments, weights = asked(kind)
-    systems = accumulate_systems(network, table, instruments, weights)
+    kept, cuts = torch.rand(problem.n_rows).double(), torch.rand(2, 2, problem.n_rows).double()
+    kept[problem.episode_starts - 1] = 0.0  # ends of episodes
+    systems = accumulate_systems(network, table, instruments, weights, (kept, lambda rows: cuts[..., rows]))
     solved = last_layer(minimise_kernel_loss(network, systems, 1e-2)).numpy()
     psi = instruments(table.kernel_inputs).numpy()
     for replica in range(2):
@@ -75,6 +77,11 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
         stacked = np.vstack([matrix, held])
         expected = np.linalg.lstsq(stacked, np.concatenate([vector, held @ old]), rcond=None)[0]
         np.testing.assert_allclose(solved[replica], expected, atol=2e-5)
+        left = now.T * (weights[replica] * kept).numpy()  # LSTD with the log's next row
+        moves, logged = now - problem.discounts[:, None] * np.roll(now, -1, axis=0), systems.logged
+        np.testing.assert_allclose(logged.matrix[replica], left @ moves, atol=1e-5)
+        np.testing.assert_allclose(logged.vector[replica], left @ problem.rewards, atol=1e-5)
+        np.testing.assert_allclose(logged.cuts[replica], cuts[replica].numpy() @ now, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])

@@ -126,9 +126,7 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
     given = columns, problem.episode_starts, terms, values.starts, problem.fixed_starts
     error = reference.standard_error(*given)
     assert sums.standard_error() == pytest.approx(error, rel=1e-12)
-    own = drl(sums).interval.width
-    wide = drl(sums, least=own)
-    assert (wide.interval.width, wide.standard_error) == pytest.approx((2.0 * own, 2.0 * error))
+    assert drl(sums, least=1e3 * error).interval.width == pytest.approx(2e3 * error)
     mass = np.average(values.weights * (1.0 - problem.discounts), weights=problem.row_weights)
     assert sums.diagnostics()["mass"] == pytest.approx(mass)
 
