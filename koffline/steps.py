@@ -68,13 +68,14 @@ class RecordedStep(Step):
         numbers = self._source.numbers(step)
         if self._graph is None:
             self._numbers, self._graph = tuple(each.clone() for each in numbers), torch.cuda.CUDAGraph()
-            warm = torch.cuda.Stream()
-            warm.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(warm):  # buffers and libraries are made outside the recording
-                self._at(self._numbers, network, target)
-            torch.cuda.current_stream().wait_stream(warm)
-            with torch.cuda.graph(self._graph):
-                self._found = self._at(self._numbers, network, target)
+            with torch.cuda.device(network.flat.device):  # streams are of the current one, maybe another
+                warm = torch.cuda.Stream()
+                warm.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(warm):  # buffers and libraries are made outside the recording
+                    self._at(self._numbers, network, target)
+                torch.cuda.current_stream().wait_stream(warm)
+                with torch.cuda.graph(self._graph):
+                    self._found = self._at(self._numbers, network, target)
         for kept, new in zip(self._numbers, numbers, strict=True):
             kept.copy_(new)
         self._graph.replay()

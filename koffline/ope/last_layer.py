@@ -164,15 +164,10 @@ def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: flo
     return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
 
 
-def solve_temporal_difference(
-    network: StackedMLP,
-    matrix: Float[Tensor, "replica parameter parameter"],
-    vector: Float[Tensor, "replica parameter"],
-    ridge: float,
-) -> StackedMLP:
+def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
     """The networks with the last layer that is the LSTD-Q solution on the same features, ridged likewise."""
-    theta = last_layer(network)
-    gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
+    theta, matrix = last_layer(network), systems.temporal_matrix
+    gap = systems.temporal_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
     return with_last_layer(network, theta + ridge_solve(matrix, gap, ridge, network.sizes[-1]))
 
 

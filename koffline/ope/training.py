@@ -200,10 +200,9 @@ def fit_value_functions(
     stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
     sums = reach(partial(systems_of_part, network, instruments, resampling, settings.gamma, stops))
     systems = sums.systems.mean()
-    temporal = systems.temporal_matrix, systems.temporal_vector
     heads = {
         "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, *temporal, LSTD_RIDGE),
+        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
         "fqe": network.with_flat(network.flat.double()),
     }
     starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
@@ -218,7 +217,7 @@ def fit_value_functions(
         heads=heads,
         systems=systems,
         start_features=starts,
-        behavior=_behavior_values(network, sums, problem),
+        behavior=_behavior_values(network, sums, problem, settings.ridge),
         bandwidth=bandwidth,
         instruments=instruments,
         record=record,
@@ -228,13 +227,19 @@ def fit_value_functions(
     )
 
 
-def _behavior_values(network: StackedMLP, sums: PartSystems, problem: EvaluationProblem) -> np.ndarray | None:
-    """`FittedValues.behavior`: logged returns plus the values after their cuts."""
+def _behavior_values(
+    network: StackedMLP, sums: PartSystems, problem: EvaluationProblem, ridge: float
+) -> np.ndarray | None:
+    """`FittedValues.behavior`: logged returns plus the values after their cuts.
+
+    LSTD by least squares: its matrix itself is nearly singular where states drift along short episodes.
+    """
     returns, logged = sums.returns, sums.systems.logged
     if returns is None:
         return None
     if logged is not None:
-        theta = last_layer(solve_temporal_difference(network, logged.matrix, logged.vector, LSTD_RIDGE))
+        own: dict[str, Any] = {"kernel_matrix": logged.matrix, "kernel_vector": logged.vector}
+        theta = last_layer(minimise_kernel_loss(network, dataclasses.replace(sums.systems, **own), ridge))
         returns = returns + (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
     values = (returns / sums.start_weight).clamp(*problem.value_bounds)
     return np.asarray(values.numpy() * problem.reward_scale)
