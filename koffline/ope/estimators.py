@@ -145,16 +145,13 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     which is ``mql`` in units in which the critics' second moment is the identity.
     """
     systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
-    matrix, vector = systems.kernel_matrix, systems.kernel_vector
-    if name == "lstdq":
-        curvature, slope = systems.temporal_matrix, systems.temporal_vector
-        ridge = usual_ridge(fitted.rows, 1.0)
-    else:
-        ridge = fitted.settings.ridge if name == "mwl" else usual_ridge(fitted.rows, 1.5)
-        if name == "dualdice":
-            matrix, vector = _whitened(fitted, matrix, vector)
-        curvature, slope = matrix.mT @ matrix, (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
-    theta = ridge_solve(curvature, slope, ridge, outputs)
+    matrix, vector = systems.temporal if name == "lstdq" else systems.kernel
+    power = 2.0 if name == "lstdq" else 1.5
+    ridge = fitted.settings.ridge if name == "mwl" else usual_ridge(fitted.rows, power)
+    if name == "dualdice":
+        matrix, vector = _whitened(fitted, matrix, vector)
+    pull = (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
+    theta = ridge_solve(matrix.mT @ matrix, pull, ridge, outputs)
     return (starts @ theta.unsqueeze(-1)).squeeze(-1).cpu().numpy() * fitted.problem.reward_scale
 
 

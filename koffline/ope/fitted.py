@@ -36,9 +36,6 @@ from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
 
-LSTD_RIDGE = 1e-3
-
-
 Summarise = Callable[[EvaluationProblem], S]  # summary of a part of a log
 Fold = Callable[[Summarise[Any]], Any]  # sum of a summary over all parts of a log
 _ASSUMPTIONS = (

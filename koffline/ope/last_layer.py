@@ -102,6 +102,16 @@ class LinearSystems(Sums):
     weight: Float[Tensor, " replica"]
     logged: LoggedSystem | None = None
 
+    @property
+    def kernel(self) -> tuple[Tensor, Tensor]:
+        """B and v of the kernel loss ‖v − Bθ‖²."""
+        return self.kernel_matrix, self.kernel_vector
+
+    @property
+    def temporal(self) -> tuple[Tensor, Tensor]:
+        """B and v with the features themselves as instruments."""
+        return self.temporal_matrix, self.temporal_vector
+
     def mean(self) -> LinearSystems:
         """The sums divided by Σ w of each replica, which changes no solution; zeros stay where that is 0."""
         weight, sums = self.weight.clamp_min(1e-300), vars(self).items()
@@ -151,24 +161,23 @@ def accumulate_systems(
     return LinearSystems(kernel, sums[1], sums[2], sums[3], sums[4], found)
 
 
-def minimise_kernel_loss(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
-    """The networks with the last layer that minimises the full-batch kernel loss, ridged toward the old.
+def minimise_kernel_loss(
+    network: StackedMLP,
+    matrix: Float[Tensor, "replica instrument parameter"],
+    vector: Float[Tensor, "replica instrument"],
+    ridge: float,
+) -> StackedMLP:
+    """The networks with the last layer θ of the least full-batch kernel loss ‖v − Bθ‖², ridged to the old.
 
     ``ridge`` is relative to the mean curvature and does not penalise the level of all values; a ridge toward
-    zero would shrink the values. With the linear kernel (ψ = φ) this is the LSTD solution.
+    zero would shrink the values. With the linear kernel (ψ = φ, temporal matrix and vector) this is the LSTD
+    solution; solved as an equation it would blow up where states drift along short episodes.
     (Feng et al. 2019, cor:same_as_td)
     """
-    theta, matrix = last_layer(network), systems.kernel_matrix
-    gap = systems.kernel_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
+    theta = last_layer(network)
+    gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
     pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
     return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
-
-
-def solve_temporal_difference(network: StackedMLP, systems: LinearSystems, ridge: float) -> StackedMLP:
-    """The networks with the last layer that is the LSTD-Q solution on the same features, ridged likewise."""
-    theta, matrix = last_layer(network), systems.temporal_matrix
-    gap = systems.temporal_vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)
-    return with_last_layer(network, theta + ridge_solve(matrix, gap, ridge, network.sizes[-1]))
 
 
 def dual_weights(
@@ -215,7 +224,7 @@ def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int)
 def usual_ridge(rows: float, power: float) -> float:
     """Relative ridge by the number n of rows alone: n^−power, between 1e-10 and 0.1.
 
-    power: 1.5 for curvatures BᵀB, 1 for LSTD's matrix, found by measurement.
+    power: 1.5 with the kernel's instruments, 2 for LSTD, found by measurement.
     """
     return min(max(rows**-power, 1e-10), 0.1)
 

@@ -21,15 +21,15 @@ from koffline.errors import ConfigError
 from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.objectives import fitted_q
-from koffline.ope.fitted import LSTD_RIDGE, FittedValues, Fold, Summarise
+from koffline.ope.fitted import FittedValues, Fold, Summarise
 from koffline.ope.last_layer import (
     PartSystems,
     accumulate_systems,
     last_layer,
     minimise_kernel_loss,
-    solve_temporal_difference,
     start_features,
     systems_of_part,
+    usual_ridge,
 )
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks, sum_starts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
@@ -129,7 +129,7 @@ class Training:
         """The networks with the last layer of the least kernel loss, and whether training can stop."""
         scale = self._problem.reward_scale
         systems = accumulate_systems(network, self._table, self._instruments, self._weights)
-        solved = minimise_kernel_loss(network, systems, self._settings.ridge)
+        solved = minimise_kernel_loss(network, *systems.kernel, self._settings.ridge)
         sums = sum_starts({"kloss": solved}, self._resampling, None, self._problem)
         now, loss = sums.means[0, :, 0], self._held_out_loss(solved)
         before, self._before = self._before, (now, loss)
@@ -198,11 +198,12 @@ def fit_value_functions(
         return summarise(problem) if fold is None else fold(summarise)
 
     stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
-    sums = reach(partial(systems_of_part, network, instruments, resampling, settings.gamma, stops))
-    systems = sums.systems.mean()
+    asked = network, instruments, resampling, settings.gamma, stops
+    sums: PartSystems = reach(partial(systems_of_part, *asked))
+    systems, rows = sums.systems.mean(), float(sums.systems.weight[0])
     heads = {
-        "kloss": minimise_kernel_loss(network, systems, settings.ridge),
-        "lstd": solve_temporal_difference(network, systems, LSTD_RIDGE),
+        "kloss": minimise_kernel_loss(network, *systems.kernel, settings.ridge),
+        "lstd": minimise_kernel_loss(network, *systems.temporal, usual_ridge(rows, 2.0)),
         "fqe": network.with_flat(network.flat.double()),
     }
     starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
@@ -223,23 +224,17 @@ def fit_value_functions(
         record=record,
         fold=reach,
         units=effective_units or float(len(problem.episode_starts)),
-        rows=float(sums.systems.weight[0]),
+        rows=rows,
     )
 
 
-def _behavior_values(
-    network: StackedMLP, sums: PartSystems, problem: EvaluationProblem, ridge: float
-) -> np.ndarray | None:
-    """`FittedValues.behavior`: logged returns plus the values after their cuts.
-
-    LSTD by least squares: its matrix itself is nearly singular where states drift along short episodes.
-    """
+def _behavior_values(network: StackedMLP, sums: PartSystems, problem: EvaluationProblem, ridge: float) -> Any:
+    """`FittedValues.behavior`: logged returns plus the values after their cuts."""
     returns, logged = sums.returns, sums.systems.logged
     if returns is None:
         return None
     if logged is not None:
-        own: dict[str, Any] = {"kernel_matrix": logged.matrix, "kernel_vector": logged.vector}
-        theta = last_layer(minimise_kernel_loss(network, dataclasses.replace(sums.systems, **own), ridge))
+        theta = last_layer(minimise_kernel_loss(network, logged.matrix, logged.vector, ridge))
         returns = returns + (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
     values = (returns / sums.start_weight).clamp(*problem.value_bounds)
     return np.asarray(values.numpy() * problem.reward_scale)

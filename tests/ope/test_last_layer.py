@@ -61,7 +61,7 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
     kept, cuts = torch.rand(problem.n_rows).double(), torch.rand(2, 2, problem.n_rows).double()
     kept[problem.episode_starts - 1] = 0.0  # ends of episodes
     systems = accumulate_systems(network, table, instruments, weights, (kept, lambda rows: cuts[..., rows]))
-    solved = last_layer(minimise_kernel_loss(network, systems, 1e-2)).numpy()
+    solved = last_layer(minimise_kernel_loss(network, *systems.kernel, 1e-2)).numpy()
     psi = instruments(table.kernel_inputs).numpy()
     for replica in range(2):
         now = plain_features(network, replica, problem.inputs, problem.readout)
@@ -94,7 +94,7 @@ def test_weights_of_rows_give_the_value_of_the_minimiser(kind):
     starts = torch.rand(old.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     alpha = dual_weights(network, systems.mean(), starts, 1e-2)
     rewarded = (alpha @ instruments(table.kernel_inputs).mT) * weights * table.rewards
-    values = (starts * last_layer(minimise_kernel_loss(zero, systems, 1e-2))).sum(dim=1)
+    values = (starts * last_layer(minimise_kernel_loss(zero, *systems.kernel, 1e-2))).sum(dim=1)
     torch.testing.assert_close(rewarded.sum(dim=1) / weights.sum(dim=1), values, rtol=1e-8, atol=1e-8)
 
 
@@ -105,7 +105,7 @@ def test_the_level_of_all_values_is_free() -> None:
     table = dataclasses.replace(table, rewards=ones, discounts=0.999 * ones)
     zero = with_last_layer(network, torch.zeros_like(last_layer(network)))
     systems = accumulate_systems(zero, table, instruments, weights)
-    solved = minimise_kernel_loss(zero, systems, 1e-3)
+    solved = minimise_kernel_loss(zero, *systems.kernel, 1e-3)
     expected = torch.full((2, len(table), 3), 1000.0).double()
     torch.testing.assert_close(solved.forward(table.inputs.double()), expected, rtol=1e-3, atol=0)
 
@@ -146,10 +146,8 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name, monkey
     for replica in range(4):
         columns, critics = seen_by(fitted, replica)
         if name == "lstdq":
-            matrix, vector = reference.moments(list(columns["now"]), columns)
-            share = usual_ridge(fitted.rows, 1.0)
-            ridge = reference.ridge_matrix(matrix, share, columns["constants"])
-            expected = reference.start_mean(columns) @ np.linalg.solve(matrix + ridge, vector)
+            theta, _ = reference.minimax(list(columns["now"]), columns, usual_ridge(fitted.rows, 2.0))
+            expected = reference.start_mean(columns) @ theta
         elif name == "mwl":
             _, omega = reference.minimax(critics, columns, fitted.settings.ridge)
             expected = reference.weighted_reward(omega, columns)
