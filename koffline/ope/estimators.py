@@ -31,7 +31,7 @@ from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.last_layer import critic_moments, ridge_solve, usual_ridge
+from koffline.ope.last_layer import critic_moments, ridge_solve
 from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.out_of_bag import drl
 from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
@@ -146,8 +146,9 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     """
     systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
     matrix, vector = systems.temporal if name == "lstdq" else systems.kernel
-    power = 2.0 if name == "lstdq" else 1.5
-    ridge = fitted.settings.ridge if name == "mwl" else usual_ridge(fitted.rows, power)
+    ridge = min(max(fitted.rows**-1.5, 1e-10), 0.1)  # relative; the power was found by measurement
+    if name in ("mwl", "lstdq"):
+        ridge = fitted.settings.ridge
     if name == "dualdice":
         matrix, vector = _whitened(fitted, matrix, vector)
     pull = (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)

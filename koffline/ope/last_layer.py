@@ -221,14 +221,6 @@ def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int)
     return scale[..., None, None] * spared
 
 
-def usual_ridge(rows: float, power: float) -> float:
-    """Relative ridge by the number n of rows alone: n^−power, between 1e-10 and 0.1.
-
-    power: 1.5 with the kernel's instruments, 2 for LSTD, found by measurement.
-    """
-    return min(max(rows**-power, 1e-10), 0.1)
-
-
 def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Float[Tensor, "critic critic"]:
     """Σ w ψψᵀ over the rows of a part of the log."""
     inputs, weights = torch.as_tensor(problem.kernel_inputs).double(), torch.as_tensor(problem.row_weights)

@@ -29,7 +29,6 @@ from koffline.ope.last_layer import (
     minimise_kernel_loss,
     start_features,
     systems_of_part,
-    usual_ridge,
 )
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks, sum_starts
 from koffline.ope.problem import EvaluationProblem, prepare_problem
@@ -200,10 +199,10 @@ def fit_value_functions(
     stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
     asked = network, instruments, resampling, settings.gamma, stops
     sums: PartSystems = reach(partial(systems_of_part, *asked))
-    systems, rows = sums.systems.mean(), float(sums.systems.weight[0])
+    systems = sums.systems.mean()
     heads = {
         "kloss": minimise_kernel_loss(network, *systems.kernel, settings.ridge),
-        "lstd": minimise_kernel_loss(network, *systems.temporal, usual_ridge(rows, 2.0)),
+        "lstd": minimise_kernel_loss(network, *systems.temporal, settings.ridge),
         "fqe": network.with_flat(network.flat.double()),
     }
     starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
@@ -224,7 +223,7 @@ def fit_value_functions(
         record=record,
         fold=reach,
         units=effective_units or float(len(problem.episode_starts)),
-        rows=rows,
+        rows=float(sums.systems.weight[0]),
     )
 
 

@@ -18,7 +18,6 @@ from koffline.ope.last_layer import (
     dual_weights,
     last_layer,
     minimise_kernel_loss,
-    usual_ridge,
     with_last_layer,
 )
 from koffline.ope.names import CLOSED_FORMS
@@ -146,13 +145,13 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name, monkey
     for replica in range(4):
         columns, critics = seen_by(fitted, replica)
         if name == "lstdq":
-            theta, _ = reference.minimax(list(columns["now"]), columns, usual_ridge(fitted.rows, 2.0))
+            theta, _ = reference.minimax(list(columns["now"]), columns, fitted.settings.ridge)
             expected = reference.start_mean(columns) @ theta
         elif name == "mwl":
             _, omega = reference.minimax(critics, columns, fitted.settings.ridge)
             expected = reference.weighted_reward(omega, columns)
         else:
-            ridge, metric = usual_ridge(fitted.rows, 1.5), None
+            ridge, metric = fitted.rows**-1.5, None
             if name == "dualdice":
                 frequencies = fitted.instruments.frequencies[:, :8].tolist()
                 critics = [reference.instrument(x, frequencies) for x in fitted.problem.kernel_inputs]
