@@ -141,12 +141,13 @@ def fit(
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with `count` threads per process and the faster float32 products; restore both afterwards.
+    """Run with `count` threads per process and the faster float32 products; restore all afterwards.
 
     One is the default everywhere: small products gain nothing from more, and two beside a busy core collapse.
     Denormal numbers count as zero: Adam's averages are full of them, and a tenth of the time is theirs.
     """
     before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    flushed = not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item()  # torch has no getter
     torch.set_num_threads(count)
     torch.set_flush_denormal(True)
     try:
@@ -154,7 +155,7 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(flushed)
         torch.set_float32_matmul_precision(precision)
 
 

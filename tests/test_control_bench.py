@@ -6,7 +6,7 @@ import json
 import pytest
 
 import koffline
-from scripts.bench import control
+from scripts.bench import control, control_cells
 from scripts.bench.control_report import collect, page
 
 OPTIONS = argparse.Namespace(
@@ -55,14 +55,14 @@ def test_scores_pairs_and_verdicts():
 def settings(**changes):
     values = {"log": "cartpole_replay", "algo": "dqn", "seed": 0, "steps": 4, "evaluate_every": 2}
     values |= {"episodes": 1, "hidden": (4,), "batch_size": 8, "assignments": ()}
-    return control.CellSettings(**{**values, **changes})
+    return control_cells.CellSettings(**{**values, **changes})
 
 
 @pytest.mark.parametrize("algo", ["dqn", "kloss_dqn"])
 def test_a_cell_is_reproducible(tmp_path, algo):
     found = []
     for name in ("a.json", "b.json"):
-        control.write_cell(tmp_path / name, settings(algo=algo))
+        control_cells.write_cell(tmp_path / name, settings(algo=algo))
         found.append(json.loads((tmp_path / name).read_text()))
     assert found[0]["steps"] == [2, 4]
     assert found[0]["returns"] == found[1]["returns"]
@@ -79,7 +79,7 @@ def test_both_sides_of_a_pair_have_as_many_settings_to_choose_from():
     assert control.variants_of("kloss_dqn", expert, ruled) == [()]
     for algo, variants in control.VARIANTS.items():
         for variant in variants:
-            control.make_algo(settings(log="pendulum_replay", algo=algo, assignments=variant), log)
+            control_cells.make_algo(settings(log="pendulum_replay", algo=algo, assignments=variant), log)
 
 
 def test_the_page_shows_both_settings_of_a_critic():

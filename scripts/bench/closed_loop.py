@@ -28,13 +28,22 @@ from koffline.fitting import threads
 from koffline.jobs import Job, run_jobs
 from koffline.store.files import atomic_file
 from scripts.bench import control
+from scripts.bench.control_cells import (
+    LOGS,
+    ROOT,
+    CellSettings,
+    cell_path,
+    is_whole,
+    make_algo,
+    write_reference,
+)
 
 SEED, TRUTH_SEED = 0, 21
 STEPS = {"CartPole-v1": 5000, "Pendulum-v1": 3000}
 EPISODES, HORIZON = 200, 1000
 
 
-def write_cell(path: Path, settings: control.CellSettings) -> None:
+def write_cell(path: Path, settings: CellSettings) -> None:
     """Train, evaluate from the log, roll out."""
     from koffline.data import import_d3rlpy, quiet
 
@@ -43,7 +52,7 @@ def write_cell(path: Path, settings: control.CellSettings) -> None:
     env, gamma = str(log.metadata.extra["task"]), float(log.metadata.gamma or 0.99)
     with threads(1), quiet():
         d3rlpy.seed(settings.seed)
-        algo = control.make_algo(settings, log)
+        algo = make_algo(settings, log)
         algo.fit(
             ColumnarReplayBuffer(log, settings.seed),
             n_steps=settings.steps,
@@ -79,16 +88,16 @@ def _steps(log: Any) -> np.ndarray:
     return np.arange(len(log)) - np.repeat(log.episode_starts, lengths)
 
 
-def plan() -> list[control.CellSettings]:
+def plan() -> list[CellSettings]:
     """Every candidate of every log."""
     cells = []
-    for path in sorted(control.LOGS.glob("*.hdf5")):
+    for path in sorted(LOGS.glob("*.hdf5")):
         log = koffline.open_transitions(path)
         steps = STEPS.get(str(log.metadata.extra["task"]))
         for algo in control.algos_of(log, ["all"]) if steps else []:
             for variant in ((), *control.VARIANTS.get(algo, ())):
                 rest = (steps, steps, 1, (64, 64), 256, tuple(sorted(variant)))
-                cells.append(control.CellSettings(path.stem, algo, SEED, *rest))
+                cells.append(CellSettings(path.stem, algo, SEED, *rest))
     return cells
 
 
@@ -144,19 +153,25 @@ def main() -> None:
     """Run what is missing, print the table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=control.ROOT / "out" / "closed_loop")
+    parser.add_argument("--out", type=Path, default=ROOT / "out" / "closed_loop")
     parser.add_argument("--results", type=Path, help="write the results here")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     cells = plan()
     jobs = [
-        Job(f"{c.algo} on {c.log}", write_cell, (c,), control.cell_path(c, options.out), control.is_whole)
+        Job(
+            f"{c.algo} on {c.log}",
+            write_cell,
+            (c,),
+            cell_path(c, options.out),
+            is_whole,
+        )
         for c in cells
     ]
     scales = {}
     for env in STEPS:
         path = options.out / f"reference-{env}.json"
-        run_jobs([Job(f"references of {env}", control.write_reference, (env,), path, control.is_whole)])
+        run_jobs([Job(f"references of {env}", write_reference, (env,), path, is_whole)])
         scales[env] = json.loads(path.read_text(encoding="utf-8"))
     run_jobs(jobs, workers=options.workers)
     found = [json.loads(job.path.read_text(encoding="utf-8")) for job in jobs]
