@@ -31,7 +31,7 @@ from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.last_layer import critic_moments, ridge_solve
+from koffline.ope.last_layer import critic_moments, mean_values, ridge_solve
 from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.out_of_bag import drl
 from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
@@ -153,7 +153,7 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
         matrix, vector = _whitened(fitted, matrix, vector)
     pull = (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
     theta = ridge_solve(matrix.mT @ matrix, pull, ridge, outputs)
-    return (starts @ theta.unsqueeze(-1)).squeeze(-1).cpu().numpy() * fitted.problem.reward_scale
+    return mean_values(starts, theta, fitted.problem)
 
 
 def _whitened(fitted: FittedValues, matrix: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:

@@ -24,11 +24,8 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import (
-    LinearSystems,
-    dual_weights,
-)
-from koffline.ope.learning import Resampling, StartSums, sum_starts
+from koffline.ope.last_layer import LinearSystems, last_layer, mean_values, ridge_solve
+from koffline.ope.learning import Resampling
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
@@ -102,8 +99,16 @@ class FittedValues:
 
     @cached_property
     def duals(self) -> Float[Tensor, "replica instrument"]:
-        """Coefficients of a row's weight in its instruments, see `koffline.ope.last_layer.dual_weights`."""
-        return dual_weights(self.record.network, self.systems, self.start_features[:, 1], self.settings.ridge)
+        """α of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
+
+        α = B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ / Σ w and c the mean features of start states. ω estimates
+        the ratio of the policy's discounted visits to the log's rows.
+        (Uehara, Huang & Jiang 2020)
+        """
+        matrix, starts = self.systems.kernel_matrix, self.start_features[:, 1]
+        ridge, outputs = self.settings.ridge, self.record.network.sizes[-1]
+        solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, outputs)
+        return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
 
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, "replica 2"]]:
@@ -111,14 +116,8 @@ class FittedValues:
 
         NaN if it diverged.
         """
-        return dict(zip(self.heads, self.sum_starts(self.heads).means, strict=True))
-
-    def sum_starts(
-        self, heads: dict[str, StackedMLP], share_of: Callable[[np.ndarray], Tensor] | None = None
-    ) -> StartSums:
-        """Sums of the values of start states, by groups of units (or of given start states)."""
-        asked = partial(sum_starts, heads, self.resampling, share_of)  # a part has no start states if given
-        return asked(self.problem) if self.problem.fixed_starts else self.fold(asked)
+        heads, starts = self.heads.items(), self.start_features
+        return {name: mean_values(starts, last_layer(network), self.problem) for name, network in heads}
 
     @property
     def half_width(self) -> float:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from koffline.data.columns import counted, natural_key
 from koffline.data.spaces import Features
 from koffline.errors import ConfigError, DataError, nearest_name
+from koffline.ope.last_layer import last_layer, mean_values, sum_starts
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.results import Interval, PointEstimate, Record
 from koffline.ope.working_log import Columns, LogPart
@@ -81,7 +82,10 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     fitted, settings = workspace.fitted, workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
     count = sum(size >= FEWEST_STARTS for _, size in sizes)
-    sums = fitted.sum_starts({found.name: fitted.heads[found.name]}, groups.share_of)
+    network = fitted.heads[found.name]
+    asked = partial(sum_starts, network, fitted.resampling, groups.share_of)
+    sums = asked(fitted.problem) if fitted.problem.fixed_starts else fitted.fold(asked)
+    by_group = mean_values(sums.means, last_layer(network), fitted.problem)  # (R, 2, G)
     level = 1.0 - (1.0 - settings.level) / max(1, count)
     rows = []
     for group, name in enumerate(groups.names):
@@ -93,7 +97,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
         elif found.interval is None:
             rows.append(GroupValue(name, starts, reason="the log does not answer for all start states"))
         else:
-            values = sums.by_group[0, :, :, group]
+            values = by_group[:, :, group]
             interval, note = workspace.limits.cut(fitted.interval(values, level, size))
             if interval is not None:
                 said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."

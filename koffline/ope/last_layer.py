@@ -180,20 +180,6 @@ def minimise_kernel_loss(
     return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
 
 
-def dual_weights(
-    network: StackedMLP, systems: LinearSystems, starts: Float[Tensor, "replica parameter"], ridge: float
-) -> Float[Tensor, "replica instrument"]:
-    """α (R, m) of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
-
-    α = B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ / Σ w, of mean ``systems``, and c the mean features ``starts``
-    of start states. ω estimates the ratio of the policy's discounted visits to the log's rows.
-    (Uehara, Huang & Jiang 2020)
-    """
-    matrix = systems.kernel_matrix
-    solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, network.sizes[-1])
-    return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
-
-
 def ridge_solve(
     matrix: Float[Tensor, "replica parameter parameter"],
     vector: Float[Tensor, "replica parameter"],
@@ -232,17 +218,30 @@ def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Floa
 
 
 @dataclass(frozen=True, eq=False)
+class StartSums(Sums):
+    """Σ w E_{a~π} φ(s0, a) (R, 2, G, p) and Σ w (R, 2, G) of start states, for each of G groups.
+
+    The axis of size 2: weights of each replica's sample, and of the log.
+    """
+
+    features: Float[Tensor, "replica 2 group parameter"]
+    weights: Float[Tensor, "replica 2 group"]
+
+    @property
+    def means(self) -> Float[Tensor, "replica 2 group parameter"]:
+        """Mean features."""
+        return self.features / self.weights.to(self.features).unsqueeze(-1)
+
+
+@dataclass(frozen=True, eq=False)
 class PartSystems(Sums):
     """Sums over a part of the log for the last layers of all replicas.
 
-    Linear systems; of start states Σ w φ(s0) (R, 2, p) and Σ w (R, 2); of episodes Σ w · discounted rewards
-    before the cut (R, 2), None where start states are given. The axis of size 2: weights of each replica's
-    sample, and of the log.
+    ``returns``: of episodes Σ w · discounted rewards before the cut (R, 2), None where starts are given.
     """
 
     systems: LinearSystems
-    starts: Tensor
-    start_weight: Tensor
+    starts: StartSums
     returns: Tensor | None
 
 
@@ -269,16 +268,33 @@ def systems_of_part(
     if not problem.fixed_starts:
         discounted = problem.rewards * powers * (1.0 - stopped)
         returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
-    starts = start_features(network, problem, start_weights)
     systems = accumulate_systems(network, table, instruments, weights.to(device), logged)
-    return PartSystems(systems, starts, start_weights.sum(dim=2), returns)
+    return PartSystems(systems, sum_starts(network, resampling, None, problem), returns)
 
 
-def start_features(
-    network: StackedMLP, problem: EvaluationProblem, weights: Float[Tensor, "replica 2 start"]
-) -> Float[Tensor, "replica 2 parameter"]:
-    """Weighted sum over start states of E_{a~π} φ(s0, a)."""
+def sum_starts(
+    network: StackedMLP,
+    resampling: Resampling,
+    share_of: Callable[[np.ndarray], Tensor] | None,
+    problem: EvaluationProblem,
+) -> StartSums:
+    """Sums over start states. share_of: from units to their shares (E, G) in groups; None: one group."""
+    weights = resampling.start_weights(problem).unsqueeze(2)  # (R, 2, 1, E)
+    if share_of is not None:
+        weights = weights * share_of(problem.start_units).mT
     inputs, readout = start_inputs(network, problem)
-    blocks, weights = row_blocks(network, len(inputs), inputs.shape[1]), weights.to(network.flat.device)
-    parts = (weights[..., rows] @ exact_features(network, inputs, readout, rows) for rows in blocks)
-    return functools.reduce(operator.add, parts)
+    blocks, flat = row_blocks(network, len(inputs), inputs.shape[1]), weights.flatten(1, 2).to(inputs.device)
+    parts = (flat[..., rows] @ exact_features(network, inputs, readout, rows) for rows in blocks)
+    sums = functools.reduce(operator.add, parts).unflatten(1, weights.shape[1:3])
+    return StartSums(sums, weights.sum(dim=-1))
+
+
+def mean_values(
+    starts: Float[Tensor, "replica *mean parameter"],
+    theta: Float[Tensor, "replica parameter"],
+    problem: EvaluationProblem,
+) -> np.ndarray:
+    """Mean values φ̄ᵀθ of start states with mean features φ̄, within the bounds of any return; its units."""
+    values = torch.einsum("r...p,rp->r...", starts, theta).cpu()
+    within = values.clamp(*problem.value_bounds) * problem.reward_scale
+    return torch.where(values.isfinite(), within, math.nan).numpy()  # do not clip infinite values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,6 @@ from torch import Tensor
 from koffline.batches import Table
 from koffline.data.units import poisson_counts
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
@@ -145,41 +144,6 @@ def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tenso
     values = torch.cat([read_values(network, inputs, readout, rows) for rows in blocks], dim=1)
     within = values.clamp(*problem.value_bounds) * problem.reward_scale
     return torch.where(values.isfinite(), within, math.nan)  # do not clip infinite values to the bound
-
-
-@dataclass(frozen=True, eq=False)
-class StartSums(Sums):
-    """Σ w (R, 2, G) and, by head, Σ w v (H, R, 2, G) of start states' values v, for each of G groups.
-
-    The axis of size 2: weights of each replica's sample, and of the log.
-    """
-
-    weights: Tensor
-    values: Tensor
-
-    @property
-    def by_group(self) -> np.ndarray:
-        """Means (H, R, 2, G)."""
-        return (self.values / self.weights).numpy()
-
-    @property
-    def means(self) -> np.ndarray:
-        """Means (H, R, 2) over all groups together."""
-        return (self.values.sum(dim=-1) / self.weights.sum(dim=-1)).numpy()
-
-
-def sum_starts(
-    heads: dict[str, StackedMLP],
-    resampling: Resampling,
-    share_of: Callable[[np.ndarray], Tensor] | None,
-    problem: EvaluationProblem,
-) -> StartSums:
-    """Sums of the values of start states. share_of: from units to their shares in groups; None: one group."""
-    weights, units = resampling.start_weights(problem), problem.start_units
-    share = torch.ones(len(units), 1, dtype=torch.float64) if share_of is None else share_of(units)
-    each = [start_values(network, problem).cpu().double() for network in heads.values()]  # (R, E)
-    values = [(weights * v.unsqueeze(1)) @ share for v in each]  # (R, 2, E) @ (E, G)
-    return StartSums(weights @ share, torch.stack(values))
 
 
 def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:

@@ -26,11 +26,12 @@ from koffline.ope.last_layer import (
     PartSystems,
     accumulate_systems,
     last_layer,
+    mean_values,
     minimise_kernel_loss,
-    start_features,
+    sum_starts,
     systems_of_part,
 )
-from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks, sum_starts
+from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
@@ -129,8 +130,9 @@ class Training:
         scale = self._problem.reward_scale
         systems = accumulate_systems(network, self._table, self._instruments, self._weights)
         solved = minimise_kernel_loss(network, *systems.kernel, self._settings.ridge)
-        sums = sum_starts({"kloss": solved}, self._resampling, None, self._problem)
-        now, loss = sums.means[0, :, 0], self._held_out_loss(solved)
+        starts = sum_starts(network, self._resampling, None, self._problem).means[:, 0]
+        now = mean_values(starts, last_layer(solved), self._problem)[:, 0]
+        loss = self._held_out_loss(solved)
         before, self._before = self._before, (now, loss)
         if before is None:
             return solved, False
@@ -205,10 +207,8 @@ def fit_value_functions(
         "lstd": minimise_kernel_loss(network, *systems.temporal, settings.ridge),
         "fqe": network.with_flat(network.flat.double()),
     }
-    starts = sums.starts / sums.start_weight.to(sums.starts).unsqueeze(-1)
-    if problem.fixed_starts:  # start states of a part are meaningless then
-        given = resampling.start_weights(problem)
-        starts = start_features(network, problem, given / given.sum(dim=2, keepdim=True))
+    # start states of a part are meaningless where they are given
+    starts = sum_starts(network, resampling, None, problem) if problem.fixed_starts else sums.starts
     return FittedValues(
         problem=problem,
         resampling=resampling,
@@ -216,7 +216,7 @@ def fit_value_functions(
         table=table,
         heads=heads,
         systems=systems,
-        start_features=starts,
+        start_features=starts.means[:, :, 0],
         behavior=_behavior_values(network, sums, problem, settings.ridge),
         bandwidth=bandwidth,
         instruments=instruments,
@@ -235,7 +235,7 @@ def _behavior_values(network: StackedMLP, sums: PartSystems, problem: Evaluation
     if logged is not None:
         theta = last_layer(minimise_kernel_loss(network, logged.matrix, logged.vector, ridge))
         returns = returns + (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
-    values = (returns / sums.start_weight).clamp(*problem.value_bounds)
+    values = (returns / sums.starts.weights[..., 0]).clamp(*problem.value_bounds)
     return np.asarray(values.numpy() * problem.reward_scale)
 
 

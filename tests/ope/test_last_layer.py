@@ -15,7 +15,6 @@ from koffline.ope.estimators import run_estimator
 from koffline.ope.fitted import ReplicaMean
 from koffline.ope.last_layer import (
     accumulate_systems,
-    dual_weights,
     last_layer,
     minimise_kernel_loss,
     with_last_layer,
@@ -83,20 +82,6 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
         np.testing.assert_allclose(logged.cuts[replica], cuts[replica].numpy() @ now, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_weights_of_rows_give_the_value_of_the_minimiser(kind):
-    """From a last layer of zeros, cᵀθ is the mean of rewards weighted by ω = ψᵀα."""
-    _, network, table, instruments, weights = asked(kind)
-    systems = accumulate_systems(network, table, instruments, weights)
-    old = last_layer(network)
-    zero = with_last_layer(network, torch.zeros_like(old))
-    starts = torch.rand(old.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    alpha = dual_weights(network, systems.mean(), starts, 1e-2)
-    rewarded = (alpha @ instruments(table.kernel_inputs).mT) * weights * table.rewards
-    values = (starts * last_layer(minimise_kernel_loss(zero, *systems.kernel, 1e-2))).sum(dim=1)
-    torch.testing.assert_close(rewarded.sum(dim=1) / weights.sum(dim=1), values, rtol=1e-8, atol=1e-8)
-
-
 def test_the_level_of_all_values_is_free() -> None:
     """Rewards of one and a discount of 0.999: a network of zeros reaches 1000 in one solve."""
     _, network, table, instruments, weights = asked("discrete")
@@ -114,6 +99,20 @@ def workspace(request):
     policy = SOFT if request.param == "discrete" else NOISY
     with open_workspace(uneven_log(request.param, 12), policy, EvaluationSettings(**SETTINGS)) as made:
         yield made
+
+
+def test_weights_of_rows_give_the_value_of_the_minimiser(workspace):
+    """From a last layer of zeros, cᵀθ is the mean of rewards weighted by ω = ψᵀα."""
+    fitted = workspace.fitted
+    zero, table = (
+        with_last_layer(fitted.record.network, torch.zeros_like(fitted.start_features[:, 1])),
+        fitted.table,
+    )
+    theta = last_layer(minimise_kernel_loss(zero, *fitted.systems.kernel, fitted.settings.ridge))
+    weights = fitted.resampling.row_weights(fitted.problem)
+    rewarded = (fitted.duals @ fitted.instruments(table.compared.double()).mT) * weights * table.rewards
+    values = (fitted.start_features[:, 1] * theta).sum(dim=1)
+    torch.testing.assert_close(rewarded.sum(dim=1) / weights.sum(dim=1), values, rtol=1e-6, atol=1e-6)
 
 
 @cache
