@@ -72,7 +72,7 @@ class EvaluationSettings(Section):
 
     bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")
     instruments: int = Field(
-        1000, ge=2, le=100_000, multiple_of=2, description="number of random Fourier features of the kernel"
+        300, ge=2, le=10_000, multiple_of=2, description="number of random Fourier features of the kernel"
     )
     ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
 

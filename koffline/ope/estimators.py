@@ -24,21 +24,21 @@ from torch import Tensor
 
 from koffline.config import EvaluationSettings
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
-from koffline.kernels import FourierFeatures
 from koffline.ope import names
 from koffline.ope.fitted import FittedValues, uplift_of
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.last_layer import critic_moments, mean_values, ridge_solve
+from koffline.ope.last_layer import mean_values, ridge_solve, split_system
 from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.out_of_bag import drl
 from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
+from koffline.ope.systems import critic_moments
 from koffline.ope.workspace import Workspace
 
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # effective numbers of episodes
-_CRITICS, _CRITIC_RIDGE = 300, 0.1  # critics of DualDICE, and their ridge
+_CRITIC_RIDGE = 0.1  # of DualDICE
 _LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero value function are below one
 
 
@@ -145,34 +145,27 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     which is ``mql`` in units in which the critics' second moment is the identity.
     """
     systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
-    matrix, vector = systems.temporal if name == "lstdq" else systems.kernel
+    system = systems.temporal if name == "lstdq" else systems.kernel
     ridge = min(max(fitted.rows**-1.5, 1e-10), 0.1)  # relative; the power was found by measurement
     if name in ("mwl", "lstdq"):
         ridge = fitted.settings.ridge
-    if name == "dualdice":
-        matrix, vector = _whitened(fitted, matrix, vector)
+    matrix, vector = split_system(_whitened(fitted, system) if name == "dualdice" else system)
     pull = (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
     theta = ridge_solve(matrix.mT @ matrix, pull, ridge, outputs)
     return mean_values(starts, theta, fitted.problem)
 
 
-def _whitened(fitted: FittedValues, matrix: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
-    """B and v of the first critics, in units in which their ridged second moment is the identity."""
-    frequencies = fitted.instruments.frequencies
-    count = min(_CRITICS // 2, frequencies.shape[1])
-    chosen = torch.cat((torch.arange(count), torch.arange(count) + frequencies.shape[1]))  # cosines, sines
-    total = fitted.fold(partial(critic_moments, FourierFeatures(frequencies[:, :count])))
-    second = (total / fitted.rows).to(matrix)
+def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
+    """The system in units in which the ridged second moment of its critics is the identity."""
+    total = fitted.fold(partial(critic_moments, fitted.instruments))
+    second = (total / fitted.rows).to(system)
     ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(len(second)).to(second)
     root, failed = torch.linalg.cholesky_ex(ridged)
     if bool(failed):
         raise DataError(
             "DualDICE's critics cannot be told apart on these rows; give more rows of like weight"
         )
-    both = torch.cat((matrix[:, chosen], vector[:, chosen, None]), dim=-1)
-    both = both * (frequencies.shape[1] / count) ** 0.5  # critics of squared length one again
-    solved = torch.linalg.solve_triangular(root, both, upper=False)
-    return solved[..., :-1], solved[..., -1]
+    return torch.linalg.solve_triangular(root, system, upper=False)
 
 
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate:

@@ -24,11 +24,12 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import LinearSystems, last_layer, mean_values, ridge_solve
+from koffline.ope.last_layer import last_layer, mean_values, ridge_solve
 from koffline.ope.learning import Resampling
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
+from koffline.ope.systems import LinearSystems
 from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
@@ -105,7 +106,7 @@ class FittedValues:
         the ratio of the policy's discounted visits to the log's rows.
         (Uehara, Huang & Jiang 2020)
         """
-        matrix, starts = self.systems.kernel_matrix, self.start_features[:, 1]
+        matrix, starts = self.systems.kernel[..., :-1], self.start_features[:, 1]
         ridge, outputs = self.settings.ridge, self.record.network.sizes[-1]
         solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, outputs)
         return (matrix @ solved.unsqueeze(-1)).squeeze(-1)

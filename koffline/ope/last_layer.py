@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
-from koffline.batches import Table
-from koffline.kernels import FourierFeatures
-from koffline.ope.learning import Resampling, make_table, row_blocks, start_inputs, stops_at
+from koffline.ope.learning import Resampling, row_blocks, start_inputs
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
@@ -48,20 +47,13 @@ def combine_features(
     return (mean.unsqueeze(-1) * readout.to(mean).unsqueeze(-2)).flatten(-2)
 
 
-def last_layer_features(
-    network: StackedMLP, inputs: Float[Tensor, "row *draw input"], readout: Float[Tensor, "row output"] | None
-) -> Float[Tensor, "replica row parameter"]:
-    """φ with Σ readout · net(inputs) = φᵀθ for a network's last layer θ, averaged over draws; float64."""
-    hidden = network.features(inputs.reshape(-1, inputs.shape[-1])).double()
-    return combine_features(hidden, hidden.shape[1] // max(1, len(inputs)), readout, constant=True)
+def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:
+    """Last hidden layer averaged over draws, (R, N, H).
 
-
-def exact_features(
-    network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
-) -> Float[Tensor, "replica row parameter"]:
-    """`last_layer_features` of a block of rows, computed in float64."""
-    exact = network.with_flat(network.flat.double())
-    return last_layer_features(exact, inputs[rows].double(), None if readout is None else readout[rows])
+    In float64: in single precision the output for a row depends on the other rows of its block.
+    """
+    hidden = network.with_flat(network.flat.double()).features(inputs.double().flatten(0, -2))
+    return combine_features(hidden, hidden.shape[1] // max(1, len(inputs)), None, constant=False)
 
 
 def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
@@ -77,104 +69,24 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
     return network.with_flat(flat)
 
 
-@dataclass(frozen=True, eq=False)
-class LoggedSystem(Sums):
-    """Sums for the logging policy: LSTD with the log's next rows, and Σ w γ^t φ of the rows at cuts."""
-
-    matrix: Float[Tensor, "replica parameter parameter"]
-    vector: Float[Tensor, "replica parameter"]
-    cuts: Float[Tensor, "replica 2 parameter"]
-
-
-@dataclass(frozen=True, eq=False)
-class LinearSystems(Sums):
-    """Sums over rows for a stack of R networks with p last-layer parameters.
-
-    ``kernel_matrix (R, m, p)`` is ψᵀWZ and ``kernel_vector (R, m)`` ψᵀWr for m instruments ψ and row weights
-    W; ``temporal_matrix (R, p, p)`` is φᵀWZ and ``temporal_vector (R, p)`` φᵀWr; ``weight (R,)`` is Σ w. Sums
-    of two parts of a log add up.
-    """
-
-    kernel_matrix: Float[Tensor, "replica instrument parameter"]
-    kernel_vector: Float[Tensor, "replica instrument"]
-    temporal_matrix: Float[Tensor, "replica parameter parameter"]
-    temporal_vector: Float[Tensor, "replica parameter"]
-    weight: Float[Tensor, " replica"]
-    logged: LoggedSystem | None = None
-
-    @property
-    def kernel(self) -> tuple[Tensor, Tensor]:
-        """B and v of the kernel loss ‖v − Bθ‖²."""
-        return self.kernel_matrix, self.kernel_vector
-
-    @property
-    def temporal(self) -> tuple[Tensor, Tensor]:
-        """B and v with the features themselves as instruments."""
-        return self.temporal_matrix, self.temporal_vector
-
-    def mean(self) -> LinearSystems:
-        """The sums divided by Σ w of each replica, which changes no solution; zeros stay where that is 0."""
-        weight, sums = self.weight.clamp_min(1e-300), vars(self).items()
-        means = {k: each / weight.view(-1, *(1,) * (each.ndim - 1)) for k, each in sums if k != "logged"}
-        return LinearSystems(**means, logged=self.logged)
-
-
-def accumulate_systems(
-    network: StackedMLP,
-    table: Table,
-    instruments: Callable[[Tensor], Tensor],
-    row_weights: Float[Tensor, "replica row"],
-    logged: tuple[Tensor, Callable[[slice], Tensor]] | None = None,
-) -> LinearSystems:
-    """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
-
-    In float64, because in single precision the output for a row depends on the other rows of its block.
-    logged: the share of each row's weight that counts in the logged system, (N,), zero where the table's next
-    row is not the log's; and the weights (R, 2, B) of a block's rows as cuts.
-    """
-    compared, count = table.compared, network.replicas
-    sums: tuple[Tensor, ...] = ()
-    for rows in row_blocks(network, len(table), table.draws):
-        psi = instruments(compared[rows].double())  # (B, m)
-        wide = exact_features(network, table.inputs, table.readout, slice(rows.start, rows.stop + 1))
-        now = wide[:, : len(psi)]
-        later = exact_features(network, table.next_inputs, table.next_readout, rows)
-        discounts, rewards = table.discounts[rows].double(), table.rewards[rows].double()
-        weights = row_weights[:, rows].double()
-        weighted = (now - discounts[:, None] * later).mul_(weights.unsqueeze(-1))  # WZ, (R, B, p)
-        weighted_rewards = weights * rewards  # (R, B)
-        if not sums:
-            (m, p), zeros = (psi.shape[1], now.shape[2]), psi.new_zeros
-            sums = zeros(m, count * p), zeros(count, m), zeros(count, p, p), zeros(count, p), zeros(count)
-            own = zeros(count, p, p), zeros(count, p), zeros(count, 2, p)
-        sums[0].addmm_(psi.mT, weighted.transpose(0, 1).reshape(len(psi), -1))  # of all replicas at once
-        sums[1].addmm_(weighted_rewards, psi)
-        sums[2].baddbmm_(now.mT, weighted)
-        sums[3].add_((weighted_rewards.unsqueeze(1) @ now).squeeze(1))
-        sums[4].add_(weights.sum(dim=1))
-        if logged is not None:
-            weights, following = weights * logged[0][rows], wide.roll(-1, 1)[:, : len(psi)]
-            own[0].baddbmm_(now.mT, (now - discounts[:, None] * following).mul_(weights.unsqueeze(-1)))
-            own[1].add_(((weights * rewards).unsqueeze(1) @ now).squeeze(1))
-            own[2].add_(logged[1](rows) @ now)
-    kernel, found = sums[0].unflatten(1, (count, -1)).transpose(0, 1), logged and LoggedSystem(*own)
-    return LinearSystems(kernel, sums[1], sums[2], sums[3], sums[4], found)
+def split_system(system: Float[Tensor, "replica row column"]) -> tuple[Tensor, Tensor]:
+    """B and v of a system [B v]."""
+    return system[..., :-1], system[..., -1]
 
 
 def minimise_kernel_loss(
     network: StackedMLP,
-    matrix: Float[Tensor, "replica instrument parameter"],
-    vector: Float[Tensor, "replica instrument"],
+    system: Float[Tensor, "replica instrument column"],
     ridge: float,
 ) -> StackedMLP:
-    """The networks with the last layer θ of the least full-batch kernel loss ‖v − Bθ‖², ridged to the old.
+    """The networks with the last layer θ of the least kernel loss ‖v − Bθ‖² of [B v], ridged to the old.
 
     ``ridge`` is relative to the mean curvature and does not penalise the level of all values; a ridge toward
-    zero would shrink the values. With the linear kernel (ψ = φ, temporal matrix and vector) this is the LSTD
+    zero would shrink the values. With the linear kernel (ψ = φ, the temporal system) this is the LSTD
     solution; solved as an equation it would blow up where states drift along short episodes.
     (Feng et al. 2019, cor:same_as_td)
     """
-    theta = last_layer(network)
+    theta, (matrix, vector) = last_layer(network), split_system(system)
     gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
     pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
     return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
@@ -207,16 +119,6 @@ def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int)
     return scale[..., None, None] * spared
 
 
-def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Float[Tensor, "critic critic"]:
-    """Σ w ψψᵀ over the rows of a part of the log."""
-    inputs, weights = torch.as_tensor(problem.kernel_inputs).double(), torch.as_tensor(problem.row_weights)
-    total = torch.zeros(2 * critics.frequencies.shape[1], 2 * critics.frequencies.shape[1]).double()
-    for block, own in zip(inputs.split(_BLOCK), weights.split(_BLOCK), strict=True):
-        psi = critics(block)
-        total.addmm_(psi.mT, psi * own[:, None])
-    return total
-
-
 @dataclass(frozen=True, eq=False)
 class StartSums(Sums):
     """Σ w E_{a~π} φ(s0, a) (R, 2, G, p) and Σ w (R, 2, G) of start states, for each of G groups.
@@ -233,45 +135,6 @@ class StartSums(Sums):
         return self.features / self.weights.to(self.features).unsqueeze(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class PartSystems(Sums):
-    """Sums over a part of the log for the last layers of all replicas.
-
-    ``returns``: of episodes Σ w · discounted rewards before the cut (R, 2), None where starts are given.
-    """
-
-    systems: LinearSystems
-    starts: StartSums
-    returns: Tensor | None
-
-
-def systems_of_part(
-    network: StackedMLP,
-    instruments: FourierFeatures,
-    resampling: Resampling,
-    gamma: float,
-    stops: Float[np.ndarray, " step"] | None,
-    problem: EvaluationProblem,
-) -> PartSystems:
-    """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no episode is cut.
-
-    Rows after which recording stopped have no weight in the logged system, and start what follows the cuts.
-    """
-    device, start_weights = str(network.flat.device), resampling.start_weights(problem)
-    table, weights = make_table(problem, device), resampling.row_weights(problem)
-    powers, logged, returns = gamma**problem.steps, None, None
-    stopped = np.zeros(problem.n_rows) if stops is None else stops_at(problem, stops)
-    if stops is not None:
-        kept, cut = torch.as_tensor(1.0 - stopped).to(device), torch.as_tensor(stopped * powers)
-        unit = np.repeat(np.arange(len(problem.lengths)), problem.lengths)
-        logged = kept, lambda rows: (start_weights[..., unit[rows]] * cut[rows]).to(device)
-    if not problem.fixed_starts:
-        discounted = problem.rewards * powers * (1.0 - stopped)
-        returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
-    systems = accumulate_systems(network, table, instruments, weights.to(device), logged)
-    return PartSystems(systems, sum_starts(network, resampling, None, problem), returns)
-
-
 def sum_starts(
     network: StackedMLP,
     resampling: Resampling,
@@ -283,10 +146,17 @@ def sum_starts(
     if share_of is not None:
         weights = weights * share_of(problem.start_units).mT
     inputs, readout = start_inputs(network, problem)
-    blocks, flat = row_blocks(network, len(inputs), inputs.shape[1]), weights.flatten(1, 2).to(inputs.device)
-    parts = (flat[..., rows] @ exact_features(network, inputs, readout, rows) for rows in blocks)
-    sums = functools.reduce(operator.add, parts).unflatten(1, weights.shape[1:3])
-    return StartSums(sums, weights.sum(dim=-1))
+    chances = torch.ones(len(inputs), 1).to(inputs) if readout is None else readout
+    parts = (
+        torch.einsum(
+            "rkge,ref,ea->rkgfa",
+            weights[..., rows].to(inputs.device),
+            pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0),
+            chances[rows].double(),
+        )
+        for rows in row_blocks(network, len(inputs), inputs.shape[1])
+    )
+    return StartSums(functools.reduce(operator.add, parts).flatten(-2), weights.sum(dim=-1))
 
 
 def mean_values(

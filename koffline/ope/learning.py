@@ -17,7 +17,7 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
 
 _MOST_ROWS = 4096
-_MOST_NUMBERS = 1 << 20  # numbers in one array of a block: 8 MB in float64; a pass holds several such arrays
+_MOST_NUMBERS = 1 << 19  # numbers in one array of a block: 4 MB in float64; a pass holds several such arrays
 _NETWORKS = 0x6E6574  # separate random streams
 _STARTS = 1 << 32
 
@@ -84,13 +84,11 @@ class Resampling:
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
-    """Slices that cover ``rows``, narrow enough for hidden layers and last-layer features of all replicas.
+    """Slices that cover ``rows``, narrow enough for hidden layers of all replicas.
 
     ``draws``: how many inputs each row has.
     """
-    *widths, outputs = network.sizes
-    per_row = network.replicas * max(draws * max(widths), (widths[-1] + 1) * outputs)
-    size = max(1, min(_MOST_ROWS, _MOST_NUMBERS // per_row))
+    size = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (network.replicas * draws * max(network.sizes))))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
 

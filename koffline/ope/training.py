@@ -22,17 +22,10 @@ from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.objectives import fitted_q
 from koffline.ope.fitted import FittedValues, Fold, Summarise
-from koffline.ope.last_layer import (
-    PartSystems,
-    accumulate_systems,
-    last_layer,
-    mean_values,
-    minimise_kernel_loss,
-    sum_starts,
-    systems_of_part,
-)
+from koffline.ope.last_layer import last_layer, mean_values, minimise_kernel_loss, sum_starts
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks
 from koffline.ope.problem import EvaluationProblem, prepare_problem
+from koffline.ope.systems import PartSystems, accumulate_systems, systems_of_part
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.replicas import ReplicaPlan, StackedMLP
@@ -41,7 +34,7 @@ SHORTEST, MOST_STEPS = 1000, 16_000  # least in a round, most in total; coverage
 _EPOCHS = 40  # epochs before training may stop
 _BETTER = 0.9  # features still improve if the held-out loss falls below this share of the one before
 _SHARP = 0.2  # width, in rms returns, below which better features would not help an interval
-_SOLVED_ROWS, _SOLVED_BY = 4096, 300  # rows and instruments of the last layers between rounds
+_SOLVED_ROWS = 4096  # rows of the last layers between rounds
 _LEAST = 0.01  # least difference, in rms returns
 _RECORDS = 40  # of the objective in a round
 
@@ -74,12 +67,12 @@ class Training:
     ) -> None:
         self._whole, self._problem, self._resampling = table, problem, resampling
         self._settings, self._progress, weights = settings, progress, resampling.row_weights(problem)
+        self._instruments = instruments
         generator = torch.Generator().manual_seed(resampling.seeds[0])
         distinct = torch.cat([weights[:1], weights[resampling.full :]])
         self._row_sets = tuple(rows_by_weight(own, generator) for own in distinct)  # 1 + R − F
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
-        self._instruments = FourierFeatures(instruments.frequencies[:, : _SOLVED_BY // 2])
         self._weights = weights[:, rows].to(table.inputs.device)
         self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # with weight
         self._before: tuple[np.ndarray, float] | None = None
@@ -129,7 +122,7 @@ class Training:
         """The networks with the last layer of the least kernel loss, and whether training can stop."""
         scale = self._problem.reward_scale
         systems = accumulate_systems(network, self._table, self._instruments, self._weights)
-        solved = minimise_kernel_loss(network, *systems.kernel, self._settings.ridge)
+        solved = minimise_kernel_loss(network, systems.kernel, self._settings.ridge)
         starts = sum_starts(network, self._resampling, None, self._problem).means[:, 0]
         now = mean_values(starts, last_layer(solved), self._problem)[:, 0]
         loss = self._held_out_loss(solved)
@@ -203,8 +196,8 @@ def fit_value_functions(
     sums: PartSystems = reach(partial(systems_of_part, *asked))
     systems = sums.systems.mean()
     heads = {
-        "kloss": minimise_kernel_loss(network, *systems.kernel, settings.ridge),
-        "lstd": minimise_kernel_loss(network, *systems.temporal, settings.ridge),
+        "kloss": minimise_kernel_loss(network, systems.kernel, settings.ridge),
+        "lstd": minimise_kernel_loss(network, systems.temporal, settings.ridge),
         "fqe": network.with_flat(network.flat.double()),
     }
     # start states of a part are meaningless where they are given
@@ -229,12 +222,12 @@ def fit_value_functions(
 
 def _behavior_values(network: StackedMLP, sums: PartSystems, problem: EvaluationProblem, ridge: float) -> Any:
     """`FittedValues.behavior`: logged returns plus the values after their cuts."""
-    returns, logged = sums.returns, sums.systems.logged
+    returns, logged, cuts = sums.returns, sums.systems.logged, sums.systems.cuts
     if returns is None:
         return None
-    if logged is not None:
-        theta = last_layer(minimise_kernel_loss(network, logged.matrix, logged.vector, ridge))
-        returns = returns + (logged.cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
+    if logged is not None and cuts is not None:
+        theta = last_layer(minimise_kernel_loss(network, logged, ridge))
+        returns = returns + (cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
     values = (returns / sums.starts.weights[..., 0]).clamp(*problem.value_bounds)
     return np.asarray(values.numpy() * problem.reward_scale)
 
