@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn.functional import pad
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
-from koffline.ope.last_layer import combine_features
 from koffline.ope.problem import EvaluationProblem
 
 FeatureMap = Callable[[Tensor], Tensor]  # map from rows (N, d) to features (N, F), both float64
@@ -159,13 +159,15 @@ def _columns(
 ) -> Float[Tensor, "row parameter"]:
     """φ (N, p) of inputs (N, m, d), averaged over the m draws, in blocks."""
     parts = []
-    reads = None if readout is None else torch.as_tensor(readout, dtype=torch.float64)
-    draws = inputs.shape[1]
     for start in range(0, len(inputs), _BLOCK):
-        rows = slice(start, start + _BLOCK)
-        flat = torch.as_tensor(inputs[rows].reshape(-1, inputs.shape[-1]), dtype=torch.float64)
-        read = None if reads is None else reads[rows]
-        parts.append(combine_features(features(flat).double(), draws, read, constant))
+        some = torch.as_tensor(inputs[start : start + _BLOCK], dtype=torch.float64)
+        mean = features(some.flatten(0, 1)).double().unflatten(0, some.shape[:2]).mean(dim=1)
+        if constant:
+            mean = pad(mean, (0, 1), value=1.0)
+        if readout is not None:
+            read = torch.as_tensor(readout[start : start + _BLOCK], dtype=torch.float64)
+            mean = (mean.unsqueeze(-1) * read.unsqueeze(-2)).flatten(-2)
+        parts.append(mean)
     return torch.cat(parts)
 
 

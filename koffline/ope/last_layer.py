@@ -24,27 +24,7 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
-_BLOCK = 8192
 _LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
-
-
-def combine_features(
-    features: Float[Tensor, "*replica drawn feature"],
-    draws: int,
-    readout: Float[Tensor, "row output"] | None,
-    constant: bool,
-) -> Float[Tensor, "*replica row parameter"]:
-    """Combine features (…, N · draws, F) to φ (…, N, p), a mean over draws, with Σ readout · outputs = φᵀθ.
-
-    θ is the last layer row by row: a weight of every output for the first feature, for the second, …, and
-    with `constant` the outputs' constants last; p = (F + 1) · outputs.
-    """
-    mean = features if draws == 1 else features.unflatten(-2, (-1, draws)).mean(dim=-2)
-    if constant:
-        mean = torch.cat([mean, mean.new_ones(*mean.shape[:-1], 1)], dim=-1)
-    if readout is None:
-        return mean
-    return (mean.unsqueeze(-1) * readout.to(mean).unsqueeze(-2)).flatten(-2)
 
 
 def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:
@@ -53,11 +33,11 @@ def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"
     In float64: in single precision the output for a row depends on the other rows of its block.
     """
     hidden = network.with_flat(network.flat.double()).features(inputs.double().flatten(0, -2))
-    return combine_features(hidden, hidden.shape[1] // max(1, len(inputs)), None, constant=False)
+    return hidden if hidden.shape[1] == len(inputs) else hidden.unflatten(1, inputs.shape[:-1]).mean(dim=2)
 
 
 def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
-    """θ (R, (H + 1) · n) in the order of `last_layer_features`; float64."""
+    """θ (R, (H + 1) · n): a weight of every output for the first feature, …, constants last; float64."""
     weight, bias = network.layers(network.flat)[-1]
     return torch.cat([weight, bias], dim=1).double().flatten(1)
 
@@ -149,10 +129,10 @@ def sum_starts(
     chances = torch.ones(len(inputs), 1).to(inputs) if readout is None else readout
     parts = (
         torch.einsum(
-            "rkge,ref,ea->rkgfa",
+            "rkge,ea,ref->rkgfa",
             weights[..., rows].to(inputs.device),
-            pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0),
             chances[rows].double(),
+            pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0),
         )
         for rows in row_blocks(network, len(inputs), inputs.shape[1])
     )
