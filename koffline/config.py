@@ -71,8 +71,12 @@ class EvaluationSettings(Section):
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 
     bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")
-    instruments: int = Field(
-        300, ge=2, le=10_000, multiple_of=2, description="number of random Fourier features of the kernel"
+    instruments: int | None = Field(
+        None,
+        ge=2,
+        le=10_000,
+        multiple_of=2,
+        description="random Fourier features of the kernel; by default twice the parameters of a last layer",
     )
     ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
 

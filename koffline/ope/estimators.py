@@ -146,9 +146,8 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     """
     systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
     system = systems.temporal if name == "lstdq" else systems.kernel
-    ridge = min(max(fitted.rows**-1.5, 1e-10), 0.1)  # relative; the power was found by measurement
-    if name in ("mwl", "lstdq"):
-        ridge = fitted.settings.ridge
+    power = 2.0 if name == "lstdq" else 1.5  # found by measurement
+    ridge = fitted.settings.ridge if name == "mwl" else min(max(fitted.rows**-power, 1e-10), 0.1)
     matrix, vector = split_system(_whitened(fitted, system) if name == "dualdice" else system)
     pull = (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
     theta = ridge_solve(matrix.mT @ matrix, pull, ridge, outputs)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.ope.last_layer import draw_instruments
 from koffline.ope.problem import EvaluationProblem
 
 FeatureMap = Callable[[Tensor], Tensor]  # map from rows (N, d) to features (N, F), both float64
@@ -119,7 +120,7 @@ def make_feature_system(
     gamma: float,
     constant: bool = True,
     bandwidth: float = 0.6,
-    instruments: int = 1000,
+    instruments: int | None = None,
     seed: int = 0,
 ) -> FeatureSystem:
     """Make the system of a problem. features: of standardised inputs (N, d); None: `default_features`.
@@ -128,21 +129,18 @@ def make_feature_system(
     multiple of the median distance between rows. Raises DataError.
     """
     mapping = default_features(problem, seed=seed) if features is None else features
-    kernel_inputs = torch.as_tensor(problem.kernel_inputs, dtype=torch.float64)
-    width = bandwidth * median_bandwidth(kernel_inputs[torch.as_tensor(problem.row_weights > 0.0)])
-    generator = torch.Generator().manual_seed(seed)
-    psi = random_fourier_features(Gaussian(width), kernel_inputs.shape[1], instruments, generator)
     columns, scale = partial(_columns, mapping, constant), problem.reward_scale
+    now = columns(problem.inputs[:, None], problem.readout)
     return FeatureSystem(
-        now=columns(problem.inputs[:, None], problem.readout),
+        now=now,
         later=columns(problem.next_inputs, problem.next_probabilities),
         starts=columns(problem.start_inputs, problem.start_probabilities),
         rewards=torch.as_tensor(problem.rewards) * scale,
         discounts=torch.as_tensor(problem.discounts),
         row_weights=torch.as_tensor(problem.row_weights),
         start_weights=torch.as_tensor(problem.start_weights),
-        kernel_inputs=kernel_inputs,
-        instruments=psi,
+        kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
+        instruments=draw_instruments(problem, bandwidth, instruments, now.shape[1], seed)[0],
         unit_starts=problem.episode_starts,
         fixed_starts=problem.fixed_starts,
         start_draws=problem.start_inputs.shape[1],

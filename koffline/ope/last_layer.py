@@ -19,12 +19,29 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.learning import Resampling, row_blocks, start_inputs
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
+_FEWEST_INSTRUMENTS = 300
 _LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
+
+
+def draw_instruments(
+    problem: EvaluationProblem, bandwidth: float, count: int | None, parameters: int, seed: int
+) -> tuple[FourierFeatures, float]:
+    """Instruments ψ with ψ(x)ᵀψ(y) ≈ k(x, y) of the Gaussian kernel, and its bandwidth.
+
+    bandwidth: times the median distance. count: None for twice the ``parameters`` to be solved for, at least
+    300: with more no answer improved, with fewer those with several actions did get worse.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
+    bandwidth = bandwidth * median_bandwidth(rows, generator=generator)
+    count = count or max(_FEWEST_INSTRUMENTS, 2 * parameters)
+    return random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator), bandwidth
 
 
 def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:

@@ -19,10 +19,16 @@ from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
 from koffline.fitting import FitRecord, FitSettings, Progress, fit, threads
-from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
+from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
 from koffline.ope.fitted import FittedValues, Fold, Summarise
-from koffline.ope.last_layer import last_layer, mean_values, minimise_kernel_loss, sum_starts
+from koffline.ope.last_layer import (
+    draw_instruments,
+    last_layer,
+    mean_values,
+    minimise_kernel_loss,
+    sum_starts,
+)
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks
 from koffline.ope.problem import EvaluationProblem, prepare_problem
 from koffline.ope.systems import PartSystems, accumulate_systems, systems_of_part
@@ -179,12 +185,9 @@ def fit_value_functions(
     whether any of its episodes is cut.
     """
     table = make_table(problem, settings.device)
-    generator = torch.Generator().manual_seed(settings.seed)
-    kernel_inputs = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
-    bandwidth = settings.bandwidth * median_bandwidth(kernel_inputs, generator=generator)
-    instruments = random_fourier_features(
-        Gaussian(bandwidth), kernel_inputs.shape[1], settings.instruments, generator
-    )
+    width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
+    asked = settings.bandwidth, settings.instruments, (width + 1) * (problem.n_actions or 1), settings.seed
+    instruments, bandwidth = draw_instruments(problem, *asked)
     record = Training(table, problem, resampling, settings, instruments, progress).run()
     network = record.network
 
@@ -192,8 +195,8 @@ def fit_value_functions(
         return summarise(problem) if fold is None else fold(summarise)
 
     stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
-    asked = network, instruments, resampling, settings.gamma, stops
-    sums: PartSystems = reach(partial(systems_of_part, *asked))
+    summed = partial(systems_of_part, network, instruments, resampling, settings.gamma, stops)
+    sums: PartSystems = reach(summed)
     systems = sums.systems.mean()
     heads = {
         "kloss": minimise_kernel_loss(network, systems.kernel, settings.ridge),
