@@ -30,7 +30,7 @@ from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.last_layer import mean_values, ridge_solve, split_system
+from koffline.ope.last_layer import mean_values, ridge_solve
 from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.out_of_bag import drl
 from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
@@ -146,18 +146,18 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     """
     systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
     system = systems.temporal if name == "lstdq" else systems.kernel
-    power = 2.0 if name == "lstdq" else 1.5  # found by measurement
-    ridge = fitted.settings.ridge if name == "mwl" else min(max(fitted.rows**-power, 1e-10), 0.1)
-    matrix, vector = split_system(_whitened(fitted, system) if name == "dualdice" else system)
-    pull = (matrix.mT @ vector.unsqueeze(-1)).squeeze(-1)
-    theta = ridge_solve(matrix.mT @ matrix, pull, ridge, outputs)
+    rows, power = float(systems.weight[0]), 2.0 if name == "lstdq" else 1.5  # found by measurement
+    ridge = fitted.settings.ridge if name == "mwl" else min(max(rows**-power, 1e-10), 0.1)
+    if name == "dualdice":
+        system = _whitened(fitted, system)
+    products = system[..., :-1].mT @ system  # Bᵀ[B v]
+    theta = ridge_solve(products[..., :-1], products[..., -1], ridge, outputs)
     return mean_values(starts, theta, fitted.problem)
 
 
 def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
     """The system in units in which the ridged second moment of its critics is the identity."""
-    total = fitted.fold(partial(critic_moments, fitted.instruments))
-    second = (total / fitted.rows).to(system)
+    second = fitted.fold(partial(critic_moments, fitted.instruments)).to(system)
     ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(len(second)).to(second)
     root, failed = torch.linalg.cholesky_ex(ridged)
     if bool(failed):

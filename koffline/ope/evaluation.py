@@ -210,7 +210,7 @@ def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
 def _evidence(workspace: Workspace) -> Evidence:
     """Collect the arrays for the plots."""
     fitted, coverage = workspace.fitted, workspace.coverage
-    starts = start_values(fitted.chosen, fitted.problem).cpu().numpy()[fitted.alive]
+    starts = start_values(fitted.heads[fitted.head], fitted.problem).cpu().numpy()[fitted.alive]
     starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
     return Evidence(
         residuals=workspace.held_pass.sample(fitted.problem.reward_scale),

@@ -18,13 +18,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from koffline.batches import Table
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import last_layer, mean_values, ridge_solve
+from koffline.ope.last_layer import last_layer, mean_values, minimise_kernel_loss, ridge_solve
 from koffline.ope.learning import Resampling
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, Measures
@@ -60,27 +59,20 @@ class ReplicaMean:
 class FittedValues:
     """Stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
 
-    ``problem`` and ``table`` are of the rows that networks were trained on; ``fold`` reaches
-    the whole log of ``rows`` rows, whose effective number of units is ``units``. ``systems``: of their last
-    layers, means over its rows; ``start_features (R, 2, p)``: mean φ of start states as each replica's sample
-    weighs them, and as the log does. ``behavior (R, 2)``: J of the logging policy, episodes weighed likewise;
-    NaN where no row has a next one, None at start states from outside.
+    ``problem``: the rows that networks were trained on. ``fold`` reaches the whole log, whose effective
+    number of units is ``units``. ``systems``: sums over it.
     """
 
     problem: EvaluationProblem
     resampling: Resampling
     settings: EvaluationSettings
-    table: Table
     heads: dict[str, StackedMLP]
     systems: LinearSystems
-    start_features: Tensor
-    behavior: Float[np.ndarray, "replica 2"] | None
     bandwidth: float
     instruments: FourierFeatures
     record: FitRecord
     fold: Fold
     units: float
-    rows: float
 
     @property
     def head(self) -> str:
@@ -88,9 +80,25 @@ class FittedValues:
         return self.settings.estimator if self.settings.estimator in self.heads else "kloss"
 
     @property
-    def chosen(self) -> StackedMLP:
-        """The networks of that head."""
-        return self.heads[self.head]
+    def start_features(self) -> Float[Tensor, "replica 2 parameter"]:
+        """Mean φ of start states as each replica's sample weighs them, and as the log does."""
+        assert self.systems.starts is not None
+        return self.systems.starts.means[:, :, 0]
+
+    @cached_property
+    def behavior(self) -> Float[np.ndarray, "replica 2"] | None:
+        """J of the logging policy, episodes weighed likewise; None at start states from outside.
+
+        Logged returns plus the values after their cuts. NaN where no row has a next one.
+        """
+        sums, returns = self.systems, self.systems.returns
+        if returns is None or sums.starts is None:
+            return None
+        if sums.logged is not None and sums.cuts is not None:
+            network = minimise_kernel_loss(self.record.network, sums.logged, self.settings.ridge)
+            returns = returns + (sums.cuts @ last_layer(network).unsqueeze(-1)).squeeze(-1).cpu()
+        values = (returns / sums.starts.weights[..., 0]).clamp(*self.problem.value_bounds)
+        return np.asarray(values.numpy() * self.problem.reward_scale)
 
     @property
     def alive(self) -> np.ndarray:
@@ -102,14 +110,14 @@ class FittedValues:
     def duals(self) -> Float[Tensor, "replica instrument"]:
         """α of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
 
-        α = B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ / Σ w and c the mean features of start states. ω estimates
+        α = Σ w · B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ and c the mean features of start states. ω estimates
         the ratio of the policy's discounted visits to the log's rows.
         (Uehara, Huang & Jiang 2020)
         """
         matrix, starts = self.systems.kernel[..., :-1], self.start_features[:, 1]
         ridge, outputs = self.settings.ridge, self.record.network.sizes[-1]
         solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, outputs)
-        return (matrix @ solved.unsqueeze(-1)).squeeze(-1)
+        return (matrix @ solved.unsqueeze(-1)).squeeze(-1) * self.systems.weight[:, None]
 
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, "replica 2"]]:
@@ -169,10 +177,10 @@ class FittedValues:
 
     def value_function(self, transitions: Transitions) -> ValueFunction:
         """The mean network of the chosen head, fitted to ``transitions``."""
-        kept = np.flatnonzero(self.alive).tolist()
+        network = self.heads[self.head].select(np.flatnonzero(self.alive).tolist())
         return ValueFunction(
             name=self.head,
-            function=partial(_mean_values, self.chosen.select(kept), Measures(**self.problem.measures)),
+            function=partial(_mean_values, network, Measures(**self.problem.measures)),
             action_space=transitions.action_space,
             observation_shape=transitions.observation_shape,
             trained_on=counted_rows(transitions),

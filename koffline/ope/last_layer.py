@@ -66,11 +66,6 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
     return network.with_flat(flat)
 
 
-def split_system(system: Float[Tensor, "replica row column"]) -> tuple[Tensor, Tensor]:
-    """B and v of a system [B v]."""
-    return system[..., :-1], system[..., -1]
-
-
 def minimise_kernel_loss(
     network: StackedMLP,
     system: Float[Tensor, "replica instrument column"],
@@ -83,9 +78,9 @@ def minimise_kernel_loss(
     solution; solved as an equation it would blow up where states drift along short episodes.
     (Feng et al. 2019, cor:same_as_td)
     """
-    theta, (matrix, vector) = last_layer(network), split_system(system)
-    gap = vector - (matrix @ theta.unsqueeze(-1)).squeeze(-1)  # ψᵀδ/n at the old layer, (R, m)
-    pull = (matrix.mT @ gap.unsqueeze(-1)).squeeze(-1)
+    theta, matrix = last_layer(network), system[..., :-1]
+    gap = system[..., -1:] - matrix @ theta.unsqueeze(-1)  # ψᵀδ at the old layer, (R, m, 1)
+    pull = (matrix.mT @ gap).squeeze(-1)
     return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
 
 

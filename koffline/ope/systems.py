@@ -6,6 +6,8 @@ taken together, with the parameters output by output, which saves time by the nu
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +35,8 @@ class LinearSystems(Sums):
 
     ``kernel (R, m, p + 1)``: ψᵀW [Z r] for m instruments ψ and row weights W. ``temporal (R, p, p + 1)``:
     φᵀW [Z r]. ``weight (R,)``: Σ w. For the logging policy, where asked for: ``logged`` is as ``temporal``
-    with the log's next rows, and ``cuts (R, 2, p)`` Σ w γ^t φ of the rows at cuts.
+    with the log's next rows, ``cuts (R, 2, p)`` Σ w γ^t φ of the rows at cuts, and ``returns (R, 2)`` Σ w of
+    episodes times their discounted rewards before the cut. ``starts``: of start states.
     """
 
     kernel: Float[Tensor, "replica instrument column"]
@@ -41,11 +44,8 @@ class LinearSystems(Sums):
     weight: Float[Tensor, " replica"]
     logged: Float[Tensor, "replica parameter column"] | None = None
     cuts: Float[Tensor, "replica 2 parameter"] | None = None
-
-    def mean(self) -> LinearSystems:
-        """Those of the policy divided by Σ w of each replica, which changes no solution."""
-        weight = self.weight.clamp_min(1e-300)[:, None, None]
-        return replace(self, kernel=self.kernel / weight, temporal=self.temporal / weight)
+    returns: Float[Tensor, "replica 2"] | None = None
+    starts: StartSums | None = None
 
 
 def accumulate_systems(
@@ -132,23 +132,8 @@ def _add_by_action(
 def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Float[Tensor, "critic critic"]:
     """Σ w ψψᵀ over the rows of a part of the log."""
     inputs, weights = torch.as_tensor(problem.kernel_inputs).double(), torch.as_tensor(problem.row_weights)
-    total = torch.zeros(2 * critics.frequencies.shape[1], 2 * critics.frequencies.shape[1]).double()
-    for block, own in zip(inputs.split(_BLOCK), weights.split(_BLOCK), strict=True):
-        psi = critics(block)
-        total.addmm_(psi.mT, psi * own[:, None])
-    return total
-
-
-@dataclass(frozen=True, eq=False)
-class PartSystems(Sums):
-    """Sums over a part of the log for the last layers of all replicas.
-
-    ``returns``: of episodes Σ w · discounted rewards before the cut (R, 2), None where starts are given.
-    """
-
-    systems: LinearSystems
-    starts: StartSums
-    returns: Tensor | None
+    blocks = zip(map(critics, inputs.split(_BLOCK)), weights.split(_BLOCK), strict=True)
+    return functools.reduce(operator.add, (psi.mT @ (psi * own[:, None]) for psi, own in blocks))
 
 
 def systems_of_part(
@@ -158,7 +143,7 @@ def systems_of_part(
     gamma: float,
     stops: Float[np.ndarray, " step"] | None,
     problem: EvaluationProblem,
-) -> PartSystems:
+) -> LinearSystems:
     """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no episode is cut.
 
     Rows after which recording stopped have no weight in the logged system, and start what follows the cuts.
@@ -174,5 +159,5 @@ def systems_of_part(
     if not problem.fixed_starts:
         discounted = problem.rewards * powers * (1.0 - stopped)
         returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
-    systems = accumulate_systems(network, table, instruments, weights.to(device), logged)
-    return PartSystems(systems, sum_starts(network, resampling, None, problem), returns)
+    sums = accumulate_systems(network, table, instruments, weights.to(device), logged)
+    return replace(sums, returns=returns, starts=sum_starts(network, resampling, None, problem))

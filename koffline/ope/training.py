@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from koffline.batches import Table, rows_by_weight
+from koffline.batches import rows_by_weight
 from koffline.config import EvaluationSettings
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError
@@ -31,7 +31,7 @@ from koffline.ope.last_layer import (
 )
 from koffline.ope.learning import Resampling, cut_shares, make_table, read_rows, row_blocks
 from koffline.ope.problem import EvaluationProblem, prepare_problem
-from koffline.ope.systems import PartSystems, accumulate_systems, systems_of_part
+from koffline.ope.systems import LinearSystems, accumulate_systems, systems_of_part
 from koffline.ope.value_functions import ValueFunction
 from koffline.policies import Policy
 from koffline.replicas import ReplicaPlan, StackedMLP
@@ -64,14 +64,14 @@ class Training:
 
     def __init__(
         self,
-        table: Table,
         problem: EvaluationProblem,
         resampling: Resampling,
         settings: EvaluationSettings,
         instruments: FourierFeatures,
         progress: Progress | None,
     ) -> None:
-        self._whole, self._problem, self._resampling = table, problem, resampling
+        table = self._whole = make_table(problem, settings.device)
+        self._problem, self._resampling = problem, resampling
         self._settings, self._progress, weights = settings, progress, resampling.row_weights(problem)
         self._instruments = instruments
         generator = torch.Generator().manual_seed(resampling.seeds[0])
@@ -184,55 +184,37 @@ def fit_value_functions(
     and start states valued, on the whole log. effective_units: of that log, by default its units. is_cut:
     whether any of its episodes is cut.
     """
-    table = make_table(problem, settings.device)
     width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
     asked = settings.bandwidth, settings.instruments, (width + 1) * (problem.n_actions or 1), settings.seed
     instruments, bandwidth = draw_instruments(problem, *asked)
-    record = Training(table, problem, resampling, settings, instruments, progress).run()
+    record = Training(problem, resampling, settings, instruments, progress).run()
     network = record.network
 
     def reach(summarise: Summarise[Any]) -> Any:
         return summarise(problem) if fold is None else fold(summarise)
 
     stops = cut_shares(problem) if is_cut and not problem.fixed_starts else None
-    summed = partial(systems_of_part, network, instruments, resampling, settings.gamma, stops)
-    sums: PartSystems = reach(summed)
-    systems = sums.systems.mean()
+    of_part = partial(systems_of_part, network, instruments, resampling, settings.gamma, stops)
+    sums: LinearSystems = reach(of_part)
     heads = {
-        "kloss": minimise_kernel_loss(network, systems.kernel, settings.ridge),
-        "lstd": minimise_kernel_loss(network, systems.temporal, settings.ridge),
+        "kloss": minimise_kernel_loss(network, sums.kernel, settings.ridge),
+        "lstd": minimise_kernel_loss(network, sums.temporal, settings.ridge),
         "fqe": network.with_flat(network.flat.double()),
     }
-    # start states of a part are meaningless where they are given
-    starts = sum_starts(network, resampling, None, problem) if problem.fixed_starts else sums.starts
+    if problem.fixed_starts:  # start states of a part are meaningless then
+        sums = dataclasses.replace(sums, starts=sum_starts(network, resampling, None, problem))
     return FittedValues(
         problem=problem,
         resampling=resampling,
         settings=settings,
-        table=table,
         heads=heads,
-        systems=systems,
-        start_features=starts.means[:, :, 0],
-        behavior=_behavior_values(network, sums, problem, settings.ridge),
+        systems=sums,
         bandwidth=bandwidth,
         instruments=instruments,
         record=record,
         fold=reach,
         units=effective_units or float(len(problem.episode_starts)),
-        rows=float(sums.systems.weight[0]),
     )
-
-
-def _behavior_values(network: StackedMLP, sums: PartSystems, problem: EvaluationProblem, ridge: float) -> Any:
-    """`FittedValues.behavior`: logged returns plus the values after their cuts."""
-    returns, logged, cuts = sums.returns, sums.systems.logged, sums.systems.cuts
-    if returns is None:
-        return None
-    if logged is not None and cuts is not None:
-        theta = last_layer(minimise_kernel_loss(network, logged, ridge))
-        returns = returns + (cuts @ theta.unsqueeze(-1)).squeeze(-1).cpu()
-    values = (returns / sums.starts.weights[..., 0]).clamp(*problem.value_bounds)
-    return np.asarray(values.numpy() * problem.reward_scale)
 
 
 def fit_value_function(

@@ -22,6 +22,7 @@ from koffline.ope.features import FeatureMap, FeatureSystem, default_features, m
 from koffline.ope.fitted import FittedValues, Summarise
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
 from koffline.ope.importance.ratios import ESTIMATED
+from koffline.ope.last_layer import hidden_features
 from koffline.ope.learning import Resampling
 from koffline.ope.limits import Limits, LogFacts, log_facts, value_bounds
 from koffline.ope.markov import Shift, drift_shift, memory_shift
@@ -161,8 +162,7 @@ class Workspace:
             return self.fixed_system
         first = np.flatnonzero(self.fitted.alive[: self.settings.full_replicas])[:1].tolist()
         one = self.fitted.record.network.select(first)
-        exact = one.with_flat(one.flat.double())  # in float64 sums do not depend on the blocks
-        return self._system(lambda inputs: exact.features(inputs.to(exact.flat))[0].cpu())
+        return self._system(lambda inputs: hidden_features(one, inputs.to(one.flat.device))[0].cpu())
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:

@@ -14,6 +14,7 @@ from koffline.ope import estimators
 from koffline.ope.estimators import run_estimator
 from koffline.ope.fitted import ReplicaMean
 from koffline.ope.last_layer import last_layer, minimise_kernel_loss, with_last_layer
+from koffline.ope.learning import make_table
 from koffline.ope.names import CLOSED_FORMS
 from koffline.ope.systems import accumulate_systems
 from koffline.ope.workspace import open_workspace
@@ -100,10 +101,8 @@ def workspace(request):
 def test_weights_of_rows_give_the_value_of_the_minimiser(workspace):
     """From a last layer of zeros, cᵀθ is the mean of rewards weighted by ω = ψᵀα."""
     fitted = workspace.fitted
-    zero, table = (
-        with_last_layer(fitted.record.network, torch.zeros_like(fitted.start_features[:, 1])),
-        fitted.table,
-    )
+    zero = with_last_layer(fitted.record.network, torch.zeros_like(fitted.start_features[:, 1]))
+    table = make_table(fitted.problem, "cpu")
     theta = last_layer(minimise_kernel_loss(zero, fitted.systems.kernel, fitted.settings.ridge))
     weights = fitted.resampling.row_weights(fitted.problem)
     rewarded = (fitted.duals @ fitted.instruments(table.compared.double()).mT) * weights * table.rewards
@@ -136,16 +135,17 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name):
     fitted = workspace.fitted
     found = estimators.closed_form(name, fitted) / fitted.problem.reward_scale
     np.testing.assert_array_equal(found[0, 0], found[0, 1])  # the network of the whole log
+    rows = fitted.problem.row_weights.sum()
     for replica in range(4):
         columns, critics = seen_by(fitted, replica)
         if name == "lstdq":
-            theta, _ = reference.minimax(list(columns["now"]), columns, fitted.rows**-2.0)
+            theta, _ = reference.minimax(list(columns["now"]), columns, rows**-2.0)
             expected = reference.start_mean(columns) @ theta
         elif name == "mwl":
             _, omega = reference.minimax(critics, columns, fitted.settings.ridge)
             expected = reference.weighted_reward(omega, columns)
         else:
-            ridge, metric = fitted.rows**-1.5, None
+            ridge, metric = rows**-1.5, None
             if name == "dualdice":
                 whole, _ = seen_by(fitted, 0)  # the metric is that of the whole log
                 metric = reference.dice_metric(critics, whole, 0.1)
