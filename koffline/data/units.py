@@ -88,18 +88,19 @@ def hash_rows(
 
 @dataclass(frozen=True)
 class Part:
-    """One side of a split by whole units: those ``held_out`` (a fraction of them), or all others.
+    """One side of a split of a log on disk by whole units: those ``held_out``, or all others.
 
-    Which side a unit is on depends on the seed, the shard and the unit's number alone.
+    Held out are units with hashes up to ``largest``. firsts: number in the log of each shard's first unit.
     """
 
-    fraction: float
     seed: int
+    largest: int
+    firsts: tuple[int, ...]
     held_out: bool
 
     def holds(self, shard: int, units: np.ndarray) -> np.ndarray:
         """Whether (B,) units of a shard are in this part."""
-        out = unit_hash(self.seed ^ _HELD_OUT, shard, units) < np.uint64(int(self.fraction * 2.0**64))
+        out = unit_hash(self.seed ^ _UNITS, 0, units + self.firsts[shard]) <= np.uint64(self.largest)
         return out if self.held_out else ~out
 
 
@@ -178,8 +179,6 @@ def sample_units(
         return UnitSample(chosen, units, is_all=False)
     sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
     units = _smallest(sizes, wanted, seed, part)
-    if not units.size:
-        raise DataError("no episode is left in that part of the log; hold out another share of it")
     return _read(log, units, np.array(sizes), settings)
 
 
@@ -231,11 +230,25 @@ def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions
     log = without_late_ends(log)
     if held_out == 0.0:
         return log, None
-    count = log.n_episodes if log.has_episodes else len(log)
-    if count < 2:
-        raise ConfigError(f"data.split.held_out is {held_out:g}, but the log has one episode; leave it out")
-    kept_out = min(max(1, round(held_out * count)), count - 1)
-    chosen = np.zeros(count, dtype=np.bool_)
-    chosen[np.random.default_rng(seed).permutation(count)[:kept_out]] = True
+    units = np.arange(log.n_episodes if log.has_episodes else len(log))
+    chosen = np.isin(units, _held_out_units(len(units), held_out, seed))
     rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
     return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))
+
+
+def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:
+    """The same parts of a log on disk, with late ends. Raises ConfigError."""
+    if held_out == 0.0:
+        return None, None
+    sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
+    chosen = _held_out_units(sum(sizes), held_out, seed)
+    largest = int(unit_hash(seed ^ _HELD_OUT ^ _UNITS, 0, chosen).max())
+    asked = seed ^ _HELD_OUT, largest, tuple(np.cumsum([0, *sizes[:-1]]).tolist())
+    return Part(*asked, held_out=False), Part(*asked, held_out=True)
+
+
+def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " unit"]:
+    """Numbers of the units with the smallest hashes. Raises ConfigError for a log of one unit."""
+    if count < 2:
+        raise ConfigError(f"data.split.held_out is {share:g}, but the log has one episode; leave it out")
+    return _smallest([count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT)

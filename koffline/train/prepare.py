@@ -22,7 +22,7 @@ from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Continuous, Discrete
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
-from koffline.data.units import Part, sample_units, split_log, stop_shares
+from koffline.data.units import sample_units, split_log, split_shards, stop_shares
 from koffline.envs.make import Copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
@@ -77,12 +77,6 @@ def open_data(settings: DataSettings) -> TrainData:
     return TrainData(whole, rows, held_out)
 
 
-def _parts(settings: DataSettings) -> tuple[Part | None, Part | None]:
-    """The training part and the held-out part of a log on disk."""
-    share, seed = settings.split.held_out, settings.split.seed
-    return (Part(share, seed, False), Part(share, seed, True)) if share else (None, None)
-
-
 def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
     if "weights" in log.columns:
         raise ConfigError("data.lazy: rows are drawn equally often, but the log has weights; set it to false")
@@ -90,7 +84,7 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
         raise ConfigError("data.lazy: shards are visited in random order, these are far; copy them to a disk")
     memory = parse_memory(settings.memory or DEFAULT_MEMORY)
     count = min(_SAMPLE_ROWS, max(1, int(_SAMPLE_SHARE * memory) // log.row_bytes))
-    kept, out = _parts(settings)
+    kept, out = split_shards(log, settings.split.held_out, settings.split.seed)
     rows = sample_units(log, count, settings.split.seed, kept).transitions
     held_out = None if out is None else sample_units(log, count, settings.split.seed, out).transitions
     if stop_shares(rows) is not None:
@@ -132,7 +126,7 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     training.check_single_rows(algo, config.algo.type)
     memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     pool = data.log.block_rows_for(memory)
-    part = _parts(config.data)[0]
+    part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
     sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part, next_actions=True)
     return training.LazyReplayBuffer(sampler, data.rows, data.statistics)
 

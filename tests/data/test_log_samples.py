@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.units import Part, sample_units
-from koffline.errors import ConfigError, DataError
+from koffline.data.units import sample_units, split_log, split_shards
+from koffline.errors import ConfigError
 from tests.data.logs import in_shards, numbered_log
 
 SIZES = {"pool_rows": 64, "block_rows": 8}
@@ -38,16 +38,12 @@ class TestRows:
         assert counts.max() <= epochs + 2
 
     def test_a_part(self, shards):
-        parts = [Part(0.4, 7, held_out) for held_out in (False, True)]
         seen = []
-        for part in parts:
+        for part in split_shards(shards, 0.4, 7):
             sampler = BlockSampler(shards, 0, **SIZES, part=part)
             seen.append(set(drawn(sampler, 2 * len(shards)).tolist()))
         assert seen[0] | seen[1] == set(range(len(shards)))
         assert not seen[0] & seen[1]
-
-        with pytest.raises(ConfigError, match="no row is left in that part"):
-            BlockSampler(shards, 0, **SIZES, part=Part(0.0, 0, True)).draw(1)
 
 
 def test_batches_of_a_sorted_log_are_like_random_ones(tmp_path):
@@ -122,8 +118,9 @@ def test_every_row_is_as_likely_and_pairs_are_too():
 def test_parts_divide_the_log(tmp_path):
     whole = numbered_log()
     shards = in_shards(whole, tmp_path / "log")
-    kept, out = (sample_units(shards, 10**6, 0, Part(0.3, 5, held_out)) for held_out in (False, True))
-    assert sorted(numbers(kept) + numbers(out)) == whole.rewards.astype(int).tolist()
-    assert 0.1 < len(out.units) / whole.n_episodes < 0.5
-    with pytest.raises(DataError, match="hold out another share"):
-        sample_units(shards, 10, 0, Part(0.0, 0, True))
+    for share in (0.3, 1e-9, 1.0 - 1e-9):
+        found = [sample_units(shards, 10**6, 0, part).transitions for part in split_shards(shards, share, 5)]
+        for one, other in zip(found, split_log(whole, share, 5), strict=True):
+            np.testing.assert_array_equal(one.rewards, other.rewards)  # the same episodes as in memory
+    with pytest.raises(ConfigError, match="the log has one episode"):
+        split_shards(in_shards(whole.select_episodes([0]), tmp_path / "one"), 0.5, 0)

@@ -94,13 +94,11 @@ class BlockSampler:
         self._drawn = int(state["drawn"])
 
     def _fill_next(self) -> None:
-        """Fill the next pool that has rows. Raises ConfigError if no pool of an epoch has any."""
-        for _ in range(2 + len(self._blocks) // self._in_pool):  # covers more than one epoch
+        """Fill the next pool that has rows; every part has some."""
+        self._order = self._order[:0]
+        while not len(self._order):
             self._pool += 1
             self._fill()
-            if len(self._order):
-                return
-        raise ConfigError("no row is left in that part of the log; hold out another share of it")
 
     def _fill(self) -> None:
         """Read the blocks of the pool and shuffle its rows."""
