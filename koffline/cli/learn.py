@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from koffline.cli.options import QUIET, SEED, WORKERS, Option, set_option, whole, worker_options
+from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set_option, whole, worker_options
 from koffline.cli.targets import claim, long_part
 from koffline.errors import ConfigError, printable
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
@@ -55,13 +55,14 @@ def train(
       koffline train configs/kloss_sac.yaml --data minari:pendulum/medium-v0 --out runs/b
       koffline train configs/kloss_sac.yaml --out runs/b --resume
     """
+    folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
+    check_source(data)
     from koffline.train.config import load_config
 
     settings = load_config(config, assignments, data)
     # After the settings: what is misspelt is said before torch is loaded.
     from koffline.train.run import train as run
 
-    folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
     with long_part(f"the epochs that had ended are in {folder}; go on with --resume"):
         result = run(settings, folder, device=device, resume=resume, show_progress=not quiet)
     metrics = {name: value for name, value in result.metrics.items() if not name.startswith("time_")}
@@ -104,6 +105,7 @@ def sweep(
       koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
+    check_source(asked["data"])
     from koffline.train.config import make_plan
 
     plan = make_plan(config, **asked)

@@ -203,9 +203,7 @@ def log_options(argument: str, *reading: Option) -> Option:
             partial = out.absolute().with_name(f".{out.name}.partial") if out.name else None
             stream = StreamSettings(**given, partial=partial)
             source, mapping = options.pop(argument), requested_mapping(table)
-            is_path = not source.startswith(MINARI) and "://" not in source and not glob.has_magic(source)
-            if is_path and not Path(source).exists():  # before what reads it is imported
-                raise DataError(f"{source} does not exist; check the path")
+            check_source(source)
             found = command(*args, log=Log(source, space, mapping, stream), **options)
             if partial is not None and partial.is_dir():
                 remove_saved(partial)
@@ -214,6 +212,13 @@ def log_options(argument: str, *reading: Option) -> Option:
         return click.argument(argument)(added([*_LOG, *reading])(run))
 
     return add
+
+
+def check_source(source: str | None) -> None:
+    """Raise DataError for a path that does not exist, before what reads it is imported."""
+    text = source or ""
+    if not (text.startswith(MINARI) or "://" in text or glob.has_magic(text) or Path(text).exists()):
+        raise DataError(f"{source} does not exist; check the path")
 
 
 def _requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:

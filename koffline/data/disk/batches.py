@@ -70,8 +70,9 @@ class BlockSampler:
         """
         pieces: list[dict[str, np.ndarray]] = []
         while count:
-            if self._drawn == len(self._order):
-                self._fill_next()
+            while self._drawn == len(self._order):  # a pool may have no row of the part; the log has some
+                self._pool += 1
+                self._fill()
             rows = self._order[self._drawn : self._drawn + count]
             pieces.append({name: column.take(rows, axis=0) for name, column in self._columns.items()})
             self._drawn += len(rows)
@@ -92,13 +93,6 @@ class BlockSampler:
         if self._pool >= 0:
             self._fill()
         self._drawn = int(state["drawn"])
-
-    def _fill_next(self) -> None:
-        """Fill the next pool that has rows; every part has some."""
-        self._order = self._order[:0]
-        while not len(self._order):
-            self._pool += 1
-            self._fill()
 
     def _fill(self) -> None:
         """Read the blocks of the pool and shuffle its rows."""
