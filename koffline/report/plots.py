@@ -133,7 +133,7 @@ def plot_intervals(
         made = {promise(line.interval) for line in lines if line.interval and not line.color}
         for name, (color, dashes, alpha) in _LINES.items():
             if name in made:
-                axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"{name} interval")
+                axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"interval, {name}")
         if any(line.truth is not None for line in lines):
             axes.plot([], [], "D", color=WARM, ms=5, label="truth")
         if axes.get_legend_handles_labels()[1]:
