@@ -72,11 +72,7 @@ class EvaluationSettings(Section):
 
     bandwidth: float = Field(0.6, gt=0.0, le=1e6, description="kernel bandwidth, times the median distance")
     instruments: int | None = Field(
-        None,
-        ge=2,
-        le=10_000,
-        multiple_of=2,
-        description="random Fourier features of the kernel; by default twice the parameters of a last layer",
+        None, ge=2, le=10_000, multiple_of=2, description="kernel's random features, by default 300 to 1000"
     )
     ridge: float = Field(1e-5, gt=0.0, description="relative ridge toward the trained last layer")
 

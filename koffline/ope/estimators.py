@@ -30,7 +30,7 @@ from koffline.ope.importance import estimate_one
 from koffline.ope.importance.ratios import ESTIMATED
 from koffline.ope.intervals import make_interval
 from koffline.ope.intervals.base import IntervalResult
-from koffline.ope.last_layer import mean_values, ridge_solve
+from koffline.ope.last_layer import least_squares, mean_values
 from koffline.ope.limits import NOTABLE, contradiction
 from koffline.ope.out_of_bag import drl
 from koffline.ope.results import BoundRow, Interval, PointEstimate, plain
@@ -150,9 +150,7 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     ridge = fitted.settings.ridge if name == "mwl" else min(max(rows**-power, 1e-10), 0.1)
     if name == "dualdice":
         system = _whitened(fitted, system)
-    products = system[..., :-1].mT @ system  # Bᵀ[B v]
-    theta = ridge_solve(products[..., :-1], products[..., -1], ridge, outputs)
-    return mean_values(starts, theta, fitted.problem)
+    return mean_values(starts, least_squares(system, ridge, outputs), fitted.problem.reward_scale)
 
 
 def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:

@@ -121,12 +121,9 @@ class FittedValues:
 
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, "replica 2"]]:
-        """J per head and replica, start states as its sample weighs them and as the log does.
-
-        NaN if it diverged.
-        """
-        heads, starts = self.heads.items(), self.start_features
-        return {name: mean_values(starts, last_layer(network), self.problem) for name, network in heads}
+        """J per head and replica, start states as its sample weighs them and as the log does; else NaN."""
+        starts, scale = self.start_features, self.problem.reward_scale
+        return {name: mean_values(starts, last_layer(one), scale) for name, one in self.heads.items()}
 
     @property
     def half_width(self) -> float:
@@ -176,7 +173,9 @@ class FittedValues:
         return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
 
     def value_function(self, transitions: Transitions) -> ValueFunction:
-        """The mean network of the chosen head, fitted to ``transitions``."""
+        """The mean network of the chosen head, fitted to ``transitions``. KofflineError if all diverged."""
+        if not self.alive.any():
+            raise KofflineError(f"{self.describe_diverged()}; lower learning_rate")
         network = self.heads[self.head].select(np.flatnonzero(self.alive).tolist())
         return ValueFunction(
             name=self.head,

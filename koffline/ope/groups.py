@@ -82,10 +82,10 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     fitted, settings = workspace.fitted, workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
     count = sum(size >= FEWEST_STARTS for _, size in sizes)
-    network = fitted.heads[found.name]
-    asked = partial(sum_starts, network, fitted.resampling, groups.share_of)
+    asked = partial(sum_starts, fitted.record.network, fitted.resampling, groups.share_of)
     sums = asked(fitted.problem) if fitted.problem.fixed_starts else fitted.fold(asked)
-    by_group = mean_values(sums.means, last_layer(network), fitted.problem)  # (R, 2, G)
+    theta = last_layer(fitted.heads[found.name])
+    by_group = mean_values(sums.means, theta, fitted.problem.reward_scale)  # (R, 2, G)
     level = 1.0 - (1.0 - settings.level) / max(1, count)
     rows = []
     for group, name in enumerate(groups.names):

@@ -25,7 +25,7 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.working_log import Sums
 from koffline.replicas import StackedMLP
 
-_FEWEST_INSTRUMENTS = 300
+_INSTRUMENTS = 300, 1000  # the fewest and the most, by default
 _LEVEL = 1e-9  # share of the ridge on the level of all values, so that the system stays solvable
 
 
@@ -34,13 +34,13 @@ def draw_instruments(
 ) -> tuple[FourierFeatures, float]:
     """Instruments ψ with ψ(x)ᵀψ(y) ≈ k(x, y) of the Gaussian kernel, and its bandwidth.
 
-    bandwidth: times the median distance. count: None for twice the ``parameters`` to be solved for, at least
-    300: with more no answer improved, with fewer those with several actions did get worse.
+    bandwidth: times the median distance. count: None for twice the ``parameters`` to be solved for, but from
+    300 to 1000.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
     bandwidth = bandwidth * median_bandwidth(rows, generator=generator)
-    count = count or max(_FEWEST_INSTRUMENTS, 2 * parameters)
+    count = count or min(max(_INSTRUMENTS[0], 2 * parameters), _INSTRUMENTS[1])
     return random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator), bandwidth
 
 
@@ -92,23 +92,35 @@ def ridge_solve(
 ) -> Float[Tensor, "replica parameter"]:
     """(matrix + ridge · P)⁻¹ vector per replica; dead features make the matrix singular.
 
-    NaN for a replica with a non-finite matrix (it diverged); the others are solved.
+    P is the mean diagonal of the matrix in all directions except that of a constant added to all outputs: a
+    constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of all
+    values where it was. NaN for a replica with a non-finite matrix (it diverged); the others are solved.
     """
-    solution, info = torch.linalg.solve_ex(matrix + ridge * penalty(matrix, outputs), vector)
+    scale = ridge * matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    ridged = matrix + _penalty(scale, matrix.shape[-1], outputs, _LEVEL)
+    solution, info = torch.linalg.solve_ex(ridged, vector)
     return torch.where(info[:, None] == 0, solution, math.nan)
 
 
-def penalty(matrix: Float[Tensor, "*replica parameter parameter"], outputs: int) -> Tensor:
-    """Penalty P: the mean |diagonal| in all directions except that of a constant added to all outputs.
+def least_squares(
+    system: Float[Tensor, "replica instrument column"], ridge: float, outputs: int
+) -> Float[Tensor, "replica parameter"]:
+    """θ of the least ‖v − Bθ‖² + ridge · θᵀPθ of a system [B v], P as in `ridge_solve`, of BᵀB.
 
-    A constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of
-    all values where it was. The constants of the outputs are the last parameters.
+    By QR, which keeps twice the digits of BᵀB. Not finite for a network that diverged.
     """
-    scale = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(dim=-1)
-    level = matrix.new_zeros(matrix.shape[-1])
+    scale = ridge * system[..., :-1].square().sum(dim=-2).mean(dim=-1)
+    root = _penalty(scale.sqrt(), system.shape[-1] - 1, outputs, _LEVEL**0.5)
+    found = torch.linalg.qr(torch.cat([system, pad(root, (0, 1))], dim=1), mode="r").R
+    return torch.linalg.solve_triangular(found[:, :-1, :-1], found[:, :-1, -1:], upper=True).squeeze(-1)
+
+
+def _penalty(scale: Float[Tensor, " replica"], size: int, outputs: int, share: float) -> Tensor:
+    """Scaled identities (R, p, p), but for that share along the outputs' constants, which come last."""
+    level = torch.zeros(size, dtype=torch.float64)
     level[-outputs:] = outputs**-0.5
-    spared = torch.eye(len(level)).to(matrix) - (1.0 - _LEVEL) * torch.outer(level, level)
-    return scale[..., None, None] * spared
+    spared = torch.eye(size, dtype=torch.float64) - (1.0 - share) * torch.outer(level, level)
+    return scale[:, None, None] * spared.to(scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,29 +146,28 @@ def sum_starts(
     problem: EvaluationProblem,
 ) -> StartSums:
     """Sums over start states. share_of: from units to their shares (E, G) in groups; None: one group."""
-    weights = resampling.start_weights(problem).unsqueeze(2)  # (R, 2, 1, E)
-    if share_of is not None:
-        weights = weights * share_of(problem.start_units).mT
+    weights, units = resampling.start_weights(problem), problem.start_units  # (R, 2, E)
+    shares = torch.ones(len(units), 1, dtype=torch.float64) if share_of is None else share_of(units)
     inputs, readout = start_inputs(network, problem)
     chances = torch.ones(len(inputs), 1).to(inputs) if readout is None else readout
     parts = (
         torch.einsum(
             "rkge,ea,ref->rkgfa",
-            weights[..., rows].to(inputs.device),
+            (weights[..., None, rows] * shares[rows].mT).to(inputs.device),
             chances[rows].double(),
             pad(hidden_features(network, inputs[rows]), (0, 1), value=1.0),
         )
         for rows in row_blocks(network, len(inputs), inputs.shape[1])
     )
-    return StartSums(functools.reduce(operator.add, parts).flatten(-2), weights.sum(dim=-1))
+    return StartSums(functools.reduce(operator.add, parts).flatten(-2), weights @ shares)
 
 
 def mean_values(
-    starts: Float[Tensor, "replica *mean parameter"],
-    theta: Float[Tensor, "replica parameter"],
-    problem: EvaluationProblem,
+    starts: Float[Tensor, "replica *mean parameter"], theta: Float[Tensor, "replica parameter"], scale: float
 ) -> np.ndarray:
-    """Mean values φ̄ᵀθ of start states with mean features φ̄, within the bounds of any return; its units."""
-    values = torch.einsum("r...p,rp->r...", starts, theta).cpu()
-    within = values.clamp(*problem.value_bounds) * problem.reward_scale
-    return torch.where(values.isfinite(), within, math.nan).numpy()  # do not clip infinite values
+    """Mean values φ̄ᵀθ of start states with mean features φ̄, in units of the return; NaN if not finite.
+
+    They are not brought within what returns can be: an interval by their spread would shrink there.
+    """
+    values = torch.einsum("r...p,rp->r...", starts, theta).cpu() * scale
+    return torch.where(values.isfinite(), values, math.nan).numpy()

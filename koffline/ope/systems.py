@@ -1,7 +1,7 @@
-"""Sums over rows from which last layers are solved, for all replicas at once: one pass in blocks of rows.
+"""Sums over rows from which last layers are solved, for all replicas: one pass in blocks of rows.
 
-Actions are read out one-hot: φ(x) is zero but for the parameters of one output. Rows of like actions are
-taken together, with the parameters output by output, which saves time by the number of actions.
+A discrete action reads out one of several outputs: φ(x) is zero but for the parameters of that one. Rows of
+like actions are taken together, with the parameters output by output, which saves time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,11 @@ class LinearSystems(Sums):
     """Sums over rows for R networks with p last-layer parameters θ, whose residuals are r − Zθ.
 
     ``kernel (R, m, p + 1)``: ψᵀW [Z r] for m instruments ψ and row weights W. ``temporal (R, p, p + 1)``:
-    φᵀW [Z r]. ``weight (R,)``: Σ w. For the logging policy, where asked for: ``logged`` is as ``temporal``
-    with the log's next rows, ``cuts (R, 2, p)`` Σ w γ^t φ of the rows at cuts, and ``returns (R, 2)`` Σ w of
-    episodes times their discounted rewards before the cut. ``starts``: of start states.
+    φᵀW [Z r]. ``weight (R,)``: Σ w. ``starts``: of start states.
+
+    For the logging policy, with q the probability that recording stopped after a row (`stops_at`; 1 at cuts):
+    ``logged`` is ``temporal`` with the log's next rows and weights (1 − q) w. ``cuts (R, 2, p)`` is
+    Σ q γ^t w φ and ``returns (R, 2)`` Σ (1 − q) γ^t w r, with weights of the episodes as in `StartSums`.
     """
 
     kernel: Float[Tensor, "replica instrument column"]
@@ -57,8 +59,7 @@ def accumulate_systems(
 ) -> LinearSystems:
     """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
 
-    logged: the share of each row's weight that counts in the logged system, (N,), zero where the table's next
-    row is not the log's; and the weights (R, 2, B) of a block's rows as cuts.
+    logged: 1 − q (N,), zero in the last row of an episode that goes on; and q γ^t w (R, 2, B) of a block.
     """
     count, outputs, width = network.replicas, network.sizes[-1], network.sizes[-2] + 1
     ones, p = table.rewards.new_ones(len(table), 1), outputs * width
@@ -66,7 +67,7 @@ def accumulate_systems(
     assert expected is not None
     zeros = partial(torch.zeros, dtype=torch.float64, device=table.inputs.device)
     kernel = zeros(count, instruments(table.compared[:1].double()).shape[1], p + 1)
-    temporal, own = zeros(count, outputs, width, p + 1), zeros(count, outputs, width, p + 3)
+    temporal, own = (zeros(n, outputs, width, p + c) for n, c in ((count, 1), (count if logged else 0, 3)))
     for rows in row_blocks(network, len(table), table.draws):
         order: Any = slice(0, rows.stop - rows.start)
         if outputs > 1:  # rows of like actions together
@@ -144,10 +145,7 @@ def systems_of_part(
     stops: Float[np.ndarray, " step"] | None,
     problem: EvaluationProblem,
 ) -> LinearSystems:
-    """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no episode is cut.
-
-    Rows after which recording stopped have no weight in the logged system, and start what follows the cuts.
-    """
+    """Last-layer sums of a part of the log. stops: as by `cut_shares`, None where no episode is cut."""
     device, start_weights = str(network.flat.device), resampling.start_weights(problem)
     table, weights = make_table(problem, device), resampling.row_weights(problem)
     powers, logged, returns = gamma**problem.steps, None, None

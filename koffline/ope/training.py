@@ -130,7 +130,7 @@ class Training:
         systems = accumulate_systems(network, self._table, self._instruments, self._weights)
         solved = minimise_kernel_loss(network, systems.kernel, self._settings.ridge)
         starts = sum_starts(network, self._resampling, None, self._problem).means[:, 0]
-        now = mean_values(starts, last_layer(solved), self._problem)[:, 0]
+        now = mean_values(starts, last_layer(solved), scale)[:, 0]
         loss = self._held_out_loss(solved)
         before, self._before = self._before, (now, loss)
         if before is None:

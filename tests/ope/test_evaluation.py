@@ -9,6 +9,7 @@ from koffline.errors import KofflineError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.names import CERTIFIED_KINDS, ESTIMATORS, OVER_EPISODES, WITHOUT_MODEL
 from koffline.ope.results import EstimateTable
+from koffline.ope.training import fit_value_function
 from tests.exact_problems import EXACT_PROBLEMS
 from tests.ope.problems import QUICK, SOFT, discrete_log
 
@@ -182,6 +183,15 @@ def test_a_handful_of_rows_gives_reasons_and_never_an_abort(n: int) -> None:
         assert (table[name].estimate is None) == (table[name].reason is not None)
     assert table["kloss"].estimate is not None
     assert table["pdis"].estimate is not None
+
+
+def test_exploded_networks_answer_nothing() -> None:
+    """Finite but huge: brought within the bounds one by one, all would say the same."""
+    found = koffline.evaluate(discrete_log(300), SOFT, 0.9, **{**QUICK, "learning_rate": 1e5})
+    assert (found.interval, found.verdict.answer) == (None, "not answerable from this log")
+    settings = EvaluationSettings(gamma=0.9, steps=9, learning_rate=1e20)
+    with pytest.raises(KofflineError, match="3 of 3 networks diverged"):
+        fit_value_function(discrete_log(300), SOFT, settings)
 
 
 def test_a_network_that_diverges_leaves_the_others() -> None:
