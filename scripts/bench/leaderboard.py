@@ -1,6 +1,6 @@
 """The leaderboard: koffline's estimators, d3rlpy's FQE, scope-rl's, on problems of known value, in one run.
 
-    python -m scripts.bench.leaderboard --half test --first-seed 2 --seeds 2
+    python -m scripts.bench.leaderboard --half test --first-seed 4 --seeds 2
         --out docs/results/leaderboard.json --page docs/leaderboard.md   # once per release, new seeds: hours
     python -m scripts.bench.leaderboard --half development --out out/users.json
     python -m scripts.bench.leaderboard --quick     # a minute: one small problem

@@ -22,7 +22,7 @@ from scripts.bench.leaderboard_scores import (
 )
 
 _COMMAND = (
-    "python -m scripts.bench.leaderboard --half test --first-seed 2 --seeds 2 "
+    "python -m scripts.bench.leaderboard --half test --first-seed 4 --seeds 2 "
     "--out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
 _CLOSED = ("mql", "lstdq", "mwl", "dualdice", "drl")
