@@ -80,8 +80,8 @@ def minimise_kernel_loss(
     """
     theta, matrix = last_layer(network), system[..., :-1]
     gap = system[..., -1:] - matrix @ theta.unsqueeze(-1)  # ψᵀδ at the old layer, (R, m, 1)
-    pull = (matrix.mT @ gap).squeeze(-1)
-    return with_last_layer(network, theta + ridge_solve(matrix.mT @ matrix, pull, ridge, network.sizes[-1]))
+    moved = least_squares(torch.cat([matrix, gap], dim=-1), ridge, network.sizes[-1])
+    return with_last_layer(network, theta + moved)
 
 
 def ridge_solve(
