@@ -23,7 +23,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import last_layer, mean_values, minimise_kernel_loss, ridge_solve
+from koffline.ope.last_layer import last_layer, mean_values, minimise_kernel_loss, ridge_factor
 from koffline.ope.learning import Resampling
 from koffline.ope.names import BOOTSTRAP
 from koffline.ope.problem import EvaluationProblem, Measures
@@ -114,10 +114,12 @@ class FittedValues:
         the ratio of the policy's discounted visits to the log's rows.
         (Uehara, Huang & Jiang 2020)
         """
-        matrix, starts = self.systems.kernel[..., :-1], self.start_features[:, 1]
-        ridge, outputs = self.settings.ridge, self.record.network.sizes[-1]
-        solved = ridge_solve(matrix.mT @ matrix, starts.to(matrix), ridge, outputs)
-        return (matrix @ solved.unsqueeze(-1)).squeeze(-1) * self.systems.weight[:, None]
+        system, outputs = self.systems.kernel, self.record.network.sizes[-1]
+        factor = ridge_factor(system, self.settings.ridge, outputs)[:, :-1, :-1]
+        starts = self.start_features[:, 1].to(system).unsqueeze(-1)
+        half = torch.linalg.solve_triangular(factor.mT, starts, upper=False)
+        solved = system[..., :-1] @ torch.linalg.solve_triangular(factor, half, upper=True)
+        return solved.squeeze(-1) * self.systems.weight[:, None]
 
     @cached_property
     def replica_values(self) -> dict[str, Float[np.ndarray, "replica 2"]]:

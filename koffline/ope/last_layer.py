@@ -84,43 +84,29 @@ def minimise_kernel_loss(
     return with_last_layer(network, theta + moved)
 
 
-def ridge_solve(
-    matrix: Float[Tensor, "replica parameter parameter"],
-    vector: Float[Tensor, "replica parameter"],
-    ridge: float,
-    outputs: int,
-) -> Float[Tensor, "replica parameter"]:
-    """(matrix + ridge · P)⁻¹ vector per replica; dead features make the matrix singular.
+def ridge_factor(
+    system: Float[Tensor, "replica instrument column"], ridge: float, outputs: int
+) -> Float[Tensor, "replica column column"]:
+    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P, by QR, which keeps twice the digits of that product.
 
-    P is the mean diagonal of the matrix in all directions except that of a constant added to all outputs: a
+    P is the mean diagonal of BᵀB in all directions of θ but that of a constant added to all outputs: a
     constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of all
-    values where it was. NaN for a replica with a non-finite matrix (it diverged); the others are solved.
+    values where it was. Dead features do no harm; not finite for a network that diverged.
     """
-    scale = ridge * matrix.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-    ridged = matrix + _penalty(scale, matrix.shape[-1], outputs, _LEVEL)
-    solution, info = torch.linalg.solve_ex(ridged, vector)
-    return torch.where(info[:, None] == 0, solution, math.nan)
+    scale = (ridge * system[..., :-1].square().sum(dim=-2).mean(dim=-1)).sqrt()
+    level = system.new_zeros(system.shape[-1] - 1)
+    level[-outputs:] = outputs**-0.5  # the constants of the outputs are the last parameters
+    spared = torch.eye(len(level)).to(level) - (1.0 - _LEVEL**0.5) * torch.outer(level, level)
+    root = pad(scale[:, None, None] * spared, (0, 1))
+    return torch.linalg.qr(torch.cat([system, root], dim=1), mode="r").R
 
 
 def least_squares(
     system: Float[Tensor, "replica instrument column"], ridge: float, outputs: int
 ) -> Float[Tensor, "replica parameter"]:
-    """θ of the least ‖v − Bθ‖² + ridge · θᵀPθ of a system [B v], P as in `ridge_solve`, of BᵀB.
-
-    By QR, which keeps twice the digits of BᵀB. Not finite for a network that diverged.
-    """
-    scale = ridge * system[..., :-1].square().sum(dim=-2).mean(dim=-1)
-    root = _penalty(scale.sqrt(), system.shape[-1] - 1, outputs, _LEVEL**0.5)
-    found = torch.linalg.qr(torch.cat([system, pad(root, (0, 1))], dim=1), mode="r").R
+    """θ of the least ‖v − Bθ‖² + ridge · θᵀPθ of a system [B v], P as in `ridge_factor`."""
+    found = ridge_factor(system, ridge, outputs)
     return torch.linalg.solve_triangular(found[:, :-1, :-1], found[:, :-1, -1:], upper=True).squeeze(-1)
-
-
-def _penalty(scale: Float[Tensor, " replica"], size: int, outputs: int, share: float) -> Tensor:
-    """Scaled identities (R, p, p), but for that share along the outputs' constants, which come last."""
-    level = torch.zeros(size, dtype=torch.float64)
-    level[-outputs:] = outputs**-0.5
-    spared = torch.eye(size, dtype=torch.float64) - (1.0 - share) * torch.outer(level, level)
-    return scale[:, None, None] * spared.to(scale)
 
 
 @dataclass(frozen=True, eq=False)
