@@ -193,25 +193,25 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
     safe = float(np.mean([row["best_score"] - row["chosen_supported_score"] for row in rows]))
     luck = float(np.mean([row["best_score"] - row["mean_score"] for row in rows]))
     lines = [
-        "# Log → train → evaluate → choose",
+        "# Choose a trained policy from the log alone",
         "",
-        "Which of many trained policies should run? Here the log alone decides. On each log every algorithm "
-        "of [Control](control.md) is trained once: an original at its own settings, its kernel-loss twin at "
-        "its defaults and with a slow copy (tau). `koffline.evaluate` at its defaults values each last "
-        "network from the same log. The choice is the policy whose interval has the highest lower end, of "
-        "those that the verdict does not call *not answerable*. Only then the environment is asked. Scores: "
-        "uniform actions 0, the expert 100; what is worse than uniform actions is negative.",
+        "You trained many policies from a log. Can the same log say which one to run? This experiment tests "
+        "it. The candidates: on each log every algorithm of [Control](control.md) is trained once, the TD "
+        "original at its own settings, the kernel-loss version at its defaults and with a slow copy (tau). "
+        "`koffline.evaluate`, at its defaults, evaluates each final network on the same log. The choice: "
+        "among the candidates with an answer (verdict *supported* or *with care*), the one whose interval "
+        "has the highest lower end. Then the environment gives the true values. Scores: uniform actions 0, "
+        "the expert 100.",
         "",
         f"**The chosen policies score {lost:.0f} points less than the best candidate, on average over "
         f"{len(rows)} logs; a candidate drawn at random scores {luck:.0f} less.** If a *supported* "
         f"candidate is preferred to one *with care*, the choice scores {safe:.0f} less than the best (last "
-        f"columns). Of {total} questions the log answered {answered}; {sum(row['held'] for row in rows)} of "
-        f"their 95 % intervals hold the true discounted value, and {sum(map(_holds, supported))} of the "
-        f"{len(supported)} called *supported*. A policy that was trained on the log is the hardest "
-        "question to ask it: it was chosen for what its critic believes. And misses come together: the "
-        "candidates of a log share its episodes. Those of the Pendulum logs begin in lucky states (under "
-        "uniform actions their 200 steps are worth −498 ± 16, fresh ones −530 ± 5), so that most "
-        "answers there are too high.",
+        f"columns). Of {total} candidates {answered} got an answer. The 95 % interval held the true value "
+        f"for {sum(row['held'] for row in rows)} of these, and for {sum(map(_holds, supported))} of the "
+        f"{len(supported)} *supported* ones. Two reasons for the misses: a policy trained on the log was "
+        "selected for what its critic overestimates, and the candidates of a log share its episodes. The "
+        "Pendulum logs begin in lucky states (under uniform actions 200 steps from there are worth −498 ± "
+        "16, from fresh starts −530 ± 5), so most estimates there are too high.",
         "",
         "| log | candidates | answered | hold | chosen | its score | best score | mean score "
         "| chosen, supported first | its score |",
@@ -225,7 +225,7 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
         "",
         "## Every candidate",
         "",
-        "Discounted values (γ of the log) over 1000 steps from 200 rollouts, estimates and 95 % intervals.",
+        "Truth: the discounted value (γ of the log) of 200 rollouts of 1000 steps. Intervals: 95 %.",
         "",
         "| log | policy | verdict | estimate | interval | truth | score |",
         "|---|---|---|---|---|---|---|",

@@ -19,22 +19,21 @@ _LEVEL = 0.025
 _LEVEL_SCORES = 5.0  # a pair whose scores differ by less is level whatever its interval says
 _INTERVAL = ", 95 % bootstrap interval over seeds, which is too narrow for so few."
 _BY_RULE = (
-    "Logs of 100,000 rows (`koffline build control --env {env} --kind medium --n 100000 --seed 1 "
-    "--out {name}100k_medium.hdf5`, so the others). Nothing was searched: originals run at "
-    "d3rlpy's own settings, kernel-loss critics by the rule of [the smaller logs](control.md), written "
-    "before: KLossSAC with a slow copy where actions were random, at its defaults elsewhere (TD3+BC and IQL "
-    "always have the copy)."
+    "Logs of 100,000 rows, such as `koffline build control --env {env} --kind medium --n 100000 --seed 1 "
+    "--out {name}100k_medium.hdf5`. No setting was tuned on them: originals run at d3rlpy's own settings, "
+    "kernel-loss critics follow the rule found on [the smaller logs](control.md): KLossSAC has a slow copy "
+    "on logs of random actions and its defaults on the others (TD3+BC and IQL always have the copy)."
 )
 _WHICH = [
-    "**Which of the two.** Where the log shows most actions (replay, random) take the slow copy: the "
-    "gradient through s' and the conservative term, which KLossSAC has at its defaults, both cost there. "
-    "Where it shows few (expert, medium) take the defaults: with a slow copy KLossSAC, KLossDQN and "
-    "KLossDiscreteSAC believe in actions that nobody tried, as their originals do. "
-    "[The log itself says which](closed_loop.md).",
+    "**Which of the two settings?** If the log shows many actions (replay, random), take the slow copy: the "
+    "gradient through s' and KLossSAC's conservative term do harm there. If it shows few (expert, medium), "
+    "take the defaults: with a slow copy KLossSAC, KLossDQN and KLossDiscreteSAC overestimate actions that "
+    "nobody tried, as their originals do. If in doubt, train both and "
+    "[choose from the log](closed_loop.md).",
     "",
-    "What this does not say: the defaults and the slow copy's settings were chosen with logs of these "
-    "worlds at hand (the replay logs, two of the three seeds). "
-    "[HalfCheetah](control_halfcheetah.md) was not.",
+    "**A limit of this comparison**: the defaults and the slow copy's settings were tuned on logs of these "
+    "environments (the replay logs, two of the three seeds). "
+    "[HalfCheetah](control_halfcheetah.md) was not used for tuning.",
     "",
 ]
 
@@ -185,8 +184,8 @@ def page(results: dict[str, Any], figure: str) -> str:
         + "".join(f"({steps} on {env}) " for env, steps in settings["steps_of"])
         + f"of {settings['batch_size']} rows, "
         f"networks {networks}; returns of the greedy policy over {settings['episodes']} episodes. Scores: "
-        "uniform actions 0, the expert 100; the mean over the last quarter of the evaluations, so no network "
-        "is chosen with the environment's help. Difference: kernel loss minus original"
+        "uniform actions 0, the expert 100; the mean over the last quarter of the evaluations. Difference: "
+        "kernel loss minus original"
         + (", without an interval: one seed." if settings["seeds"] == 1 else _INTERVAL),
         "",
         *(
@@ -195,8 +194,8 @@ def page(results: dict[str, Any], figure: str) -> str:
             else _better_of_two(settings)
         ),
         "",
-        f"Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']}, level in "
-        f"{count['level']} and behind in {count['original']}. Level: less than {_LEVEL_SCORES:g} points "
+        f"**Of {len(pairs)} pairs the kernel loss is ahead in {count['kernel loss']}, level in "
+        f"{count['level']} and behind in {count['original']}.** Level: less than {_LEVEL_SCORES:g} points "
         "apart" + (", or an interval that holds zero." if settings["seeds"] > 1 else "."),
         "",
         *([] if settings.get("by_rule") else _WHICH),
@@ -235,10 +234,10 @@ def page(results: dict[str, Any], figure: str) -> str:
 
 def _better_of_two(settings: dict[str, Any]) -> list[str]:
     return [
-        "Of each side the better of two settings counts on each log, chosen with the environment's help: "
-        "originals run at their own critic learning rate and at "
-        f"{settings['original_rates'].replace(',', ', ')} (CQL at its own alone), kernel-loss critics at "
-        "their defaults and with a slow copy that values s' (`tau`; TD3+BC and IQL always have it).",
+        "Both sides have two settings, and on each log the better one counts (chosen by its true score). "
+        "Originals: their own critic learning rate, or "
+        f"{settings['original_rates'].replace(',', ', ')} (CQL: its own only). Kernel-loss critics: their "
+        "defaults, or a slow copy that gives the value of s' (`tau`; TD3+BC and IQL always have it).",
     ]
 
 

@@ -59,44 +59,48 @@ def render_page(content: dict[str, Any]) -> str:
         "# Leaderboard\n",
         f"`{_COMMAND}`\n",
         f"{len(unit)} problems, {len(logs)} logs, {len(cells)} questions (a log and a policy) with known "
-        "answers. Errors and widths are shares of the mean |true value| of a problem's policies. Rank: "
-        "Spearman's correlation of estimates and truths over the policies of a log; regret: what the policy "
-        "ranked first loses, 0 the best and 1 the worst choice; both averaged over logs, for methods that "
-        f"answered about {FEWEST_RANKED} policies or more. Covered: 95 % intervals that hold the truth. "
-        "Seconds: median, one thread of a busy machine; what koffline's estimators share (the networks) is "
-        "counted for the first.\n",
-        f"{ran} d3rlpy's FQE has as many hidden units and rows "
-        "a step, standardised observations, rewards scaled down (with discrete actions it minimises Huber's "
-        "loss: on a noisy grid of the development set it errs by 68 % without, by 7 % with), "
-        f"{content['fqe_steps']} steps, a learning rate and target updates chosen on development problems "
-        "(`scripts/bench/leaderboard_d3rlpy.py`); it knows greedy policies alone. The plain FQE "
-        "(`scripts/bench/leaderboard_fqe.py`) is one network of that size with a slow target, "
-        f"{3 * content['fqe_steps']} steps, its settings chosen on the development half. scope-rl knows "
-        "discrete actions alone; its episodes were filled up to one length; its DR takes d3rlpy's FQE. Its "
-        "learners of values and weights (MQL, MWL) are not here: their formulas are not those of the papers "
-        "they name (a squared sum of weights for a quadratic form, no terminal states).\n",
+        "answers. The columns:\n",
+        "- *median error*, *mean error*, *width*: relative to the mean |true value| of a problem's "
+        "policies.\n"
+        "- *rank*: Spearman's correlation of estimates and true values over the policies of a log. "
+        "*regret@1*: how much worse the policy ranked first is than the best one, 0 the best and 1 the worst "
+        f"choice. Both are averages over logs, for methods that answered about {FEWEST_RANKED} policies or "
+        "more.\n"
+        "- *covered*: 95 % intervals that hold the true value.\n"
+        "- *seconds*: median, one thread of a busy machine. koffline's estimators share networks; their time "
+        "counts for the first estimator.\n",
+        "The methods compared:\n",
+        f"- {ran}\n"
+        "- d3rlpy's FQE has as many hidden units and rows a step, standardised observations, scaled rewards "
+        f"(with discrete actions its loss is Huber's), {content['fqe_steps']} steps, and a learning rate and "
+        "target updates chosen on development problems (`scripts/bench/leaderboard_d3rlpy.py`). It evaluates "
+        "greedy policies only.\n"
+        "- The plain FQE (`scripts/bench/leaderboard_fqe.py`) is one network of that size with a slow "
+        f"target, {3 * content['fqe_steps']} steps, its settings chosen on the development half.\n"
+        "- scope-rl evaluates discrete actions only; episodes were padded to one length; its DR uses "
+        "d3rlpy's FQE. Its MQL and MWL are left out: their formulas differ from the papers'.\n",
         "![Relative errors by method](images/leaderboard.png)\n",
         "## What it says\n",
         _says(cells, unit),
         "\n## All questions\n",
         _table(score for score in everything if score.median_error is not None),
         "\n## Questions that d3rlpy's FQE can answer\n",
-        f"{len(greedy)} questions about greedy policies; no rankings, two policies a log are too few.\n",
+        f"{len(greedy)} questions about greedy policies. Two policies a log are too few to rank.\n",
         _table((s for s in score_methods(greedy, unit) if s.median_error is not None), ranks=False),
         "\n## By verdict\n",
-        "What koffline itself said of its default answers.\n",
+        "The verdicts of the default's answers.\n",
         _by_verdict(cells, unit),
         "\n## Bounds and other intervals\n",
-        "Intervals that belong to no single estimate.\n",
+        "Intervals that belong to no single estimator.\n",
         _bounds(everything),
         "\n## By problem\n",
         "Median error of each method.\n",
         _by_problem(cells, unit, lambda score: _text(score.median_error), estimates=True),
-        "\n95 % intervals that hold the truth.\n",
+        "\n95 % intervals that hold the true value.\n",
         _by_problem(cells, unit, _covered, estimates=False),
         "\n## Problems\n",
         _problems(cells),
-        "\nMethods that do not apply say why in `docs/results/leaderboard.json`.\n",
+        "\nWhy a method does not apply to a question is in `docs/results/leaderboard.json`.\n",
     ]
     return "\n".join(parts)
 
@@ -110,19 +114,17 @@ def _says(cells: list[dict[str, Any]], unit: dict[str, float]) -> str:
     single = [score for name, score in found.items() if name != AUTO and 2 * score.answered > score.asked]
     best = min(single, key=lambda score: score.median_error or math.inf)
     lines = [
-        f"The default (`auto`) has median error {_text(found[AUTO].median_error)}, mean "
-        f"{_text(found[AUTO].mean_error)}; the best single method here, `{best.method}`, "
+        f"The default (`auto`) has median error {_text(found[AUTO].median_error)} and mean error "
+        f"{_text(found[AUTO].mean_error)}; `{best.method}`, the best single method here, has "
         f"{_text(best.median_error)} and {_text(best.mean_error)}. {_ratio(cells, unit, best.method)}",
-        f"The plain FQE: {_beside(cells, unit, 'plain FQE')}.",
-        f"d3rlpy's FQE: {_beside(cells, unit, 'd3rlpy FQE')}.",
-        f"Nominal 95 %: the interval of `auto` held the truth in {_covered(found[AUTO])}, those of the "
-        f"closed forms and `drl` in {', '.join(_covered(found[name]) for name in _CLOSED)} "
-        f"({', '.join(f'`{name}`' for name in _CLOSED)}), that of `kernel-calibrated`, which reads the "
-        f"features of one network, in {_covered(found['kernel-calibrated'])}.",
-        f"Certified intervals held it in {_covered(found['kernel-certified'])} and are "
-        f"{_text(found['kernel-certified'].width)} times as wide as the values themselves: no use at these "
-        "sizes.",
-        f"Answers about policies of one log share its luck: {len(logs)} logs are not {len(cells)} trials.",
+        f"The plain FQE, {_beside(cells, unit, 'plain FQE')}.",
+        f"d3rlpy's FQE, {_beside(cells, unit, 'd3rlpy FQE')}.",
+        "95 % intervals held the true value as often as this: "
+        + ", ".join(f"`{name}` {_covered(found[name])}" for name in (AUTO, *_CLOSED, "kernel-calibrated"))
+        + " (this one uses the features of a single network).",
+        f"Certified intervals held it in {_covered(found['kernel-certified'])}, but are "
+        f"{_text(found['kernel-certified'].width)} times as wide as the values: no use at these sizes.",
+        f"Answers from one log are not independent: {len(logs)} logs are not {len(cells)} trials.",
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -142,8 +144,8 @@ def _ratio(cells: list[dict[str, Any]], unit: dict[str, float], other: str) -> s
     low, high = np.quantile(ratios, (0.025, 0.975))
     smaller = int(np.sum(errors[0] < errors[1]))
     return (
-        f"The median of `auto` is {np.divide(*np.nanmedian(errors, axis=1)):.2f} times that one's (95 % "
-        f"bootstrap interval over problems {low:.2f} to {high:.2f}); `auto` is nearer to the truth on "
+        f"The ratio of the medians is {np.divide(*np.nanmedian(errors, axis=1)):.2f} (95 % "
+        f"bootstrap interval over problems {low:.2f} to {high:.2f}); `auto` is nearer to the true value on "
         f"{smaller} questions, `{other}` on {int(np.sum(errors[1] < errors[0]))}."
     )
 
@@ -155,8 +157,8 @@ def _beside(cells: list[dict[str, Any]], unit: dict[str, float], peer: str) -> s
         return "no answer"
     theirs, ours = found[peer], found[AUTO]
     return (
-        f"on the {theirs.answered} questions that it answered, its median error is "
-        f"{_text(theirs.median_error)} and its mean {_text(theirs.mean_error)}; those of `auto` are "
+        f"on the {theirs.answered} questions that it answered, has median error "
+        f"{_text(theirs.median_error)} and mean error {_text(theirs.mean_error)}; `auto` has "
         f"{_text(ours.median_error)} and {_text(ours.mean_error)}"
     )
 
