@@ -1,7 +1,7 @@
 # %% [markdown]
 # # From a messy CSV to a decision
 #
-# A shop writes to its customers every week: nothing, a mail, or a mail with a voucher. The log is a CSV as logs are:
+# Every week a shop sends each customer nothing, a mail, or a mail with a voucher. The log is a messy CSV:
 # rows in no order, some twice, times in two zones, values missing. Someone proposes a new rule. Is it better?
 #
 # The first cell makes the CSV. Skip it if you have your own.
@@ -114,10 +114,9 @@ print("\n".join(line for line in seen.stdout.splitlines() if "problem" in line))
 print((folder / "columns.yaml").read_text())
 
 # %% [markdown]
-# It proposes to replace missing visits by their mean and to drop rows that stand in the file twice, a mistake of the export.
-# Both are decisions; we agree. It asks whether `left`, which is true in last rows alone, says that the world ended: it does, that
-# customer is gone for good. The rest is guessed right; `chance` is how probable the logged offer was. (You would edit the file;
-# here the same in Python.) The offers get the numbers in which the rules below count them.
+# It proposes to replace missing visits by their mean and to drop duplicate rows; we agree to both. It asks whether `left`, true in
+# last rows only, ends an episode: yes, such a customer is gone for good. Its other guesses are right; `chance` is the probability of
+# the logged offer. You would edit the file; here we do it in Python. `action_names` gives the order of the offers in the rules below.
 
 # %%
 columns = yaml.safe_load((folder / "columns.yaml").read_text())
@@ -133,12 +132,12 @@ for note in log.metadata.notes:
     print("note:", note)
 
 # %% [markdown]
-# The notes are worth a look: they say what was assumed. Customers who were still there in the last week were *truncated*;
-# the future of those who left is worth nothing, of the others it is not.
+# The notes say what was assumed. Customers who were still there in the last week are *truncated*: their future counts. The
+# future of those who left is worth nothing.
 #
 # ## The question
 #
-# The proposal: a mail to everyone who is lukewarm, a voucher to nobody. γ = 0.9 makes profit in half a year count little.
+# The proposal: a mail to everyone who is lukewarm, a voucher to nobody. With γ = 0.9 profit in half a year counts little.
 
 
 # %%
@@ -158,7 +157,7 @@ ranking = koffline.select_policies(
 print(ranking)
 
 # %% [markdown]
-# The two were evaluated on the same resampled customers, so their difference is known better than either value.
+# Both rules were evaluated on the same resampled customers, so their difference is more certain than either value.
 #
 # ## Would another estimator say the same?
 #
@@ -179,12 +178,12 @@ for name in ("kloss", "wdr"):
 
 # %% [markdown]
 # `kloss` and `drl`, which use every row, agree. `wpdis` adds up profits to the twelfth week only, so it answers a smaller
-# question. It and `wdr` multiply the ratios of twelve offers; that leaves the weight of 39 customers of 400, and the warning
-# says that such intervals can be too narrow. Below you can see that that of `wdr` is.
+# question. `wpdis` and `wdr` multiply the ratios of twelve offers, so effectively 39 of 400 customers count. A warning
+# says that such intervals can be too narrow; that of `wdr` is, as the truth below shows.
 #
 # ## The truth
 #
-# Here we own the world and can look: what the two rules really bring, over 20,000 customers.
+# This world is simulated, so we can look: the two rules' true profit over 20,000 customers.
 
 
 # %%
