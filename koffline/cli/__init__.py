@@ -24,7 +24,7 @@ class KofflineGroup(click.Group):
     lazy: ClassVar = {
         "build": ("build", "Build datasets and target policies."),
         "d3rlpy": ("models", "Run d3rlpy's own commands: stats, plot, plot-all, record, play."),
-        "data": ("data", "Look into logs, check them, convert them."),
+        "data": ("data", "Show, check and convert logs."),
         "diagnose": ("diagnose", "Is MODEL the value function of POLICY, as far as DATA can tell?"),
         "evaluate": ("evaluate", "What is POLICY worth from the initial states of DATA?"),
         "export": ("models", "Export a model's greedy policy as TorchScript or ONNX."),
@@ -32,7 +32,7 @@ class KofflineGroup(click.Group):
         "reproduce": ("learn", "Reproduce a figure of the paper, or the table of its claims."),
         "select": ("evaluate", "Which of several POLICIES is worth most?"),
         "sweep": ("learn", "Train CONFIG with every combination of --grid values and seeds."),
-        "train": ("learn", "Train the algorithm of CONFIG over a log."),
+        "train": ("learn", "Train a policy from a log, as CONFIG says."),
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

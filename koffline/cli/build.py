@@ -127,7 +127,7 @@ def rollouts(
     as played. An environment without a time limit of its own may need --time-limit to end.
 
     An episode depends on the seed and its own number alone: rows are the same with --workers or --ray. A
-    build that is cut leaves TARGET.parts; the same command goes on to the same rows.
+    build that is cut leaves TARGET.parts; the same command continues it, with the same rows.
 
     \b
     Examples:
@@ -158,13 +158,13 @@ def rollouts(
 @click.option(
     "--env", required=True, help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps."
 )
-@click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays.")
+@click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays; see above.")
 @whole("--n", help="Rows; default: 10,000, of a replay all.")
 @click.option(
     "--policy", "policies", multiple=True, help="Instead of the bundled one; medium-expert has two."
 )
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
-@whole("--train-steps", help="Learn the policies, or the replay, in so many steps.")
+@whole("--train-steps", help="Train the policies, or the replay's learner, for so many steps.")
 @QUIET
 @_target_options
 def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
@@ -193,7 +193,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
 def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:
-    """A good stochastic policy of a world, to be evaluated; deterministic in everything.
+    """A good stochastic policy for one of koffline's environments; the same file every time.
 
     \b
     Examples:

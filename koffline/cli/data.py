@@ -24,11 +24,11 @@ _MOST_LINES = 12  # on the coverage of actions
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def data() -> None:
-    """Look into logs, check them, convert them.
+    """Show, check and convert logs.
 
     \b
     SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
-    of shards, a Minari folder or minari:<id>; its content decides, not its name (but for CSV).
+    of shards, a Minari folder or minari:<id>, recognised by its content; CSV by its name.
     Options marked "Table" say what the columns of a table are.
     """
 
@@ -215,7 +215,7 @@ def validate(log: Log) -> None:
 )
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, force: bool) -> None:
-    """Write a log in another format, whole or not at all.
+    """Write a log in another format. A failed conversion leaves no partial TARGET.
 
     \b
     Examples:

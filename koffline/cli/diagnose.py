@@ -35,9 +35,9 @@ _ALTERNATIVE = "Report power against values off by X times the rms return; defau
 @gamma_option()
 @click.option("--level", type=float, help="Chance of a false alarm; default 0.05.")
 @click.option("--alternative", type=float, metavar="X", help=_ALTERNATIVE)
-@whole("--regions", default=5, help="How many places of the largest error; default 5.")
-@click.option("--trained-on", metavar="LOG", help="The rows MODEL was fitted to, if it cannot say so.")
-@click.option("--allow-training-rows", is_flag=True, help="Test rows MODEL was fitted to all the same.")
+@whole("--regions", default=5, help="How many regions of largest error to list; default 5.")
+@click.option("--trained-on", metavar="LOG", help="The log MODEL was trained on, if not stored with it.")
+@click.option("--allow-training-rows", is_flag=True, help="Allow rows MODEL was trained on.")
 @whole("--cross-fit", 2, metavar="K", help="Folds for kloss and fqe; default 2.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @set_option("One setting of kloss or fqe: steps=2000.")
@@ -68,7 +68,7 @@ def diagnose(
       koffline diagnose log.npz --policy uniform --model mypackage.values:q --gamma 0.95 --json
       koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99 --trained-on log.hdf5
 
-    Exit code 0 whether the test rejects or not; the verdict is 'rejects' in the JSON.
+    The exit code is 0 whether the test rejects or not; the JSON says it in 'rejects'.
     """
     from koffline.config import make_bellman_settings, make_settings, parse_assignments
     from koffline.ope.names import check_interval

@@ -36,9 +36,9 @@ _SEVERAL = ("--policies", "--truths")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
 @click.option(
-    "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to show beside it."
+    "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to compare with."
 )
-@whole("--sample-rows", 2, help="Train networks on about so many rows; default 200,000.")
+@whole("--sample-rows", 2, help="Train networks on at most about so many rows; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @click.option("--by", metavar="COLUMN", help="Also a value for each group of start states.")
 @settings_options
@@ -79,7 +79,7 @@ def evaluate(
     auto, the default: kloss, or dr for one-step logs with logged probabilities.
     Intervals: bootstrap, bootstrap-pivot, kernel-calibrated, kernel-simultaneous, kernel-certified;
     for importance sampling episodes-bootstrap, episodes-t, hoeffding, empirical-bernstein.
-    What each promises is printed with it.
+    Each interval is printed with its assumptions.
     """
     from koffline.policy_specs import check_spec
 

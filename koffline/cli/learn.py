@@ -27,11 +27,11 @@ _DEVICE: Option = click.option("--device", default="cpu", show_default=True, hel
 
 @click.command(no_args_is_help=True)
 @click.argument("config")
-@set_option("One setting, e.g. algo.params.gamma=0.98; wins over the file.")
+@set_option("One setting, e.g. algo.params.gamma=0.98; overrides CONFIG.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ and the name of CONFIG.")
 @_DEVICE
-@click.option("--resume", is_flag=True, help="Go on with the run in --out where its last epoch ended.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out after its last complete epoch.")
 @QUIET
 def train(
     config: str,
@@ -42,10 +42,10 @@ def train(
     resume: bool,
     quiet: bool,
 ) -> None:
-    """Train the algorithm of CONFIG, d3rlpy's or koffline's, over a log.
+    """Train the algorithm of CONFIG, d3rlpy's or koffline's, on a log.
 
-    CONFIG is a YAML file: data (source, split), algo ({type, params} with only the differences from d3rlpy's
-    defaults), train, evaluators, logger; configs/ has one per algorithm. The folder of the run is d3rlpy's
+    CONFIG is a YAML file with the sections data, algo, train, evaluators and logger; it states only what
+    differs from the defaults. configs/ has one per algorithm. The folder of the run has d3rlpy's files
     (params.json, a CSV per metric, model_*.d3) plus config.yaml, run.json and checkpoint.pt.
 
     \b
@@ -74,18 +74,18 @@ def train(
 @click.command(no_args_is_help=True)
 @click.argument("config")
 @click.option("--grid", multiple=True, metavar="KEY=A,B,…", help=_GRID)
-@click.option("--seeds", type=int, default=5, show_default=True, help="How many, from train.seed on.")
-@set_option("One setting of all runs, e.g. train.n_steps=5000; wins over the file.")
+@click.option("--seeds", type=int, default=5, show_default=True, help="Number of seeds, from train.seed on.")
+@set_option("One setting of all runs, e.g. train.n_steps=5000; overrides CONFIG.")
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
-@click.option("--metric", help="What counts: an evaluator or a loss; default the return in an environment.")
+@click.option("--metric", help="Compare by this evaluator or loss; default the return in an environment.")
 @click.option(
     "--maximize/--minimize", default=None, help="Default: errors, losses and distances are minimised."
 )
 @worker_options
 @_DEVICE
 @click.option(
-    "--resume/--force", "resume", default=True, help="Go on in --out (default), or delete its runs."
+    "--resume/--force", "resume", default=True, help="Continue in --out (default), or delete its runs."
 )
 @QUIET
 def sweep(
@@ -94,10 +94,10 @@ def sweep(
     """Train CONFIG with every combination of the --grid values and several seeds.
 
     Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with
-    a bootstrap interval, the best setting first) and best.yaml. The same command goes on with a killed sweep,
-    runs in the middle too; any other grid, seeds or settings in the same DIR train only what is not there
-    yet. A run that fails does not stop the others; the summary says why. Its metric is that of the last
-    epoch: changing --metric trains nothing again.
+    a bootstrap interval, the best setting first) and best.yaml. The same command continues a killed sweep;
+    with another grid, seeds or settings in the same DIR it trains only the missing runs. A run that fails
+    does not stop the others; the summary says why. The metric is taken at the last epoch: changing --metric
+    trains nothing again.
 
     \b
     Examples:
@@ -131,12 +131,12 @@ def sweep(
 
 @click.command(no_args_is_help=True)
 @click.argument("config", required=False)
-@set_option("One setting, e.g. critic=fvi; wins over the file.")
-@whole("--seed-count", help="How many seeds; default 6.")
-@whole("--seed", 0, help="The first one; default 0.")
+@set_option("One setting, e.g. critic=fvi; overrides CONFIG.")
+@whole("--seed-count", help="Number of seeds; default 6.")
+@whole("--seed", 0, help="First seed; default 0.")
 @click.option("--streaming", is_flag=True, help="Learn from each step once, without a replay.")
 @click.option("--out", metavar="DIR", help="Folder of the run; default runs/ENVIRONMENT-CRITIC.")
-@click.option("--resume", metavar="DIR", help="Go on with the run in DIR; CONFIG may be left out.")
+@click.option("--resume", metavar="DIR", help="Continue the run in DIR; CONFIG may be left out.")
 @WORKERS
 @QUIET
 def online(
@@ -151,12 +151,12 @@ def online(
     """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
 
     CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of
-    the paper's environments, and paper.yaml with the paper's own settings. Without it, --set env=NAME says
-    what is needed. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
+    the paper's environments, and paper.yaml with the paper's own settings. Instead of it --set env=NAME is
+    enough. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
 
     The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
     metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over
-    the seeds, config.yaml, learning_curve.png and checkpoints. A killed run goes on to the bit with --resume.
+    the seeds, config.yaml, learning_curve.png and checkpoints. --resume continues a killed run exactly.
 
     \b
     Examples:
@@ -235,7 +235,7 @@ def reproduce(
     DIR/NAME.json, .png, .svg, .md and the curves; a killed run continues where it was.
 
     figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final,
-    noise, paper-search, paper), and what is finished in DIR is shown whatever was asked for.
+    noise, paper-search, paper). All finished parts in DIR are shown.
 
     \b
     Examples:

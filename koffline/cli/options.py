@@ -52,7 +52,7 @@ def whole(flag: str, least: int = 1, **more: Any) -> Option:
 
 
 def gamma_option(
-    text: str = "Discount factor, inside (0, 1); default: the log's own hint.", **more: Any
+    text: str = "Discount factor, inside (0, 1); default: the one in the log.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
     inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
@@ -65,13 +65,13 @@ def set_option(text: str, **more: Any) -> Option:
 
 
 THREADS = whole("--threads", help="Threads of this process; default 1.")
-QUIET = click.option("--quiet", is_flag=True, help="Say nothing of progress on stderr.")
+QUIET = click.option("--quiet", is_flag=True, help="No progress messages on stderr.")
 SEED = whole("--seed", 0, default=0, show_default=True, help="Seed of everything random.")
 _CORES: Any = {"help": "Processes, one core each.", "callback": lambda _, __, n: PassSettings(n).workers}
 WORKERS = whole("--workers", default=1, show_default=True, **_CORES)
 _SETTINGS = (
-    ("--initial-states", "FILE", "Start states (.npy, .npz or a log), not the log's."),
-    ("--config", "FILE", "YAML file of settings (see --set); options here win over it."),
+    ("--initial-states", "FILE", "Start states (.npy, .npz or a log) instead of DATA's."),
+    ("--config", "FILE", "YAML file of settings (see --set); options override it."),
 )
 _TABLE = (
     ("--observations", "COLUMNS", "Columns of the state; 'x_*' takes all that fit, repeatable."),
@@ -79,22 +79,22 @@ _TABLE = (
     ("--reward", "COLUMN", "Column of the reward, or a formula: 'spend - 0.1 * cost'."),
     ("--episode", "COLUMN", "Column that tells episodes apart."),
     ("--time", "COLUMN", "Column that orders the rows of an episode."),
-    ("--terminal", "COLUMN", "Column that is true where the world ended, or a formula: status == 'died'."),
-    ("--truncated", "COLUMN", "Column that is true where recording stopped, or a formula."),
-    ("--last-row", "terminal|cut", "What the last row of an episode means, if no flag tells."),
-    ("--drop-duplicates", "exact|first|last", "Of two rows at one time keep one if equal, or one."),
+    ("--terminal", "COLUMN", "Column, true where an episode really ended; or a formula: status == 'died'."),
+    ("--truncated", "COLUMN", "Column, true where only the recording stopped; or a formula."),
+    ("--last-row", "terminal|cut", "Last rows without a flag: the episode ended, or was cut."),
+    ("--drop-duplicates", "exact|first|last", "Of rows at one time keep one, if equal; the first; the last."),
     ("--behavior-probability", "COLUMN", "Probability of the logged action."),
-    ("--behavior-log-probability", "COLUMN", "Its logarithm."),
+    ("--behavior-log-probability", "COLUMN", "Logarithm of that probability."),
     ("--weight", "COLUMN", "Weight of the row."),
-    ("--next-observations", "COLUMNS", "Columns of the next state, if it has them."),
+    ("--next-observations", "COLUMNS", "Columns of the next state, if the table has them."),
     ("--action-names", "A,B,…", "Values of the action in the order of their numbers."),
     ("--encode", "COLUMN=HOW", "Categories as one-hot or ordinal, or ordinal:s,m,l; repeatable."),
-    ("--impute", "[COLUMN=]HOW", "Missing values are zero, mean, forward, a number, or cut episodes."),
-    ("--mapping", "FILE", "YAML file with these options; what is given here wins."),
+    ("--impute", "[COLUMN=]HOW", "Missing values: zero, mean, forward, a number, or cut the episode there."),
+    ("--mapping", "FILE", "YAML file with these options; options override it."),
 )
 _SEVERAL = ("--observations", "--action", "--next-observations", "--impute", "--encode")
-_COMMA = "In texts of numbers 1,5 is one and a half."
-_ONE_STEP = "Each row, of any log, is an episode; or all rows of a table are one."
+_COMMA = "Read the text 1,5 as the number 1.5."
+_ONE_STEP = "Each row is an episode (any log); or all rows are one (tables)."
 _LOW_HIGH = "Declare continuous actions within these bounds."
 
 
@@ -151,7 +151,7 @@ def worker_options(command: Command) -> Command:
 
 
 _MEMORY = ("--memory", "SIZE", f"Limit for rows read at once; default {DEFAULT_MEMORY}.")
-_SHARDS = "Says that a folder of shards stays on disk, as it always does; other logs are read into memory."
+_SHARDS = "No effect: a folder of shards always stays on disk, other logs are read into memory."
 _ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, help=_SHARDS)
 reading_options = added([_ON_DISK, *_named([_MEMORY]), worker_options])
 

@@ -159,7 +159,7 @@ def result_options(file: str) -> Option:
                         folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)
 
-        json_text = "Print one JSON object on stdout and nothing else there."
+        json_text = "Print only one JSON object on stdout."
         return added([
             click.option("--out", metavar="DIR", help=f"Write {file}, plots and report.html there."),
             click.option("--force", is_flag=True, help="Replace earlier results in --out."),
