@@ -58,15 +58,15 @@ class EvaluationSettings(Section):
     steps: int | None = Field(
         None, ge=1, le=10**8, description="gradient steps of a replica; by default until the estimate settles"
     )
-    agreement: float = Field(0.1, gt=0.0, description="share of the interval that a settled estimate moves")
+    agreement: float = Field(0.1, gt=0.0, description="change of a settled estimate, in interval widths")
     batch_size: int = Field(256, ge=2, description="rows in a mini-batch")
     learning_rate: float = Field(3e-3, gt=0.0, description="learning rate of Adam, cosine decay to zero")
     target_rate: float = Field(0.1, gt=0.0, le=1.0, description="rate at which the target network follows")
     full_replicas: int = Field(3, ge=1, description="networks trained on the whole log")
     resampled_replicas: int = Field(12, ge=2, le=10_000, description="networks trained on resampled episodes")
-    sample_rows: int = Field(200_000, ge=2, description="rows of a larger log, about, that train networks")
+    sample_rows: int = Field(200_000, ge=2, description="approximate number of rows that train networks")
     history: int | None = Field(
-        None, ge=0, le=10, description="rows before that are part of the state; by default `auto` finds out"
+        None, ge=0, le=10, description="previous rows added to the state; by default `auto` finds out"
     )
     action_draws: int = Field(8, ge=1, description="actions drawn per state from a continuous policy")
 

@@ -57,11 +57,11 @@ class Limits:
             f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of "
             "spread": facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts),
             "rewards and endings are the same in all rows, so that nothing in the log tells policies apart; "
-            "log what can go otherwise": low == high,
+            "log rewards that differ": low == high,
             f"{self.copies:.0%} of the rows are copies of others; remove them, or let sample_rows hold all "
             "rows": self.copies > 0.0,
-            f"{unseen:.0%} of a constant reward's value lies beyond what any episode shows (the longest has "
-            f"{facts.longest} steps); log longer episodes, or ask for a smaller gamma": unseen > _MOST_UNSEEN,
+            f"{unseen:.0%} of a constant reward's value lies beyond the longest episode ({facts.longest} "
+            "steps); log longer episodes, or ask for a smaller gamma": unseen > _MOST_UNSEEN,
         }
         return [reason for reason, holds in reasons.items() if holds]
 
@@ -83,7 +83,7 @@ class Limits:
         impossible = self.impossible(value)
         if impossible is not None:
             warnings.append(f"{impossible}; the nearest possible value is given.")
-            reasons = None if reasons is None else [*reasons, "the estimate is no possible value"]
+            reasons = None if reasons is None else [*reasons, "the estimate is impossible"]
         value = min(max(value, low), high)
         if interval is not None and reasons:
             warnings.append(f"{NO_INTERVAL}{'; '.join(reasons)}.")
@@ -119,7 +119,7 @@ def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -
     if not high[1].low - low[1].high > NOTABLE * scale:
         return []
     texts = [f"{head} says [{one.low:.4g}, {one.high:.4g}]" for head, one in (low, high)]
-    what = f"after {steps} steps heads of the same networks contradict each other"
+    what = f"after {steps} steps two last layers of the same networks disagree"
     return [f"{what} ({', '.join(texts)}): train longer, or log more episodes"]
 
 

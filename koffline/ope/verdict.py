@@ -164,7 +164,7 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> str | No
         told = [text.removeprefix(NO_INTERVAL) for text in found.warnings if text.startswith(NO_INTERVAL)]
         return f"interval: there is no interval{': ' if told else ''}{'; '.join(told).strip(' .')}"
     if 0.5 * found.interval.width > _TOO_WIDE * scale:
-        return "size: the interval is wider than returns themselves; log more episodes"
+        return "size: the interval is wider than the returns; log more episodes"
     return None
 
 
@@ -181,19 +181,19 @@ def _doubts(
         which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
         yield f"size: only {which}, and no reward tells policies apart"
     if limits.facts.unseen >= MUCH_UNSEEN:
-        yield f"horizon: {limits.facts.unseen:.0%} of a constant reward lies beyond what any episode shows"
+        yield f"horizon: {limits.facts.unseen:.0%} of a constant reward lies beyond the longest episode"
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield f"size: the interval reaches {half:.0%} of the rms return either way"
     if robust is None:
         size = found.effective_sample_size
         if size is not None and size < _FEW_WEIGHTED:
-            yield f"support: {size:.1f} episodes carry the weight"
+            yield f"support: only {size:.1f} episodes (effective number) carry the weight"
         for deviation in found.diagnostics.get("probabilities", ()):
             yield f"contradiction: {deviation.rstrip('.')}"
         return
     if not found.interval.holds(robust.value):
-        yield f"contradiction: the doubly robust estimate is {robust.value:.4g}"
+        yield f"contradiction: the doubly robust estimate {robust.value:.4g} lies outside the interval"
     yield from doubts_of_weights(robust.diagnostics)
 
 
@@ -201,11 +201,11 @@ def doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
     """Yield what the diagnostics of marginal weights say against them."""
     units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
     if units < _FEW_WEIGHTED:
-        yield f"support: weighted as the policy would visit them, the log's units count as {units:.1f}"
+        yield f"support: only {units:.1f} episodes or rows (effective number) carry the policy's visits"
     if abs(mass - 1.0) > _MASS_OFF:
-        yield f"support: the log accounts for {mass:.2f} of the policy's visits, where 1 is right"
+        yield f"support: the log's weights for the policy's visits average {mass:.2f}, not 1"
     if negative > _NEGATIVE:
-        yield f"support: {negative:.0%} of the weights of its rows are negative, which no visits are"
+        yield f"support: {negative:.0%} of the log's weights for the policy's visits are negative"
 
 
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:

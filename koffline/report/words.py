@@ -14,8 +14,8 @@ UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
 _WORDS = {  # words for diagnostics; others are shown by their key
     "coverage": "share of the policy's actions that lie near logged ones",
-    "n_terminated": "rows where the world ended",
-    "n_truncated": "rows where recording stopped",
+    "n_terminated": "rows where an episode really ended",
+    "n_truncated": "rows where only the recording stopped",
     "n_initial_states": "start states",
     "reward_scale": "size of a return (root mean square)",
     "logged_return": "mean return of logged episodes, up to their last row",

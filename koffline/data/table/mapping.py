@@ -84,9 +84,9 @@ class TableMapping(pydantic.BaseModel):
     impute: what replaces missing values (zero, mean, forward, a number, or cut, which ends the episode before
     the row), for the observations or by column.
     encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
-    one_step: true if every row is an episode that ends, false if all rows are one record.
+    one_step: true if every row is an episode of one step, false if all rows are one episode.
     last_row: terminal or cut, what the last row of an episode is that has no flag.
-    decimal_comma: true where 1,5 is one and a half.
+    decimal_comma: true if the text 1,5 means 1.5.
     drop_duplicates: of rows of one episode and time, drop those that are equal (exact), or keep one (first,
     last).
     gamma: the log's discount hint, inside (0, 1).

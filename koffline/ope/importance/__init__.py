@@ -139,7 +139,7 @@ def _warnings(
     few = size < _FEW_EPISODES
     sentences = {
         "The log has a single episode: no standard error and no interval.": episodes == 1,
-        f"Only about {size:.1f} of {episodes} episodes carry the weight: the estimate and its interval hang "
+        f"Only about {size:.1f} of {episodes} episodes carry the weight: the estimate and its interval rest "
         "on them.": episodes > 1 and few,
         f"Uneven weights leave about {size:.0f} of {episodes} episodes: calibrated intervals can be too "
         "narrow where weights have heavy tails.": not few and size < _UNEVEN * episodes,
