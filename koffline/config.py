@@ -119,7 +119,13 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     Raises ConfigError in one line: an unknown key (with the nearest valid one) or a value out of range.
     """
     merged = {key: value for layer in layers for key, value in layer.items() if value is not None}
-    return read_section(EvaluationSettings, merged)
+    made = read_section(EvaluationSettings, merged)
+    if made.device != "cpu":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(f"device is '{made.device}', but torch sees no CUDA device here; use cpu")
+    return made
 
 
 def make_bellman_settings(**options: Any) -> BellmanSettings:

@@ -86,6 +86,8 @@ def diagnose(
         settings["estimator"] = model
         chosen = make_settings({"gamma": 0.5}, settings)
         check_interval(model, chosen.interval)
+        if trained_on is not None:
+            raise ConfigError(f"--trained-on is for models fitted elsewhere, {model} is fitted here; drop it")
         given |= {name: getattr(chosen, name) for name in _SHARED if settings.get(name) is not None}
     elif cross_fit or assignments:
         flag = "--cross-fit" if cross_fit else "--set"
@@ -102,6 +104,7 @@ def diagnose(
         from koffline.fitting import threads
         from koffline.ope.cross_fit import cross_fit as fit_by_folds
         from koffline.ope.diagnosis import diagnose as diagnose_value_function
+        from koffline.ope.problem import usual_gamma
         from koffline.ope.training import fit_value_function
         from koffline.policy_specs import load_policy
 
@@ -116,7 +119,7 @@ def diagnose(
                 given["trained_on"] = open_transitions(trained_on, log.space, mapping=mapping)
             function: Any = model
             if model in _OWN:
-                own = make_settings({"gamma": transitions.metadata.gamma}, settings)
+                own = make_settings({"gamma": usual_gamma(transitions)}, settings)
                 fit = partial(fit_value_function, policy=loaded, settings=own, progress=bar)
                 function = fit_by_folds(transitions, fit, cross_fit or _FOLDS, own.seed)
             found = diagnose_value_function(function, transitions, loaded, **given)

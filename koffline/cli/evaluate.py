@@ -94,8 +94,8 @@ def evaluate(
         from koffline.ope.evaluation import estimate_all
         from koffline.ope.evaluation import evaluate as evaluate_policy
 
-        transitions, groups = log.open_by(by)
         given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states)}
+        transitions, groups = log.open_by(by)
         if several is None:
             return evaluate_policy(transitions, policy, by=groups, **given)
         return estimate_all(transitions, policy, names=several, **given)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError
@@ -78,11 +79,10 @@ def cross_fit(
 def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndarray, " row"]:
     """Fold of every row (N,), 0 … folds − 1; an episode lies in one fold. Raises ConfigError."""
     units = transitions.n_episodes if transitions.has_episodes else len(transitions)
-    what = "episodes" if transitions.has_episodes else "rows"
+    what = "episode" if transitions.has_episodes else "row"
     if not 2 <= folds <= units:
-        raise ConfigError(
-            f"folds is {folds} for a log of {units} {what}; give at least 2 and at most so many"
-        )
+        most = f"give 2 to {units} (--cross-fit)" if units > 1 else "a test on unseen rows needs at least 2"
+        raise ConfigError(f"folds is {folds} for a log of {counted(units, what)}; {most}")
     order = np.random.default_rng(seed).permutation(units)
     fold_of_unit = np.empty(units, dtype=np.int64)
     fold_of_unit[order] = np.arange(units) % folds

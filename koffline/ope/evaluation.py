@@ -15,7 +15,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.raw import GAPS, ORDER
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope import names as known
 from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
@@ -23,6 +23,7 @@ from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.markov import Shift
 from koffline.ope.out_of_bag import drl
+from koffline.ope.problem import usual_gamma
 from koffline.ope.results import (
     Estimate,
     EstimateRow,
@@ -37,7 +38,6 @@ from koffline.ope.verdict import FEW_EPISODES, judge, without_guess, without_gue
 from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
 
-_ANY_GAMMA = 0.5
 _FEW_ACTIONS = 8
 _ATOM = 0.2  # share of episodes of one length above which it is no chance
 
@@ -225,21 +225,9 @@ def _evidence(workspace: Workspace) -> Evidence:
 def merge_settings(
     transitions: Transitions | LazyTransitions, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
-    """Merge settings: explicit arguments win over ``settings``, then the log's hint, then the defaults.
-
-    Where every row ends its episode no reward is discounted, and any gamma gives the same.
-    """
-    base: dict[str, Any] = {"gamma": transitions.metadata.gamma}
-    if settings is not None:
-        base.update(settings.model_dump(exclude_unset=True))
-    shards = range(len(transitions.shard_names))
-    ends = (block.terminated.all() for shard in shards for block in transitions.shard_blocks(shard))
-    if base["gamma"] is None and given.get("gamma") is None and all(ends):
-        base["gamma"] = _ANY_GAMMA
-    made = make_settings(base, given)
-    if made.device != "cpu" and not torch.cuda.is_available():
-        raise ConfigError(f"device is '{made.device}', but torch sees no CUDA device here; use cpu")
-    return made
+    """Merge settings: explicit arguments win over ``settings``, then the log's hint, then the defaults."""
+    own = {} if settings is None else settings.model_dump(exclude_unset=True)
+    return make_settings({"gamma": usual_gamma(transitions)}, own, given)
 
 
 def estimate_all(

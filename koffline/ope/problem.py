@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.limits import reward_range, value_bounds
@@ -22,6 +23,8 @@ _FAR = 10.0
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
 _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
+_ANY_GAMMA = 0.5
+_HIDING = 0.25  # share of a column's variance in values beyond `_FAR` above which its scale leaves them out
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,6 +113,19 @@ class EvaluationProblem(Measures):
     def start_units(self) -> Int[np.ndarray, " start"]:
         """Numbers by which start states are resampled: their units', or their own if they were given."""
         return np.arange(len(self.start_inputs)) if self.fixed_starts else self.units
+
+
+def usual_gamma(log: Transitions | LazyTransitions) -> float | None:
+    """The log's hint; any where every row ends its episode, so that nothing is discounted; else None.
+
+    Raises DataError for what is no log.
+    """
+    if not isinstance(log, (Transitions, LazyTransitions)):
+        raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
+    blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
+    if log.metadata.gamma is None and all(block.terminated.all() for block in blocks):
+        return _ANY_GAMMA
+    return log.metadata.gamma
 
 
 def prepare_problem(
@@ -243,9 +259,7 @@ def _measure(
         parts.append(np.asarray(log.actions, dtype=np.float64))
     if history:
         parts.append(rewards[:, None])
-    means = [share @ part for part in parts]  # (N,) @ (N, d) = (d,)
-    spreads = [np.sqrt(share @ np.square(part - mean)) for part, mean in zip(parts, means, strict=True)]
-    mean, spread = np.concatenate(means), np.concatenate(spreads)
+    mean, spread = (np.concatenate(each) for each in zip(*map(partial(_spread, share), parts), strict=True))
     alone = np.where(log.terminated, rewards, rewards / (1.0 - gamma))
     values = log.returns_to_go(gamma) if log.has_episodes else alone
     largest, scale = float(np.abs(values).max()), 1.0
@@ -263,6 +277,28 @@ def _measure(
         n_actions=policy.n if isinstance(policy, DiscretePolicy) else None,
         history=history,
     )
+
+
+def _spread(share: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation (d,) of columns (N, d), without values that would hide all others.
+
+    Values beyond `_FAR` deviations are cut there. Where they make up the deviation (1e9 by a slip of the
+    pen), they do not count in it.
+    """
+    mean = share @ part  # (N,) @ (N, d) = (d,)
+    gaps = part - mean
+    spread = np.sqrt(share @ np.square(gaps))
+    for column in np.flatnonzero((np.abs(gaps) > _FAR * spread).any(axis=0)):
+        own, values, gap = share.copy(), part[:, column], gaps[:, column]
+        while own @ (np.square(gap) * (far := np.abs(gap) > _FAR * spread[column])) > _HIDING * (
+            own @ np.square(gap)
+        ):
+            own[far] = 0.0
+            own /= own.sum()
+            mean[column] = own @ values
+            gap = values - mean[column]
+            spread[column] = np.sqrt(own @ np.square(gap))
+    return mean, spread
 
 
 def _check_magnitude(name: str, column: np.ndarray) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy as np
 from koffline.config import make_settings
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, KofflineError
+from koffline.errors import ConfigError, KofflineError, listed
 from koffline.fitting import Progress
 from koffline.ope.comparisons import (
     Comparison,
@@ -25,7 +27,7 @@ from koffline.ope.comparisons import (
 )
 from koffline.ope.evaluation import evaluate, may_look_back
 from koffline.ope.names import AUTO, DRIFT, STATE
-from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift
+from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift, Verdict
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
@@ -33,7 +35,7 @@ _PAIRED = (
     "Student t over networks retrained on the same resampled {units} with the same seeds for every policy"
 )
 _UNPAIRED = "judged by the intervals, as if any two estimates erred in opposite directions (safe, weak)"
-_NONE = "not judged, an estimate has no interval"
+_NONE = "not judged, fewer than two estimates have intervals"
 _ASSUMPTIONS = (
     "Differences: {}. P-values are corrected for all pairs (Holm). None of this knows about a bias that the "
     "estimator has for one policy and not for another. The first policy was chosen for its estimate, which "
@@ -43,17 +45,22 @@ _LOOKED_BACK = (
     "What happened in the row before matters beyond the logged state (first seen for {name}), so that row is "
     "part of it for every policy here (history=1)."
 )
-_KEPT = ("value", "interval", "uplift", "warnings")  # of an estimate
+_UNANSWERED = "ranked last, whatever its value: {}"
+_KEPT = ("value", "interval", "verdict", "uplift", "warnings")  # of an estimate
 
 
 @dataclass(frozen=True, eq=False)
 class RankedPolicy(Record):
-    """One policy in a ranking. ``maybe_best``: none is significantly better. ``uplift``: as in `Estimate`."""
+    """One policy in a ranking. ``maybe_best``: it has an interval, and none is significantly better.
+
+    ``verdict``, ``uplift``: as in `Estimate`.
+    """
 
     rank: int
     name: str
     value: float
     interval: Interval | None
+    verdict: Verdict
     uplift: Uplift | None = None
     truth: float | None = None
     maybe_best: bool = True
@@ -64,6 +71,7 @@ class RankedPolicy(Record):
 class PolicyRanking(LogResult):
     """Policies from the best estimate down, which of them differ, and how good the choice is if known.
 
+    Policies whose estimate has no interval come last, are not compared, and take no part in ``metrics``.
     ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
     behind the comparisons.
     """
@@ -124,6 +132,8 @@ def select_policies(
     named = _named_policies(policies, transitions)
     if truths is not None and len(truths) != len(named):
         raise ConfigError(f"truths gives {len(truths)} values for {len(named)} policies; give one each")
+    if truths is not None and not all(isinstance(truth, Real) and math.isfinite(truth) for truth in truths):
+        raise ConfigError(f"truths holds {listed(truths)}; give finite numbers")
     true = None if truths is None else dict(zip(named, truths, strict=True))
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
@@ -171,17 +181,21 @@ def _ranked(
     started: float,
 ) -> PolicyRanking:
     """The ranking of the policies that could be evaluated."""
-    names = sorted(estimates, key=lambda name: -estimates[name].value)
-    found = [
-        dataclasses.replace(one, warnings=(*_reasons(one, STATE, DRIFT), *one.warnings))
-        for one in (estimates[name] for name in names)
-    ]
+    names = sorted(estimates, key=lambda name: (estimates[name].interval is None, -estimates[name].value))
+    answered = {name: estimates[name] for name in names if estimates[name].interval is not None}
+    found = []
+    for one in (estimates[name] for name in names):
+        said = _reasons(one, STATE, DRIFT)
+        if one.interval is None and answered:
+            said = (_UNANSWERED.format(one.verdict),)
+        found.append(dataclasses.replace(one, warnings=(*said, *one.warnings)))
     first, level, metrics = found[0], found[0].settings["level"], None
-    comparisons, how = _compare(names, found, level)
+    comparisons, how = _compare(answered, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
     if true is not None:
-        values, truths = np.array([one.value for one in found]), np.array([true[name] for name in names])
-        metrics = score_selection(values, truths, [one.interval for one in found])
+        scored = answered or estimates
+        values, truths = np.array([(one.value, true[name]) for name, one in scored.items()]).T
+        metrics = score_selection(values, truths, [one.interval for one in scored.values()])
     about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
     return PolicyRanking(
         policies=tuple(
@@ -190,7 +204,7 @@ def _ranked(
                 name=name,
                 **{kept: getattr(one, kept) for kept in _KEPT},
                 truth=None if true is None else true[name],
-                maybe_best=name not in beaten,
+                maybe_best=name not in beaten and (name in answered or not answered),
             )
             for rank, (name, one) in enumerate(zip(names, found, strict=True), start=1)
         ),
@@ -205,13 +219,13 @@ def _ranked(
     )
 
 
-def _compare(names: list[str], found: list[Estimate], level: float) -> tuple[tuple[Comparison, ...], str]:
+def _compare(answered: dict[str, Estimate], level: float) -> tuple[tuple[Comparison, ...], str]:
     """Compare by paired replicas, else by intervals, else not at all; and a sentence on the method."""
-    worth = [estimate.value for estimate in found]
-    intervals = [estimate.interval for estimate in found if estimate.interval is not None]
-    evidence = [estimate.evidence for estimate in found if estimate.evidence is not None]
-    if len(intervals) < len(found):
+    if len(answered) < 2:
         return (), _NONE
+    names, found = list(answered), list(answered.values())
+    worth, intervals = [one.value for one in found], [one.interval for one in found if one.interval]
+    evidence = [one.evidence for one in found if one.evidence is not None]
     if len(evidence) < len(found):
         return compare_intervals(names, worth, intervals, level), _UNPAIRED
     values = np.stack([each.replica_values for each in evidence])  # (K, R), NaN where one diverged

@@ -230,7 +230,9 @@ def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str
         cells["uplift"] = words.uplift(policy.uplift)
     if ranking.metrics is not None:
         cells["truth"] = words.number(policy.truth)
-    return {**cells, "may be best": "yes" if policy.maybe_best else "no"}
+    unknown = policy.interval is None and best.interval is not None
+    cells["may be best"] = "not known" if unknown else "yes" if policy.maybe_best else "no"
+    return {**cells, "verdict": policy.verdict.answer}
 
 
 def _plot_ranking(ranking: PolicyRanking) -> Figure:

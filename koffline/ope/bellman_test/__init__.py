@@ -14,6 +14,7 @@ from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
 from koffline.ope.cross_fit import CrossFitted, measure_freshness
+from koffline.ope.problem import usual_gamma
 from koffline.ope.results import Record
 from koffline.ope.value_functions import as_value_function
 from koffline.policy_specs import as_policy
@@ -122,7 +123,7 @@ def bellman_test(
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
-    gamma = transitions.metadata.gamma if gamma is None else gamma
+    gamma = usual_gamma(transitions) if gamma is None else gamma
     settings = make_bellman_settings(gamma=gamma, seed=seed, **options)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
