@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from koffline.data.transitions import ActionSpace, Continuous
 from koffline.envs.make import Copies
 from koffline.online.config import WINDOW, OnlineConfig
 from koffline.online.networks import Shape
@@ -86,9 +85,8 @@ class Collector:
         for step in range(self._steps):
             drawn = act(self._observations.reshape(-1, self._each, d), noise[:, step])
             actions = drawn.reshape(n, *drawn.shape[2:])
-            executed = clip_actions(actions, self._shape.action_space)
             before = self._observations, actions, self._episodes.copy(), self._lengths.copy()
-            rows.append((*before, *self._play(executed)))
+            rows.append((*before, *self._play(self._shape.action_space.clip(actions))))
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def resume(self) -> bool:
@@ -185,13 +183,6 @@ class Collector:
 def vectors(observations: np.ndarray) -> np.ndarray:
     """Observations of any shape as (n, d) in double precision."""
     return observations.reshape(len(observations), -1).astype(np.float64)
-
-
-def clip_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
-    """Clip continuous actions to the space's box; discrete actions stay."""
-    if not isinstance(space, Continuous):
-        return actions
-    return np.clip(actions, np.asarray(space.low), np.asarray(space.high))
 
 
 def divergence(

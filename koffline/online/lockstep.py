@@ -23,7 +23,7 @@ from torch import Tensor
 
 from koffline.checkpoints import restored, state_of
 from koffline.envs.make import Copies
-from koffline.online.collector import Collector, TrustRegion, clip_actions, vectors
+from koffline.online.collector import Collector, TrustRegion, vectors
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Exploration, Learner
 from koffline.online.networks import Actor, Agent, AgentStack, InputMoments, Shape
@@ -130,7 +130,7 @@ class LockStep:
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
         inputs = self.moments.standardised(observations, self._dtype)
-        return clip_actions(self._actor.best(inputs), self.shape.action_space)
+        return self.shape.action_space.clip(self._actor.best(inputs))
 
     def agent(self, run: int) -> Agent:
         """Copy of a run's networks."""

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from koffline.data.transitions import ActionSpace, Continuous, Metadata, Transitions
+from koffline.data.transitions import ActionSpace, Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import InputMoments
@@ -140,14 +140,11 @@ def replay_transitions(
     inside, last = step < lengths, step == lengths - 1
     changes = np.diff(np.repeat(episode, paths.lengths)) != 0
     terminated = (paths.terminated[:, None] & last)[inside]
-    actions = paths.actions[inside]
-    if isinstance(action_space, Continuous):
-        actions = np.clip(actions, action_space.low, action_space.high)
     dropped = int((~begins).sum())
     notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
     return Transitions(
         observations=paths.observations[:, :-1][inside],
-        actions=actions,
+        actions=action_space.clip(paths.actions[inside]),
         rewards=paths.rewards[inside],
         next_observations=paths.observations[:, 1:][inside],
         terminated=terminated,

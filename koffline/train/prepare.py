@@ -19,7 +19,7 @@ from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.kinds import is_shard_folder
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Continuous, Discrete
+from koffline.data.spaces import Bounds, Discrete
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
@@ -195,9 +195,7 @@ class EnvironmentEvaluator:
         with own_randomness(self._seeds.start):
             observations, running = self._copies.reset(self._seeds), np.arange(len(returns))
             while len(running):
-                actions = np.array(algo.predict(observations))
-                if isinstance(space, Continuous):
-                    actions = np.clip(actions, np.asarray(space.low), np.asarray(space.high))
+                actions = space.clip(np.array(algo.predict(observations)))
                 step = self._copies.step(running.tolist(), actions)
                 returns[running] += step.rewards
                 goes_on = ~(step.terminated | step.truncated)
