@@ -21,7 +21,6 @@ from d3rlpy.ope import FQE, DiscreteFQE
 from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.model_files import device_name, load
-from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.policies import KLossFQE
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
@@ -130,27 +129,6 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
                 continue
         what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
         raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
-
-
-def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
-    """The log as the algorithm draws from it: rows, or paths for Trust-PCL. Raises DataError."""
-    if (length := _path_length(algo)) > 1:
-        return PathReplayBuffer(log, length, generator)
-    return ColumnarReplayBuffer(log, generator)
-
-
-def check_single_rows(algo: Any, kind: str) -> None:
-    """Raise ConfigError if the algorithm needs more than single rows, all that a log on disk provides."""
-    wrong = {
-        "returns to the end of an episode": algo.need_returns_to_go,
-        "paths (path_length above 1)": _path_length(algo) > 1,
-    }
-    remedy = "this log stays on disk; load it (data.lazy: false)"
-    refuse({f"{kind} learns from {what}, {remedy}": is_so for what, is_so in wrong.items()}, kind=ConfigError)
-
-
-def _path_length(algo: Any) -> int:
-    return getattr(algo.config, "path_length", 1)
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:

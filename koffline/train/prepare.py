@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from koffline.algos import training
+from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.kinds import is_shard_folder
+from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.sources import open_transitions
 from koffline.data.spaces import Bounds, Discrete
 from koffline.data.statistics import LogTally, statistics_of
@@ -120,15 +122,29 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
 
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
+    """The log as the algorithm draws from it: rows, or paths for Trust-PCL.
+
+    Raises DataError for paths of a log without episodes, and ConfigError where the algorithm needs more than
+    single rows, all that a log on disk provides.
+    """
+    path_length = getattr(algo.config, "path_length", 1)
     if isinstance(data.log, Transitions):
-        return training.make_buffer(algo, data.rows, np.random.default_rng([config.train.seed, 1]))
+        generator = np.random.default_rng([config.train.seed, 1])
+        if path_length > 1:
+            return PathReplayBuffer(data.rows, path_length, generator)
+        return ColumnarReplayBuffer(data.rows, generator)
     assert data.statistics is not None
-    training.check_single_rows(algo, config.algo.type)
+    needs = {
+        "returns to the end of an episode": algo.need_returns_to_go,
+        "paths (path_length above 1)": path_length > 1,
+    }
+    said = f"{config.algo.type} learns from {{}}, this log stays on disk; load it (data.lazy: false)"
+    refuse({said.format(what): is_needed for what, is_needed in needs.items()}, kind=ConfigError)
     memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     pool = data.log.block_rows_for(memory)
     part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
     sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part, next_actions=True)
-    return training.LazyReplayBuffer(sampler, data.rows, data.statistics)
+    return LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 
 def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
