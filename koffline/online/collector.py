@@ -15,7 +15,7 @@ from jaxtyping import Float
 from koffline.envs.make import Copies
 from koffline.online.config import WINDOW, OnlineConfig
 from koffline.online.networks import Shape
-from koffline.online.paths import Paths
+from koffline.online.paths import Generators, Paths
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -61,9 +61,7 @@ class Collector:
         "_totals", "_lengths", "_episodes", "_taken",
     )  # fmt: skip
 
-    def __init__(
-        self, copies: Copies, shape: Shape, generators: Sequence[np.random.Generator], config: OnlineConfig
-    ) -> None:
+    def __init__(self, copies: Copies, shape: Shape, generators: Generators, config: OnlineConfig) -> None:
         self._copies, self._shape, self._generators = copies, shape, generators
         self._each, self._path_length = config.num_envs, config.path_length
         self._steps = config.steps_per_iteration // self._each
@@ -139,9 +137,8 @@ class Collector:
             self._pending[copy] = int(self._generators[run].integers(2**31))
         if ended:
             self._observations = final.copy()
-            self._observations[ended] = vectors(
-                self._copies.reset([self._seeds[copy] for copy in ended], ended)
-            )
+            seeds = [self._seeds[copy] for copy in ended]
+            self._observations[ended] = vectors(self._copies.reset(seeds, ended))
             self._totals[ended], self._lengths[ended] = 0.0, 0
             self._episodes[ended] += 1
         return final, rewards, terminated, truncated

@@ -92,7 +92,7 @@ class Learner:
         share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy = density.gradients(slope, found.pull_policy)
-        critic = self._critic(residual, values.valid, batch, coefficients)
+        critic = self._critic(found, batch, coefficients)
         parts = (*policy, values.pull(critic.slope, self._through_end))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             self.gradient[:, place] = part
@@ -108,16 +108,14 @@ class Learner:
             "policy_std": density.mean_std,
         }
 
-    def _critic(
-        self, residual: Tensor, valid: Tensor, batch: Minibatch, coefficients: Tensor
-    ) -> CriticGradient:
+    def _critic(self, found: critics.Residual, batch: Minibatch, coefficients: Tensor) -> CriticGradient:
         """Gradient of each run by its own critic."""
+        residual, valid = found.windows, found.values.valid
         parts: list[tuple[Rows, CriticGradient]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
             inputs, kept = self._kernel_inputs(batch, rows), valid[rows]
             gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
-            found = critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])
-            parts.append((rows, found))
+            parts.append((rows, critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
             now = self.online.of(rows), self.target.of(rows), coefficients[:, rows]

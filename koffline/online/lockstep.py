@@ -55,9 +55,8 @@ class LockStep:
         self.learner = Learner(self._configs, online, AgentStack(shape, online.flat.clone()))
         self._actor = Actor(online)
         self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
-        sizes = dimension, shape.outputs if shape.continuous else None
         capacity = 1 if common.streaming else common.capacity
-        self.replay = PathReplay(len(runs), capacity, common.path_length, *sizes, self._dtype)
+        self.replay = PathReplay(len(runs), capacity, common.path_length, shape, self._dtype)
         self._collector = Collector(self._copies, shape, self._generators[1], common)
         scales = [c.exploration for c in self._configs]
         self._exploration = Exploration(scales, dimension, dtype) if any(scales) else None
@@ -172,11 +171,11 @@ class LockStep:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
         if self._exploration:
             batch = self._exploration.add(batch)
-        coefficients = torch.from_numpy(
-            np.stack((self.trust_region.kl_coef, self.entropy_coef, self.trust_region.wanted))
-        )
-        found = self.learner.update(batch, coefficients[:2, :, None].to(self.learner.online.flat))
-        told = zip(("kl_coef", "entropy_coef", "wanted_kl_coef"), coefficients, strict=True)
-        for name, part in {**found, **dict(told)}.items():
+        region = self.trust_region
+        said = {"kl_coef": region.kl_coef, "entropy_coef": self.entropy_coef, "wanted_kl_coef": region.wanted}
+        told = {name: torch.from_numpy(numbers) for name, numbers in said.items()}
+        coefficients = torch.stack([told["kl_coef"], told["entropy_coef"]]).unsqueeze(2)
+        found = self.learner.update(batch, coefficients.to(self.learner.online.flat))
+        for name, part in {**found, **told}.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1

@@ -18,9 +18,10 @@ from torch import Tensor
 from koffline.data.transitions import ActionSpace, Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
-from koffline.online.networks import InputMoments
+from koffline.online.networks import InputMoments, Shape
 
 Rows = slice | Tensor
+Generators = Sequence[np.random.Generator]  # one per run
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,28 +51,17 @@ class Paths:
 
 
 class PathReplay:
-    """Replays of K runs, each a ring of ``capacity`` paths: the oldest is overwritten.
-
-    action_dim: k of continuous actions, None for discrete ones.
-    """
+    """Replays of K runs, each a ring of ``capacity`` paths: the oldest is overwritten."""
 
     kept = ("_inserted", "_columns")
 
-    def __init__(
-        self,
-        runs: int,
-        capacity: int,
-        path_length: int,
-        observation_dim: int,
-        action_dim: int | None,
-        dtype: Any = np.float32,
-    ) -> None:
-        self.runs, self.capacity, self.path_length = runs, capacity, path_length
+    def __init__(self, runs: int, capacity: int, path_length: int, shape: Shape, dtype: Any) -> None:
+        self.runs, self.capacity = runs, capacity
         self._inserted = np.zeros(runs, dtype=np.int64)
-        steps, row_shape = path_length, () if action_dim is None else (action_dim,)
+        steps, is_continuous = path_length, shape.continuous
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-            "observations": ((steps + 1, observation_dim), dtype),
-            "actions": ((steps, *row_shape), np.int64 if action_dim is None else dtype),
+            "observations": ((steps + 1, shape.observation_dim), dtype),
+            "actions": ((steps, shape.outputs), dtype) if is_continuous else ((steps,), np.int64),
             "rewards": ((steps,), dtype),
             **dict.fromkeys(("terminated", "truncated"), ((), bool)),
             **dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64)),
@@ -94,23 +84,22 @@ class PathReplay:
             self._columns[name][runs[order], slots] = array[order]
         self._inserted += counts
 
-    def sample(
-        self, generators: Sequence[np.random.Generator], batch_size: int, recency: Sequence[float]
-    ) -> Paths:
+    def sample(self, generators: Generators, batch_size: int, recency: Sequence[float]) -> Paths:
         """(K, B, …) paths, a run's drawn by its own generator without replacement, p ∝ exp(−recency · age).
 
         Every run must hold B.
         """
         ages = draw_ages(generators, self.sizes, batch_size, recency)
         slots = (self._inserted[:, None] - 1 - ages) % self.capacity
-        return Paths(**self._columns).flat_rows(
-            np.arange(self.runs)[:, None] * self.capacity + slots, leading=2
-        )
+        return self._rows(np.arange(self.runs)[:, None], slots)
 
     def held(self, run: int) -> Paths:
         """All paths of a run, oldest first."""
         first = max(self._inserted[run] - self.capacity, 0)
         slots = np.arange(first, self._inserted[run]) % self.capacity
+        return self._rows(run, slots)
+
+    def _rows(self, run: Any, slots: np.ndarray) -> Paths:
         return Paths(**self._columns).flat_rows(run * self.capacity + slots, leading=2)
 
 
@@ -157,10 +146,7 @@ def replay_transitions(
 
 
 def draw_ages(
-    generators: Sequence[np.random.Generator],
-    sizes: Shaped[np.ndarray, " run"],
-    count: int,
-    recency: Sequence[float],
+    generators: Generators, sizes: Shaped[np.ndarray, " run"], count: int, recency: Sequence[float]
 ) -> Shaped[np.ndarray, "run draw"]:
     """(K, B) distinct ages in [0, size): successive draws with p ∝ exp(−recency · age), no replacement.
 
@@ -224,9 +210,7 @@ class WindowCutter:
         self._powers = gamma[:, 0] ** np.arange(self._length + 1)  # (K, T + 1)
         self._reward_scale = self._tensor(scale)
 
-    def sample(
-        self, paths: Paths, generators: Sequence[np.random.Generator], moments: InputMoments
-    ) -> Minibatch:
+    def sample(self, paths: Paths, generators: Generators, moments: InputMoments) -> Minibatch:
         """Windows drawn uniformly within each path, each run's from its own generator; or all."""
         lengths = paths.lengths
         if not self._count:
