@@ -66,33 +66,22 @@ def make_algorithm(
             return config.create(device=device)
         if kind == "kloss_fqe":
             return KLossFQE(target, config, device)
-        is_discrete = target.get_action_type() == ActionSpace.DISCRETE
-        return (DiscreteFQE if is_discrete else FQE)(target, _with_scalers_of(target, config), device=device)
-
-
-def _with_scalers_of(target: Any, config: Any) -> Any:
-    """The config of d3rlpy's FQE with the scalers of its policy, to which it passes scaled observations.
-
-    Raises ConfigError if the config sets scalers of its own.
-    """
-    names = ("observation_scaler", "action_scaler")
-    what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
-    wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in names}
-    refuse(wrong, kind=ConfigError)
-    return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})
-
-
-def check_actions(algo: Any, log: Transitions, kind: str) -> None:
-    """Raise ConfigError where the algorithm is for the other kind of actions."""
-    is_discrete, wanted = isinstance(log.action_space, Discrete), algo.get_action_type()
-    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
-        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
-        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
+        # d3rlpy's FQE passes scaled observations to its policy, whose scalers it must share.
+        scalers = {name: getattr(target.config, name) for name in ("observation_scaler", "action_scaler")}
+        what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
+        wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in scalers}
+        refuse(wrong, kind=ConfigError)
+        fqe = DiscreteFQE if target.get_action_type() == ActionSpace.DISCRETE else FQE
+        return fqe(target, dataclasses.replace(config, **scalers), device=device)
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     """Fit the scalers on the log and create the networks. Raises ConfigError if they do not fit it."""
-    shape = buffer.transitions.observation_shape
+    log, wanted = buffer.transitions, algo.get_action_type()
+    shape, is_discrete = log.observation_shape, isinstance(log.action_space, Discrete)
+    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
+        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
+        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
     with _making(kind, f" for observations of shape {shape}"):
         fit_scalers(algo, buffer)
         algo.create_impl(shape, buffer.dataset_info.action_size)

@@ -14,10 +14,10 @@ from koffline.envs.boxes import BoxWorld, Outcome, Pair, Tuples, draw_categories
 from koffline.errors import ConfigError
 
 Probabilities = Float[np.ndarray, "state action"]
+ActionValues = Probabilities
 Numbers = Int[np.ndarray, " row"]
 Points = Shaped[np.ndarray, "row 2"]
 _SUM_TOLERANCE = 1e-9
-ActionValues = Float[np.ndarray, "state action"]
 TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
 TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
 TSITSIKLIS_GAMMA = 1.0
@@ -57,9 +57,12 @@ class FiniteMDP:
         return self.transition.shape[1]
 
     def state_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, " state"]:
-        """V^π, (S,): solves (I − γ P_π) V = r_π with V = 0 on terminal states."""
-        moves, gain = self._under(policy)
-        return np.linalg.solve(np.eye(self.n_states) - gamma * moves, gain)
+        """V^π, (S,): solves (I − γ P_π) V = r_π; no move out of or into terminal states, where V = 0."""
+        table = self._table(policy)
+        moves = np.einsum("sa,sat->st", table, self.transition)
+        gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
+        moves = np.where(self.terminal[:, None] | self.terminal[None, :], 0.0, moves)
+        return np.linalg.solve(np.eye(self.n_states) - gamma * moves, np.where(self.terminal, 0.0, gain))
 
     def action_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, "state action"]:
         """Q^π, (S, A): one step of any action, then the policy; zero on terminal states."""
@@ -95,14 +98,6 @@ class FiniteMDP:
         policy = np.asarray(policy, dtype=np.float64)
         _require_probabilities("policy[s]", policy[~self.terminal])
         return policy
-
-    def _under(self, policy: Probabilities) -> tuple[np.ndarray, np.ndarray]:
-        """Moves (S, S) and expected rewards (S,) under the policy; no move out of or into terminal states."""
-        table = self._table(policy)
-        moves = np.einsum("sa,sat->st", table, self.transition)
-        gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
-        moves = np.where(self.terminal[:, None] | self.terminal[None, :], 0.0, moves)
-        return moves, np.where(self.terminal, 0.0, gain)
 
 
 def _require_probabilities(name: str, rows: np.ndarray) -> None:

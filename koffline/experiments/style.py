@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Shaped
 from matplotlib.axes import Axes
@@ -44,7 +42,7 @@ SOFT = "#9aa5b1"
 DOTTED: dict[str, Any] = {"ls": (0, (1, 2)), "lw": 1.0}  # levels: the best constant, "solved"
 _FEW_DECADES = 40.0  # ratio of the ends of an axis that spans few decades
 _DPI, _TALLEST = 200, 2600.0  # dots per inch; height in dots above which a figure gets fewer dots per inch
-_STYLE: dict[Any, Any] = {
+HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
     **STYLE,
     "axes.titlelocation": "left",
     "grid.linewidth": 0.6,
@@ -54,11 +52,6 @@ _STYLE: dict[Any, Any] = {
     "savefig.dpi": _DPI,
     "font.size": 9,
 }
-
-
-def house_style() -> AbstractContextManager[None]:
-    """The settings of matplotlib inside the block; its global state is left as it was."""
-    return mpl.rc_context(_STYLE)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

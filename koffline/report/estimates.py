@@ -92,12 +92,13 @@ def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
     of_all = [("all", text) for text in found.warnings]
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
+    interval, error = f"{percent(found.level)} interval", () if truth is None else ("error",)
     warnings = _collected([*of_all, *(pair for pair in own if pair[1] not in found.warnings)])
     context = {
         "truth": truth,
         "warnings": [f"{', '.join(names)}: {text}" for text, names in warnings.items()],
         "reasons": _collected((row.name, row.reason) for row in found.rows).items(),
-        "columns": _columns(found, truth),
+        "columns": ("estimator", "estimate", interval, "uplift", "kind", "promise", "ESS", *error),
         "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
     }
     figures = {"forest": partial(_plot_estimates, found, truth)}
@@ -136,13 +137,6 @@ def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: A
     for reason, names in context["reasons"]:
         verb = "does" if len(names) == 1 else "do"
         print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
-
-
-def _columns(found: EstimateTable, truth: float | None) -> tuple[str, ...]:
-    """Heads of the columns of `_cells`."""
-    error = () if truth is None else ("error",)
-    interval = f"{percent(found.level)} interval"
-    return ("estimator", "estimate", interval, "uplift", "kind", "promise", "ESS", *error)
 
 
 def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[str]:

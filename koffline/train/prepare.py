@@ -101,12 +101,16 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
     kind = config.algo.type
-    with contextlib.ExitStack() as stack, quiet(), _d3rlpy_warnings():
+    with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
+        # Of the libraries that d3rlpy and Gymnasium need; an overflow shows as divergence.
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        named = r"(dataclasses_json|gymnasium|torch)\b"
+        warnings.filterwarnings("ignore", category=UserWarning, module=named)
+        stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
         stack.enter_context(threads(config.train.threads))
         stack.enter_context(own_randomness(config.train.seed))
         data = open_data(config.data) if data is None else data
         algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-        training.check_actions(algo, data.rows, kind)
         buffer = _make_buffer(algo, config, data)
         training.build_networks(algo, buffer, kind)
         if training.actions_out_of_reach(algo, buffer):
@@ -217,14 +221,3 @@ class EnvironmentEvaluator:
                 goes_on = ~(step.terminated | step.truncated)
                 running, observations = running[goes_on], step.observations[goes_on]
         return float(np.mean(returns))
-
-
-@contextlib.contextmanager
-def _d3rlpy_warnings() -> Iterator[None]:
-    """Hide warnings from dependencies of d3rlpy and Gymnasium, and of overflow, which shows as divergence."""
-    with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings(
-            "ignore", category=UserWarning, module=r"(dataclasses_json|gymnasium|torch)\b"
-        )
-        yield
