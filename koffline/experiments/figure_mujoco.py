@@ -221,10 +221,8 @@ def draw_mujoco(
     label = f"return of the {'mean action' if curve == 'return' else 'sampled policy'}"
     label += ", paper's learner" if part == "paper" else ""
     groups = [Group(part, name, 0.0, "") for name in mujoco.BUDGETS]
-    if part == "final":
-        groups += [
-            Group("noise", name, x, "") for name, levels in mujoco.NOISE_LEVELS.items() for x in levels
-        ]
+    noises = mujoco.NOISE_LEVELS.items() if part == "final" else ()
+    groups += [Group("noise", name, level, "") for name, levels in noises for level in levels]
     shown: dict[Group, dict[str, Any]] = {}
     for group, critic in itertools.product(groups, mujoco.CRITICS):
         if found := curves.get(f"{group.panel}/{critic}"):
@@ -274,14 +272,11 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
     about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
     cells = []
     for row in rows:
-        final, sampled, area = (
-            style.interval_text(each, _text) for each in (row.final, row.sampled, row.area)
-        )
+        returns = (row.final, Interval(row.final_best), row.sampled, row.area)
+        numbers = [style.interval_text(each, _text) for each in returns]
         when = "–" if row.reached is None else f"{row.reached:,.0f}"
-        reached, diverged = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
-        best = style.interval_text(Interval(row.final_best), _text)
-        numbers = (final, best, sampled, area, reached, diverged)
-        cells.append([style.LABELS[row.critic], row.setting, *numbers])
+        counts = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
+        cells.append([style.LABELS[row.critic], row.setting, *numbers, *counts])
     return style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 
 

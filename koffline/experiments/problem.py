@@ -239,9 +239,8 @@ class Metrics:
     def __call__(self, step: int, network: StackedMLP) -> Tensor:
         """(R, len(MEASURES)); NaN for replicas that diverged."""
         table, rows = self._table, slice(0, _LOSS_ROWS)
-        value, following = (
-            self._values(network, states) for states in (table.inputs, table.next_inputs[rows])
-        )
+        value = self._values(network, table.inputs)
+        following = self._values(network, table.next_inputs[rows])
         errors = [(value - truth).square().mean(dim=1) for truth in self._truths]
         errors[0] = errors[0] - self._noise
         rewards, discounts = (part[rows].expand_as(following) for part in (table.rewards, table.discounts))

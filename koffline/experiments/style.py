@@ -19,6 +19,7 @@ from koffline.experiments.statistics import Interval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 from koffline.store.files import atomic_file
 
+Series = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: x (T,) and numbers of all seeds
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
 METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
@@ -68,7 +69,7 @@ def save_figure(figure: Figure, path: Path) -> None:
             figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
-def draw_errors(axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = np.inf) -> None:
+def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
     """Curves of methods, (T,) and (T, S), on a logarithmic axis up to ``most``; where seeds diverged."""
     for method, (x, values) in shown.items():
         _draw_curve(axes, method, x, values, most)
@@ -101,9 +102,7 @@ def _draw_curve(
     axes.plot(x, mean, **look, ms=4, markevery=(first, step), lw=width, zorder=order)
 
 
-def draw_returns(
-    axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], threshold: float | None
-) -> None:
+def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
     """Curves of critics, steps (T,) and returns (R, T): interquartile means with bootstrap intervals.
 
     threshold: the level that solves the environment; a distant one is not drawn, it would flatten the curves.

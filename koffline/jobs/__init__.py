@@ -204,10 +204,9 @@ def run_jobs(
 
         waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
         here = PassSettings(workers, ray)
-        with closing(
-            here.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
-        ) as results:
-            for job, error in results:
+        ended = here.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
+        with closing(ended):
+            for job, error in ended:
                 if error is None and not job.done:
                     error = JobError(f"it ended without a valid result at {job.path}")
                 if error is not None:

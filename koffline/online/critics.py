@@ -21,6 +21,9 @@ from koffline.online.networks import AgentStack, Density
 from koffline.online.paths import Minibatch, Rows
 from koffline.steps import Memory
 
+Windows = Float[Tensor, "run window"]
+Gram = Float[Tensor, "run window window"]
+Column = Float[Tensor, "run 1"]
 _SMALLEST_BANDWIDTH = 1e-6
 _FEATURES = 200  # random features of a remembered kernel loss
 
@@ -113,21 +116,14 @@ class CriticGradient(NamedTuple):
     slope: Tensor
 
 
-def squared_error_gradient(
-    residual: Float[Tensor, "run window"], valid: Float[Tensor, "run window"]
-) -> CriticGradient:
+def squared_error_gradient(residual: Windows, valid: Windows) -> CriticGradient:
     """Mean squared residual over valid windows. (Feng et al. 2019, equ:rg)"""
     count = valid.sum(dim=1, keepdim=True)
     kept = residual * valid
     return CriticGradient((kept * kept).sum(dim=1) / count.squeeze(1), kept * (1.0 / count))
 
 
-def kernel_gradient(
-    residual: Float[Tensor, "run window"],
-    valid: Float[Tensor, "run window"],
-    gram: Float[Tensor, "run window window"],
-    diag_weight: Float[Tensor, "run 1"],
-) -> CriticGradient:
+def kernel_gradient(residual: Windows, valid: Windows, gram: Gram, diag_weight: Column) -> CriticGradient:
     """(1 − w) U + w mean δ² over m valid windows; w = ``diag_weight``, NaN for 1/m.
 
     (Feng et al. 2019, sec:batch_lv)
@@ -142,10 +138,8 @@ def kernel_gradient(
 
 
 def gaussian_gram(
-    inputs: Float[Tensor, "run window column"],
-    valid: Float[Tensor, "run window"],
-    bandwidth_scale: Float[Tensor, "run 1"],
-) -> Float[Tensor, "run window window"]:
+    inputs: Float[Tensor, "run window column"], valid: Windows, bandwidth_scale: Column
+) -> Gram:
     """exp(−‖x − y‖² / h²), h = bandwidth_scale · the median distance of a run's valid windows.
 
     (Feng et al. 2019, sec:exp_detail)
@@ -159,11 +153,10 @@ def _squared_distances(inputs: Tensor) -> Tensor:
     """Squared distances (R, M, M), zero on the diagonal."""
     centred = inputs - inputs.mean(dim=1, keepdim=True)
     norms = centred.square().sum(dim=2)
-    squares = torch.baddbmm(norms.unsqueeze(1) + norms.unsqueeze(2), centred, centred.mT, alpha=-2.0).clamp_(
-        min=0.0
-    )
+    sums = norms.unsqueeze(1) + norms.unsqueeze(2)
+    squares = torch.baddbmm(sums, centred, centred.mT, alpha=-2.0).clamp_(min=0.0)
     # Distances of equal rows are rounding errors, which must not become the bandwidth.
-    rounding = 8.0 * torch.finfo(squares.dtype).eps * (norms.unsqueeze(1) + norms.unsqueeze(2))
+    rounding = 8.0 * torch.finfo(squares.dtype).eps * sums
     squares.masked_fill_(squares < rounding, 0.0)
     squares.diagonal(dim1=1, dim2=2).zero_()
     return squares

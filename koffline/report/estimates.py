@@ -26,12 +26,11 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
     """The report of one estimate, beside the truth if that is known."""
     figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
     if seen is not None:
-        starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
+        about = ("mean = the estimate", "V(s) of an initial state", "initial states")
+        starts = partial(plots.plot_histogram, seen.initial_values, found.value, *about, bins=40)
         figures |= {
             "residuals": partial(plots.plot_residuals, seen.residuals),
-            "initial_values": partial(
-                plots.plot_histogram, seen.initial_values, found.value, *starts, bins=40
-            ),
+            "initial_values": starts,
             "coverage": partial(plots.plot_coverage, seen.action_support, seen.support_weights),
         }
     return Report("estimate.json", found, figures, partial(_show_estimate, truth, found), {"truth": truth})
@@ -118,9 +117,8 @@ def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
 def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: Any) -> None:
     """Print a line per estimator, then what goes for all: verdict, truth, bounds and reasons."""
     truth = context["truth"]
-    parts = [
-        [_cells(row, found, truth) for row in rows] for _, rows in groupby(found.rows, attrgetter("family"))
-    ]
+    families = groupby(found.rows, attrgetter("family"))
+    parts = [[_cells(row, found, truth) for row in rows] for _, rows in families]
     title = f"What {found.policy} is worth ({words.return_words(found)})"
     print_table(console, title, context["columns"], *parts, right=("estimate", "ESS", "error"))
     print_labelled(console, "verdict", str(found.verdict), "bold")

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from koffline.algos.training import RunLogger, random_state, set_random_state
 from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
-from koffline.progress import progress_bar
+from koffline.progress import Tell, progress_bar
 from koffline.store import open_run, write_record
 from koffline.store.files import atomic_file
 from koffline.store.run_record import now
@@ -90,9 +90,7 @@ def train(
         return TrainResult(**vars(progress), out=folder, model=model)
 
 
-def _train_epoch(
-    config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Callable[[int], None]
-) -> Progress:
+def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Tell) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
     started, algo = time.perf_counter(), parts.algo
