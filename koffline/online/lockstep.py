@@ -135,9 +135,8 @@ class LockStep:
         """Copy of a run's networks."""
         online, target = (s.of(torch.tensor([run])) for s in (self.learner.online, self.learner.target))
         inputs = self.moments.mean[run].copy(), self.moments.std[run].copy()
-        return Agent(
-            online, target, *inputs, float(self.trust_region.kl_coef[run]), float(self.entropy_coef[run])
-        )
+        coefficients = self.trust_region.kl_coef[run], self.entropy_coef[run]
+        return Agent(online, target, *inputs, *map(float, coefficients))
 
     def state_dict(self) -> dict[str, Any]:
         """State from which the runs continue identically."""
