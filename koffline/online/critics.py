@@ -39,7 +39,8 @@ class ValueEnds:
         runs, paths, length, width = batch.inputs.shape
         count = batch.starts.shape[2]
         if 2 * count < length:
-            inputs = rows_at(batch.inputs, torch.cat((batch.starts, batch.ends), dim=2).unsqueeze(3))
+            both = torch.cat((batch.starts, batch.ends), dim=2).unsqueeze(3)
+            inputs = torch.take_along_dim(batch.inputs, both, dim=2)
             starts = torch.arange(count).expand(runs, paths, count)
             ends, length = starts + count, 2 * count
         else:
@@ -70,16 +71,6 @@ class ValueEnds:
         return self._pull_value(inside.unsqueeze(2))
 
 
-def wide(index: Tensor, like: Tensor) -> Tensor:
-    """Expand an index (K, R) to (K, R, c), for gather."""
-    return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
-
-
-def rows_at(steps: Tensor, index: Tensor) -> Tensor:
-    """Rows of (R, B, T, c) at steps (R, B, W, 1): (R, B, W, c)."""
-    return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
-
-
 class Residual:
     """Residuals ``windows`` (K, M) of all windows, with the pullbacks of their gradients.
 
@@ -95,9 +86,10 @@ class Residual:
         coefficients: Tensor,
     ) -> None:
         runs, paths, steps = batch.rewards.shape
-        inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
-        actions = batch.actions.flatten(1, 2)
-        actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
+        observed = (batch.rows + batch.rows // steps).unsqueeze(2)  # T + 1 a path
+        inputs = torch.take_along_dim(batch.inputs.flatten(1, 2), observed, dim=1)
+        acted = batch.rows.unsqueeze(2) if batch.actions.ndim == 4 else batch.rows
+        actions = torch.take_along_dim(batch.actions.flatten(1, 2), acted, dim=1)
         outputs, self.pull_policy = online.policy.forward_with_pullback(inputs)
         self.density = Density(outputs, online.log_std, actions)
         slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability

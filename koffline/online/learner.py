@@ -130,13 +130,12 @@ class Learner:
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
         starts = batch.starts.clamp(max=batch.rewards.shape[2] - 1)[rows]
-        index = starts.unsqueeze(3)
-        states = critics.rows_at(batch.inputs[rows], index)
+        states = torch.take_along_dim(batch.inputs[rows], starts.unsqueeze(3), dim=2)
         if not bool(self._actions_in_kernel[rows].any()):
             return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
-            actions = critics.rows_at(batch.actions[rows], index)
+            actions = torch.take_along_dim(batch.actions[rows], starts.unsqueeze(3), dim=2)
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)
@@ -177,8 +176,8 @@ class Exploration:
     def add(self, batch: Minibatch) -> Minibatch:
         """The mini-batch with rewards that hold the bonuses."""
         reached = batch.rows + batch.rows // batch.rewards.shape[2] + 1  # rows of inputs, T + 1 a path
-        states = batch.inputs.flatten(1, 2)
-        psi = self._features(states.gather(1, critics.wide(reached, states)))
+        states = torch.take_along_dim(batch.inputs.flatten(1, 2), reached.unsqueeze(2), dim=1)
+        psi = self._features(states)
         spread = ((psi @ self._inverse) * psi).sum(dim=2).clamp(min=0.0).sqrt()
         bonus = self._scales * spread * batch.covered
         rewards = batch.rewards.flatten(1).scatter_add(1, batch.rows, bonus)

@@ -177,7 +177,7 @@ class Minibatch:
     inputs (K, B, T + 1, d) standardised; actions; rewards (K, B, T) scaled. starts, ends (K, B, W): steps;
     valid (K, B, W). weights (K, B, W, T): γ^(t − start) within the window, else 0. discounts (K, B, W):
     γ^length of what follows, 0 after a terminal step. rows (K, R): the steps b · T + t that some window
-    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, which repeats step 0.
+    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, any other steps.
     """
 
     inputs: Tensor
@@ -255,9 +255,6 @@ class WindowCutter:
 def _pack_steps(weights: Float[np.ndarray, "run path window step"]) -> tuple[np.ndarray, np.ndarray]:
     """Steps covered by windows, packed: with one window of ten per path, the policy skips nearly half."""
     inside = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
-    run, step = np.nonzero(inside)
-    counts = np.bincount(run, minlength=len(inside))
-    place = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.zeros((len(inside), int(counts.max(initial=1))), dtype=np.int64)
-    index[run, place] = step
-    return index, np.arange(index.shape[1]) < counts[:, None]
+    counts = inside.sum(axis=1, keepdims=True)
+    index = np.argsort(~inside, axis=1, kind="stable")[:, : counts.max(initial=1)]
+    return index, np.arange(index.shape[1]) < counts
