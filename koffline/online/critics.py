@@ -155,16 +155,13 @@ def _squared_distances(inputs: Tensor) -> Tensor:
 
 
 def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:
-    """Median distance of each run's pairs of valid windows, (R,); numpy selects many times faster."""
-    pairs = squares.flatten(1).numpy()[:, _upper(squares.shape[1])]  # (R, M(M−1)/2)
-    if bool((valid > 0.0).all()):
-        middle = [(pairs.shape[1] - 1) // 2, pairs.shape[1] // 2]
-        found = np.sqrt(np.partition(pairs, middle, axis=1)[:, middle]).mean(axis=1)
-    else:
-        kept = valid.numpy() > 0.0
-        both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[:, _upper(squares.shape[1])]
-        found = np.array([np.median(np.sqrt(row[keep])) for row, keep in zip(pairs, both, strict=True)])
-    return torch.from_numpy(np.maximum(found, _SMALLEST_BANDWIDTH).astype(pairs.dtype))
+    """Median distance of each run's pairs of valid windows, (R,); numpy sorts many times faster."""
+    kept, pairs = valid.numpy() > 0.0, _upper(squares.shape[1])
+    both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[:, pairs]  # (R, M(M−1)/2)
+    ordered = np.sort(np.where(both, squares.flatten(1).numpy()[:, pairs], np.inf), axis=1)
+    count = both.sum(axis=1, keepdims=True)
+    middle = np.take_along_axis(ordered, np.concatenate(((count - 1) // 2, count // 2), axis=1), axis=1)
+    return torch.from_numpy(np.maximum(np.sqrt(middle).mean(axis=1), _SMALLEST_BANDWIDTH))
 
 
 @functools.cache
