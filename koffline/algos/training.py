@@ -182,11 +182,10 @@ class LogEvaluator:
 
 def random_state() -> dict[str, Any]:
     """The states of the global random generators, as a checkpoint holds them."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
+        "numpy": json.dumps(np.random.get_state(), default=np.ndarray.tolist),  # noqa: NPY002  (d3rlpy's)
         "python": json.dumps(random.getstate()),
     }
 
@@ -196,8 +195,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, *rest = json.loads(state["numpy"])
-    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    np.random.set_state(json.loads(state["numpy"]))  # noqa: NPY002
     version, internal, gauss = json.loads(state["python"])
     random.setstate((version, tuple(internal), gauss))
 
