@@ -1,4 +1,4 @@
-"""Data collection of K runs in iterations of equal length, cut into sub-episodes; the trust region.
+"""Acting and data collection of K runs in iterations of equal length, cut into sub-episodes; the trust region.
 
 The trust region computes the coefficient of divergence from the last episodes' returns.
 (Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from koffline.envs.make import Copies
 from koffline.online.config import WINDOW, OnlineConfig
-from koffline.online.networks import Shape
+from koffline.online.networks import AgentStack, Shape
 from koffline.online.paths import Generators, Paths
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
@@ -47,6 +47,39 @@ class Collected:
         index = np.minimum(ends - counts[:, None] + place, ends - 1)
         found = self.paths.flat_rows(index, leading=1)
         return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
+
+
+class Actor:
+    """The policies in numpy on the stack's own memory: a step of all runs takes some microseconds."""
+
+    def __init__(self, stack: AgentStack) -> None:
+        self._continuous = stack.shape.continuous
+        self._layers = [(w.numpy(), b.numpy()) for w, b in stack.policy.layers(stack.policy.flat)]
+        self._log_std = stack.log_std.numpy()
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """Means (K, E, k) or logits (K, E, n) from standardised observations (K, E, d)."""
+        hidden = inputs
+        *below, (top, top_bias) = self._layers
+        for weight, bias in below:
+            hidden = np.matmul(hidden, weight)
+            hidden += bias
+            np.tanh(hidden, out=hidden)
+        return np.matmul(hidden, top) + top_bias
+
+    def sample(self, inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions (K, E, k) from normal noise of that shape, or (K, E) from uniform noise of that shape."""
+        outputs = self.outputs(inputs)
+        if self._continuous:
+            return outputs + np.exp(self._log_std)[:, None] * noise
+        weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        cumulative = np.cumsum(weights, axis=-1)
+        return (cumulative[..., :-1] <= noise[..., None] * cumulative[..., -1:]).sum(axis=-1)
+
+    def best(self, inputs: np.ndarray) -> np.ndarray:
+        """Mean actions (K, E, k), or the most probable ones (K, E)."""
+        outputs = self.outputs(inputs)
+        return outputs if self._continuous else outputs.argmax(axis=-1)
 
 
 class Collector:

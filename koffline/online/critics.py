@@ -17,7 +17,7 @@ from torch import Tensor
 
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.objectives import gram_product
-from koffline.online.networks import AgentStack, Density
+from koffline.online.networks import AgentStack, Density, Networks
 from koffline.online.paths import Minibatch, Rows
 from koffline.steps import Memory
 
@@ -35,7 +35,8 @@ class ValueEnds:
     else at all T + 1 steps of a path.
     """
 
-    def __init__(self, online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch) -> None:
+    def __init__(self, networks: Networks, slow: Rows | None, batch: Minibatch) -> None:
+        online, target = networks
         runs, paths, length, width = batch.inputs.shape
         count = batch.starts.shape[2]
         if 2 * count < length:
@@ -77,15 +78,8 @@ class Residual:
     slow: the runs that bootstrap from the slow copy of V. coefficients (2, K, 1): τ and λ.
     """
 
-    def __init__(
-        self,
-        online: AgentStack,
-        target: AgentStack,
-        slow: Rows | None,
-        batch: Minibatch,
-        coefficients: Tensor,
-    ) -> None:
-        runs, paths, steps = batch.rewards.shape
+    def __init__(self, networks: Networks, slow: Rows | None, batch: Minibatch, coefficients: Tensor) -> None:
+        (online, target), (runs, paths, steps) = networks, batch.rewards.shape
         observed = (batch.rows + batch.rows // steps).unsqueeze(2)  # T + 1 a path
         inputs = torch.take_along_dim(batch.inputs.flatten(1, 2), observed, dim=1)
         acted = batch.rows.unsqueeze(2) if batch.actions.ndim == 4 else batch.rows
@@ -97,7 +91,7 @@ class Residual:
         divergence = (entropy_coef + kl_coef) * self.density.log_probability - kl_coef * slow_density
         reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
         gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
-        self.values = values = ValueEnds(online, target, slow, batch)
+        self.values = values = ValueEnds(networks, slow, batch)
         self.windows = gained.flatten(1) + values.discount * values.end - values.start
 
 
@@ -181,30 +175,19 @@ class RememberedLoss:
     kept = ("_memory", "_online", "_target", "_coefficients")
 
     def __init__(
-        self,
-        share: Tensor,
-        diag_weight: Tensor,
-        bandwidth_scale: Tensor,
-        has_actions: Tensor,
-        online: AgentStack,
-        target: AgentStack,
+        self, share: Tensor, diag_weight: Tensor, bandwidth_scale: Tensor, has_actions: Tensor, now: Networks
     ) -> None:
-        columns = online.shape.observation_dim + online.shape.outputs * has_actions
+        shape = now.online.shape
+        columns = shape.observation_dim + shape.outputs * has_actions
         self._weight, self._bandwidth = diag_weight, bandwidth_scale * (2.0 * columns).sqrt()
         generator = torch.Generator().manual_seed(0)
         self._features = random_fourier_features(Gaussian(1.0), int(columns.max()), _FEATURES, generator)
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
-        self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
+        self._online, self._target = (AgentStack(shape, stack.flat.clone()) for stack in now)
         self._coefficients = share.new_zeros(2, len(share), 1)
 
     def gradient(
-        self,
-        residual: Tensor,
-        batch: Minibatch,
-        inputs: Tensor,
-        online: AgentStack,
-        target: AgentStack,
-        coefficients: Tensor,
+        self, residual: Tensor, batch: Minibatch, inputs: Tensor, now: Networks, coefficients: Tensor
     ) -> CriticGradient:
         """Loss and gradient of residuals (M, W) with rows (M, W, ·), at the present networks."""
         valid = batch.valid.flatten(1)
@@ -212,11 +195,11 @@ class RememberedLoss:
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
         old = None
         if self._memory.count:
-            before = Residual(self._online, self._target, None, batch, self._coefficients)
+            before = Residual(Networks(self._online, self._target), None, batch, self._coefficients)
             old = gram_product(before.windows, psi)
         remembered = self._memory.take(gram_product(residual, psi), old)
-        self._online.flat.copy_(online.flat)
-        self._target.flat.copy_(target.flat)
+        self._online.flat.copy_(now.online.flat)
+        self._target.flat.copy_(now.target.flat)
         self._coefficients.copy_(coefficients)
         weight = torch.where(self._weight.isnan(), 1.0 / count, self._weight)
         slope = (1.0 - weight) * torch.bmm(psi, remembered.unsqueeze(2)).squeeze(2)

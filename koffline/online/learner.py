@@ -18,7 +18,7 @@ from koffline.kernels import Gaussian, random_fourier_features
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradient, RememberedLoss
-from koffline.online.networks import AgentStack
+from koffline.online.networks import Networks
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
@@ -32,9 +32,9 @@ class Learner:
 
     kept = ("online", "target", "_adam", "_remembered", "_rates", "diverged")
 
-    def __init__(self, configs: Sequence[OnlineConfig], online: AgentStack, target: AgentStack) -> None:
-        self.online, self.target = online, target
-        self._dtype = online.flat.dtype
+    def __init__(self, configs: Sequence[OnlineConfig], networks: Networks) -> None:
+        self.networks, (self.online, self.target) = networks, networks
+        self._dtype = self.online.flat.dtype
         self.windows = WindowCutter(configs, self._dtype)
         self._rates, self._decay, self._largest_norm, epsilon, self._bandwidth_scale = (
             self._column([getattr(config, name) for config in configs])
@@ -49,11 +49,12 @@ class Learner:
         self._through_end = self._column([c.critic in ("rg", "kloss", "memory") for c in configs])
         self._remembered: RememberedLoss | None = None
         if (rows := self._rows_of.get("memory")) is not None:
-            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows]
-            before = online.of(rows), target.of(rows)
-            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel, *before)
-        self._adam = StackedAdam(online.flat, epsilon=epsilon)
-        self.gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
+            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows], networks.of(rows)
+            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel)
+        self._adam = StackedAdam(self.online.flat, epsilon=epsilon)
+        self.gradient = torch.empty_like(
+            self.online.flat
+        )  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
@@ -85,7 +86,7 @@ class Learner:
 
     def compute_gradient(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
         """Compute ``gradient`` (K, P) of both networks, before clipping; return diagnostics (K,)."""
-        found = critics.Residual(self.online, self.target, self._slow, batch, coefficients)
+        found = critics.Residual(self.networks, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
@@ -118,7 +119,7 @@ class Learner:
             parts.append((rows, critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
-            now = self.online.of(rows), self.target.of(rows), coefficients[:, rows]
+            now = self.networks.of(rows), coefficients[:, rows]
             parts.append((rows, self._remembered.gradient(residual[rows], batch.of(rows), inputs, *now)))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]

@@ -23,10 +23,10 @@ from torch import Tensor
 
 from koffline.checkpoints import restored, state_of
 from koffline.envs.make import Copies
-from koffline.online.collector import Collector, TrustRegion, vectors
+from koffline.online.collector import Actor, Collector, TrustRegion, vectors
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Exploration, Learner
-from koffline.online.networks import Actor, Agent, AgentStack, InputMoments, Shape
+from koffline.online.networks import Agent, AgentStack, InputMoments, Networks, Shape
 from koffline.online.paths import PathReplay, Paths
 
 _DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
@@ -48,11 +48,12 @@ class LockStep:
         self._copies, self._evaluators = (Copies(common.env, **common.env_options) for _ in range(2))
         space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
-        networks, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
+        seeds, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
         # Of the replay, and of collection.
         self._generators = tuple(tuple(map(np.random.default_rng, kind)) for kind in kinds)
-        online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in networks], dtype)
-        self.learner = Learner(self._configs, online, AgentStack(shape, online.flat.clone()))
+        online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in seeds], dtype)
+        networks = Networks(online, AgentStack(shape, online.flat.clone()))
+        self.learner = Learner(self._configs, networks)
         self._actor = Actor(online)
         self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
         capacity = 1 if common.streaming else common.capacity
@@ -133,10 +134,10 @@ class LockStep:
 
     def agent(self, run: int) -> Agent:
         """Copy of a run's networks."""
-        online, target = (s.of(torch.tensor([run])) for s in (self.learner.online, self.learner.target))
+        networks = self.learner.networks.of(torch.tensor([run]))
         inputs = self.moments.mean[run].copy(), self.moments.std[run].copy()
         coefficients = self.trust_region.kl_coef[run], self.entropy_coef[run]
-        return Agent(online, target, *inputs, *map(float, coefficients))
+        return Agent(*networks, *inputs, *map(float, coefficients))
 
     def state_dict(self) -> dict[str, Any]:
         """State from which the runs continue identically."""
