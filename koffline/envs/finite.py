@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
+from numpy.random import Generator
 
 from koffline.envs.boxes import BoxWorld, Outcome, Pair, Tuples, draw_categories
 from koffline.errors import ConfigError
@@ -73,7 +74,7 @@ class FiniteMDP:
         """J = expected discounted return from the initial distribution."""
         return float(self.initial @ self.state_values(policy, gamma))
 
-    def step(self, states: Numbers, actions: Numbers, generator: np.random.Generator) -> Outcome:
+    def step(self, states: Numbers, actions: Numbers, generator: Generator) -> Outcome:
         """Draw the outcomes of pairs of state and action numbers."""
         following = draw_categories(self.transition[states, actions], generator)
         return Outcome(following, self.reward[states, actions, following], self.terminal[following])
@@ -82,7 +83,7 @@ class FiniteMDP:
         self,
         n: int,
         policy: Probabilities,
-        generator: np.random.Generator,
+        generator: Generator,
         states: Float[np.ndarray, " state"] | None = None,
     ) -> Tuples:
         """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
@@ -196,11 +197,7 @@ class GridProcess(Grid):
 
 
 def discretise(
-    world: BoxWorld,
-    shape: tuple[int, int],
-    generator: np.random.Generator,
-    samples: int = 64,
-    interpolate: bool = False,
+    world: BoxWorld, shape: tuple[int, int], generator: Generator, samples: int, interpolate: bool = False
 ) -> GridProcess:
     """Transitions estimated from ``samples`` steps of the world out of every cell.
 

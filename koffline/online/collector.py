@@ -1,4 +1,4 @@
-"""Acting and data collection of K runs in iterations of equal length, cut into sub-episodes; the trust region.
+"""Acting and data collection of K runs in iterations of equal length, cut into paths; the trust region.
 
 The trust region computes the coefficient of divergence from the last episodes' returns.
 (Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)

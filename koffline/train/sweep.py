@@ -26,7 +26,7 @@ import numpy as np
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.spread import LEVEL, Spread, spread_of
-from koffline.store import RECORD, is_free, locked, read_record, write_config, write_record
+from koffline.store import RECORD, Record, is_free, locked, read_record, write_config, write_record
 from koffline.store.files import finite_json, write_text
 from koffline.store.run_record import now, start_run
 from koffline.train.config import Setting, SweepPlan, TrainConfig
@@ -174,9 +174,7 @@ def _silent() -> Iterator[None]:
 
 
 def summarise(
-    plan: SweepPlan,
-    records: Sequence[Sequence[Mapping[str, Any] | None]],
-    failures: Mapping[str, KofflineError],
+    plan: SweepPlan, records: Sequence[Sequence[Record | None]], failures: Mapping[str, KofflineError]
 ) -> SweepSummary:
     """Rank the settings. records: run.json of each setting and seed, None where the run is not finished.
 
