@@ -67,9 +67,7 @@ class ProblemSettings:
 
 def as_table(tuples: Tuples, world: BoxWorld, reward_scale: float = 1.0) -> Table:
     """States on the unit square, rewards divided by ``reward_scale``, single precision."""
-    states, following = (
-        _tensor(to_unit_square(world, states)) for states in (tuples.states, tuples.next_states)
-    )
+    states, following = (_tensor(to_unit_square(world, part)) for part in (tuples.states, tuples.next_states))
     discounts, rewards = _tensor(GAMMA * ~tuples.terminated), _tensor(tuples.rewards / reward_scale)
     return Table(states, following, rewards, discounts, kernel_inputs=states)
 

@@ -19,7 +19,8 @@ from koffline.experiments.statistics import Interval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 from koffline.store.files import atomic_file
 
-Series = Mapping[str, tuple[np.ndarray, np.ndarray]]  # by method: x (T,) and numbers of all seeds
+Numbers = Shaped[np.ndarray, "time seed"]
+Series = Mapping[str, tuple[np.ndarray, Numbers]]  # by method, with their x (T,)
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
 METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
@@ -85,9 +86,7 @@ def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
         tidy_log_ticks(axes.yaxis)
 
 
-def _draw_curve(
-    axes: Axes, method: str, x: np.ndarray, values: Shaped[np.ndarray, "time seed"], most: float
-) -> None:
+def _draw_curve(axes: Axes, method: str, x: np.ndarray, values: Numbers, most: float) -> None:
     """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
     (mean, low, high), look = mean_over_seeds(values), line_look(method)
     mean = np.where(mean > 0.0, mean, np.nan)
@@ -127,9 +126,7 @@ def line_look(method: str) -> dict[str, Any]:
     return {"color": COLOURS[method], "marker": MARKERS[method]}
 
 
-def _mark_divergences(
-    axes: Axes, method: str, x: Shaped[np.ndarray, " time"], values: Shaped[np.ndarray, "time seed"]
-) -> None:
+def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -> None:
     """Mark where the first seed diverged by a cross near the upper edge, with the number of such seeds."""
     gone = ~np.isfinite(values)
     if not gone.any():

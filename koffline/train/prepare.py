@@ -196,7 +196,7 @@ class EnvironmentEvaluator:
     Raises ConfigError for an environment whose spaces are not the log's.
     """
 
-    def __init__(self, identifier: str, log: Transitions, episodes: int = 10, seed: int = 0) -> None:
+    def __init__(self, identifier: str, log: Transitions, episodes: int, seed: int) -> None:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
         shape, space = self._copies.observation_shape, self._copies.action_space
