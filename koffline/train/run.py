@@ -169,12 +169,9 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         ) from None
     if state is None and any(folder.glob("model_*.d3")):
         raise ConfigError(f"{path} is gone, and the run cannot go on; train again into another --out")
-    progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
     _cut_back(folder, {} if state is None else state["sizes"])
-    for left in (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern)):
-        left.unlink()
     if state is None:
-        return progress
+        return Progress()
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
     except (KeyError, RuntimeError, ValueError) as error:
@@ -186,7 +183,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))
-    return progress
+    return Progress(*json.loads(state["progress"]))
 
 
 def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:
