@@ -14,6 +14,7 @@ from numpy.random import Generator
 from koffline.envs.boxes import BoxWorld, Outcome, Pair, Tuples, draw_categories
 from koffline.errors import ConfigError
 
+PerState = Float[np.ndarray, " state"]
 Probabilities = Float[np.ndarray, "state action"]
 ActionValues = Probabilities
 Numbers = Int[np.ndarray, " row"]
@@ -57,7 +58,7 @@ class FiniteMDP:
         """Number A of actions."""
         return self.transition.shape[1]
 
-    def state_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, " state"]:
+    def state_values(self, policy: Probabilities, gamma: float) -> PerState:
         """V^π, (S,): solves (I − γ P_π) V = r_π; no move out of or into terminal states, where V = 0."""
         table = self._table(policy)
         moves = np.einsum("sa,sat->st", table, self.transition)
@@ -65,7 +66,7 @@ class FiniteMDP:
         moves = np.where(self.terminal[:, None] | self.terminal[None, :], 0.0, moves)
         return np.linalg.solve(np.eye(self.n_states) - gamma * moves, np.where(self.terminal, 0.0, gain))
 
-    def action_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, "state action"]:
+    def action_values(self, policy: Probabilities, gamma: float) -> ActionValues:
         """Q^π, (S, A): one step of any action, then the policy; zero on terminal states."""
         future = self.reward + gamma * self.state_values(policy, gamma)
         return np.where(self.terminal[:, None], 0.0, np.einsum("sat,sat->sa", self.transition, future))
@@ -80,11 +81,7 @@ class FiniteMDP:
         return Outcome(following, self.reward[states, actions, following], self.terminal[following])
 
     def sample_transitions(
-        self,
-        n: int,
-        policy: Probabilities,
-        generator: Generator,
-        states: Float[np.ndarray, " state"] | None = None,
+        self, n: int, policy: Probabilities, generator: Generator, states: PerState | None = None
     ) -> Tuples:
         """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
         if states is None:
