@@ -69,17 +69,11 @@ class PassSettings:
                 raise value from None
             return value
 
-        with closing(self.results(call, items, shared, name, progress)) as results:
+        with closing(self.results(call, items, shared, name, progress, are_jobs=False)) as results:
             yield from starmap(value_of_item, results)  # no variable here keeps a large value alive
 
     def results(
-        self,
-        call: Call,
-        items: Iterable[Any],
-        shared: Any,
-        name: Name,
-        progress: bool | Tell,
-        are_jobs: bool = False,
+        self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Tell, are_jobs: bool
     ) -> Generator[tuple[Any, Any]]:
         """Iterate over each item with its value or its KofflineError; arguments as in `map`.
 
