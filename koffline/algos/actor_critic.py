@@ -9,22 +9,11 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Optional
 
 import torch
-from d3rlpy.algos.qlearning import (
-    AWAC,
-    BCQ,
-    AWACConfig,
-    BCQConfig,
-    CalQL,
-    CalQLConfig,
-    IQLConfig,
-    ReBRAC,
-    ReBRACConfig,
-    SACConfig,
-    TD3PlusBCConfig,
-)
+from d3rlpy.algos import qlearning
 from d3rlpy.models.builders import create_deterministic_policy, create_normal_policy, create_value_function
 from d3rlpy.models.q_functions import QFunctionFactory, make_q_func_field
 from d3rlpy.models.torch import build_gaussian_distribution, build_squashed_gaussian_distribution
@@ -100,7 +89,7 @@ class KLossSACImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossSACConfig(ActorCriticConfig, SACConfig):
+class KLossSACConfig(ActorCriticConfig, qlearning.SACConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig.
 
     conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
@@ -159,7 +148,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossTD3PlusBCConfig(ActorCriticConfig, TD3PlusBCConfig):
+class KLossTD3PlusBCConfig(ActorCriticConfig, qlearning.TD3PlusBCConfig):
     """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
 
     tau: rate of the slow copy that values s'; with 0 Pendulum's expert is learned two thirds as well.
@@ -222,7 +211,7 @@ class KLossIQLImpl(KernelImpl):
 
 
 @dataclasses.dataclass()
-class KLossIQLConfig(ActorCriticConfig, IQLConfig):
+class KLossIQLConfig(ActorCriticConfig, qlearning.IQLConfig):
     """Config of KLossIQL; fields as in d3rlpy's IQLConfig.
 
     tau: rate of the slow copy of the critics that the state value and the actor look at.
@@ -242,28 +231,30 @@ class KLossIQL(KernelCriticAlgo):
     """Implicit Q-learning with a kernel-loss critic (Kostrikov et al. 2022; Feng et al. 2019)."""
 
     impl_class = KLossIQLImpl
+    create_policy = staticmethod(
+        partial(create_normal_policy, min_logstd=-5.0, max_logstd=2.0, use_std_parameter=True)
+    )
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """Networks, optimisers and kernel; the critics' optimiser trains the state value too."""
-        bounds = {"min_logstd": -5.0, "max_logstd": 2.0, "use_std_parameter": True}
-        parts = self.actor_parts(create_normal_policy, shape, size, **bounds)
+        parts = self.actor_parts(shape, size)
         value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
         parts |= {**self.critic_parts(shape, size), "value_func": value_func}
         return {**parts, "critic_optim": self.make_optimizer("critic_", parts["q_funcs"], value_func)}
 
 
 @dataclasses.dataclass()
-class KLossAWACConfig(ComposedConfig, AWACConfig):
+class KLossAWACConfig(ComposedConfig, qlearning.AWACConfig):
     """Config of KLossAWAC; fields as in d3rlpy's AWACConfig."""
 
 
 @registered("kloss_awac", KLossAWACConfig)
-class KLossAWAC(ComposedAlgo, AWAC):
+class KLossAWAC(ComposedAlgo, qlearning.AWAC):
     """Advantage-weighted actor-critic with a kernel-loss critic (Nair et al. 2020; Feng et al. 2019)."""
 
 
 @dataclasses.dataclass()
-class KLossReBRACConfig(ComposedConfig, ReBRACConfig):
+class KLossReBRACConfig(ComposedConfig, qlearning.ReBRACConfig):
     """Config of KLossReBRAC; fields as in d3rlpy's ReBRACConfig.
 
     actor_beta: d3rlpy's 0.001 hardly holds the actor to a log that one policy wrote (Pendulum, one seed).
@@ -273,25 +264,25 @@ class KLossReBRACConfig(ComposedConfig, ReBRACConfig):
 
 
 @registered("kloss_rebrac", KLossReBRACConfig)
-class KLossReBRAC(ComposedAlgo, ReBRAC):
+class KLossReBRAC(ComposedAlgo, qlearning.ReBRAC):
     """ReBRAC with a kernel-loss critic (Tarasov et al. 2023; Feng et al. 2019)."""
 
 
 @dataclasses.dataclass()
-class KLossCalQLConfig(ComposedConfig, CalQLConfig):
+class KLossCalQLConfig(ComposedConfig, qlearning.CalQLConfig):
     """Config of KLossCalQL; fields as in d3rlpy's CalQLConfig."""
 
 
 @registered("kloss_cal_ql", KLossCalQLConfig)
-class KLossCalQL(ComposedAlgo, CalQL):
+class KLossCalQL(ComposedAlgo, qlearning.CalQL):
     """Calibrated Q-learning with a kernel-loss critic (Nakamoto et al. 2023; Feng et al. 2019)."""
 
 
 @dataclasses.dataclass()
-class KLossBCQConfig(ComposedConfig, BCQConfig):
+class KLossBCQConfig(ComposedConfig, qlearning.BCQConfig):
     """Config of KLossBCQ; fields as in d3rlpy's BCQConfig."""
 
 
 @registered("kloss_bcq", KLossBCQConfig)
-class KLossBCQ(ComposedAlgo, BCQ):
+class KLossBCQ(ComposedAlgo, qlearning.BCQ):
     """Batch-constrained Q-learning with a kernel-loss critic (Fujimoto et al. 2019; Feng et al. 2019)."""

@@ -120,7 +120,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
         if self.create_policy is None:
             return self.critic_parts(shape, size, prefix="")
-        parts = self.actor_parts(self.create_policy, shape, size) | self.critic_parts(shape, size)
+        parts = self.actor_parts(shape, size) | self.critic_parts(shape, size)
         config = self._config
         if not hasattr(config, "initial_temperature"):
             return parts
@@ -146,15 +146,15 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         optim, kernel = self.make_optimizer(prefix, q_funcs), self.make_kernel(shape, size)
         return {"q_funcs": q_funcs, "slow_q_funcs": slow, "critic_optim": optim, "kernel": kernel}
 
-    def actor_parts(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> dict[str, Any]:
-        """A policy made by d3rlpy's function `create`, and its optimiser."""
-        policy = self.make_policy(create, shape, size, **options)
+    def actor_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
+        """The actor and its optimiser."""
+        policy = self.make_policy(shape, size)
         return {"policy": policy, "actor_optim": self.make_optimizer("actor_", policy)}
 
-    def make_policy(self, create: Any, shape: Sequence[int], size: int, **options: Any) -> Any:
-        """A policy on the algorithm's device."""
-        where = {"device": self._device, "enable_ddp": False}
-        return create(shape, size, self._config.actor_encoder_factory, **where, **options)
+    def make_policy(self, shape: Sequence[int], size: int) -> Any:
+        """An actor on the algorithm's device."""
+        encoder = self._config.actor_encoder_factory
+        return self.create_policy(shape, size, encoder, device=self._device, enable_ddp=False)
 
     def make_optimizer(self, prefix: str, *modules: nn.Module) -> OptimizerWrapper:
         """Optimiser from the options whose names begin with `prefix`; it is saved with the model."""

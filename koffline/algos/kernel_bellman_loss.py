@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from koffline.algos.options import median_factor
 from koffline.errors import ConfigError, DataError
-from koffline.kernel_loss import kernel_loss, v_statistic
+from koffline.kernel_loss import Loss, Residual, kernel_loss, v_statistic
 from koffline.kernels import Gaussian, InverseMultiquadric, Kernel, Laplacian, Linear
 from koffline.objectives import MemoryLoss
 from koffline.steps import Memory
@@ -166,9 +166,7 @@ class KernelBellmanLoss(nn.Module):
         self._before: Tensor | None = None
         self.register_buffer("step", torch.tensor(0))  # gradient steps so far, which d3rlpy does not save
 
-    def forward(
-        self, residual: Float[Tensor, "critic row"], observations: Tensor, actions: Tensor
-    ) -> Float[Tensor, " critic"]:
+    def forward(self, residual: Residual, observations: Tensor, actions: Tensor) -> Loss:
         """One loss per critic. observations (N, d); actions (N, k), or (N, 1) indices."""
         if self._config.memory > 0.0:
             return self._remembered(residual, self._features(observations, actions)) * self.factor
@@ -178,9 +176,7 @@ class KernelBellmanLoss(nn.Module):
             return v_statistic(residual, gram) * self.factor
         return kernel_loss(residual, gram, self._weight if residual.shape[-1] > 1 else 1.0) * self.factor
 
-    def _remembered(
-        self, residual: Float[Tensor, "critic row"], psi: Float[Tensor, "row feature"]
-    ) -> Float[Tensor, " critic"]:
+    def _remembered(self, residual: Residual, psi: Float[Tensor, "row feature"]) -> Loss:
         """(1 − w) mᵀψᵀδ/n + w mean δ², whose gradient is that of (1 − w) ‖E ψδ‖² + w E δ²."""
         now = residual @ psi / residual.shape[-1]
         if self.looks_back:

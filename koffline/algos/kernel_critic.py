@@ -243,5 +243,4 @@ def _put(parameters: list[Tensor], values: list[Tensor]) -> None:
 
 def taken(values: Float[Tensor, "critic row action"], actions: Tensor) -> Float[Tensor, "critic row"]:
     """Q(s_i, a_i); actions (N, 1) or (N,) hold indices."""
-    index = actions.reshape(1, -1, 1).long().expand(len(values), -1, 1)
-    return values.gather(2, index).squeeze(2)
+    return torch.take_along_dim(values, actions.reshape(1, -1, 1).long(), dim=2).squeeze(2)

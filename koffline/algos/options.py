@@ -25,6 +25,7 @@ from koffline.config import Section, describe_error, read_section
 from koffline.errors import ConfigError, nearest_name
 from koffline.policies.base import refuse
 
+Params = Mapping[str, Any]
 _HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")
 _NOT_TRAINED = {
     **dict.fromkeys(_HISTORIES, "it acts on histories; choose one whose policy takes an observation"),
@@ -96,7 +97,7 @@ def algorithm_types() -> tuple[str, ...]:
     return tuple(sorted(set(CONFIG_STORAGE[LearnableConfig].config_list) - set(_NOT_TRAINED)))
 
 
-def resolve_params(kind: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_params(kind: Any, params: Params) -> dict[str, Any]:
     """All options of an algorithm as plain values. Raises ConfigError naming the nearest valid name."""
     known = algorithm_types()
     wrong = {
@@ -139,9 +140,7 @@ def _section_of(config_class: Any) -> tuple[type[Section], dict[str, ConfigMetad
     return create_model(config_class.__name__, __base__=Section, **options), factories
 
 
-def _filled(
-    config_class: Any, given: Mapping[str, Any], where: str, base: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def _filled(config_class: Any, given: Params, where: str, base: Params | None = None) -> dict[str, Any]:
     """All fields of a config as plain values; `given` overrides `base`, or the defaults without a `base`.
 
     where: the path of the config in the user's file, for messages. Raises ConfigError for an unknown key or

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Optional
 
 import numpy as np
@@ -78,12 +79,10 @@ def policy_from_algo(
                 torch.cuda.manual_seed(seed)
             return method(observations)
 
-    def mean(observations: np.ndarray) -> np.ndarray:
-        return drawn(0, algo.predict, observations)
-
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return drawn(int(generator.integers(2**63)), algo.sample_action, observations)
 
+    mean = partial(drawn, 0, algo.predict)
     density, cut_to = _action_density(algo)
     return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
 

@@ -21,7 +21,6 @@ from d3rlpy.ope import FQE, DiscreteFQE
 from d3rlpy.serializable_config import CONFIG_STORAGE
 
 from koffline.algos.model_files import device_name, load
-from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.policies import KLossFQE
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
@@ -67,33 +66,22 @@ def make_algorithm(
             return config.create(device=device)
         if kind == "kloss_fqe":
             return KLossFQE(target, config, device)
-        is_discrete = target.get_action_type() == ActionSpace.DISCRETE
-        return (DiscreteFQE if is_discrete else FQE)(target, _with_scalers_of(target, config), device=device)
-
-
-def _with_scalers_of(target: Any, config: Any) -> Any:
-    """The config of d3rlpy's FQE with the scalers of its policy, to which it passes scaled observations.
-
-    Raises ConfigError if the config sets scalers of its own.
-    """
-    names = ("observation_scaler", "action_scaler")
-    what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
-    wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in names}
-    refuse(wrong, kind=ConfigError)
-    return dataclasses.replace(config, **{name: getattr(target.config, name) for name in names})
-
-
-def check_actions(algo: Any, log: Transitions, kind: str) -> None:
-    """Raise ConfigError where the algorithm is for the other kind of actions."""
-    is_discrete, wanted = isinstance(log.action_space, Discrete), algo.get_action_type()
-    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
-        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
-        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
+        # d3rlpy's FQE passes scaled observations to its policy, whose scalers it must share.
+        scalers = {name: getattr(target.config, name) for name in ("observation_scaler", "action_scaler")}
+        what = "is set, but fqe scales as its policy does; leave it out or use kloss_fqe"
+        wrong = {f"algo.params.{name} {what}": getattr(config, name) is not None for name in scalers}
+        refuse(wrong, kind=ConfigError)
+        fqe = DiscreteFQE if target.get_action_type() == ActionSpace.DISCRETE else FQE
+        return fqe(target, dataclasses.replace(config, **scalers), device=device)
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
     """Fit the scalers on the log and create the networks. Raises ConfigError if they do not fit it."""
-    shape = buffer.transitions.observation_shape
+    log, wanted = buffer.transitions, algo.get_action_type()
+    shape, is_discrete = log.observation_shape, isinstance(log.action_space, Discrete)
+    if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
+        what = f"{kind} is for {wanted.name.lower()} actions, the log has {log.action_space}"
+        raise ConfigError(f"{what}; choose an algorithm such as {_SUCH_AS[is_discrete]}")
     with _making(kind, f" for observations of shape {shape}"):
         fit_scalers(algo, buffer)
         algo.create_impl(shape, buffer.dataset_info.action_size)
@@ -130,27 +118,6 @@ def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
                 continue
         what = f"algo.params.{name}_scaler '{kind}' gives {name}s that are not finite"
         raise ConfigError(f"{what} (does a column never change?); leave it out or choose another")
-
-
-def make_buffer(algo: Any, log: Transitions, generator: np.random.Generator) -> ColumnarReplayBuffer:
-    """The log as the algorithm draws from it: rows, or paths for Trust-PCL. Raises DataError."""
-    if (length := _path_length(algo)) > 1:
-        return PathReplayBuffer(log, length, generator)
-    return ColumnarReplayBuffer(log, generator)
-
-
-def check_single_rows(algo: Any, kind: str) -> None:
-    """Raise ConfigError if the algorithm needs more than single rows, all that a log on disk provides."""
-    wrong = {
-        "returns to the end of an episode": algo.need_returns_to_go,
-        "paths (path_length above 1)": _path_length(algo) > 1,
-    }
-    remedy = "this log stays on disk; load it (data.lazy: false)"
-    refuse({f"{kind} learns from {what}, {remedy}": is_so for what, is_so in wrong.items()}, kind=ConfigError)
-
-
-def _path_length(algo: Any) -> int:
-    return getattr(algo.config, "path_length", 1)
 
 
 def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
@@ -215,11 +182,10 @@ class LogEvaluator:
 
 def random_state() -> dict[str, Any]:
     """The states of the global random generators, as a checkpoint holds them."""
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002  (d3rlpy draws from it)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": json.dumps([kind, np.asarray(keys).tolist(), *rest]),
+        "numpy": json.dumps(np.random.get_state(), default=np.ndarray.tolist),  # noqa: NPY002  (d3rlpy's)
         "python": json.dumps(random.getstate()),
     }
 
@@ -229,8 +195,7 @@ def set_random_state(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])
-    kind, keys, *rest = json.loads(state["numpy"])
-    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *rest))  # noqa: NPY002
+    np.random.set_state(json.loads(state["numpy"]))  # noqa: NPY002
     version, internal, gauss = json.loads(state["python"])
     random.setstate((version, tuple(internal), gauss))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class LinearGaussianPolicy(nn.Module):
     low: Tensor
     high: Tensor
 
-    def __init__(self, shape: Sequence[int], action_size: int, factory: Any, **_: Any) -> None:
+    def __init__(self, shape: Sequence[int], action_size: int, factory: EncoderFactory) -> None:
         super().__init__()
         self._encoder = factory.create(shape)
         self._mu = nn.Linear(compute_output_size([shape], self._encoder), action_size)
@@ -210,6 +211,9 @@ class TrustPCL(KernelCriticAlgo):
     """
 
     impl_class = TrustPCLImpl
+    create_policy = staticmethod(
+        partial(create_normal_policy, min_logstd=-4.0, max_logstd=2.0, use_std_parameter=True)
+    )
 
     def fitter(
         self, dataset: Any, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
@@ -226,7 +230,7 @@ class TrustPCL(KernelCriticAlgo):
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
         """Values (`q_funcs`), policy, the slow copies of both, optimisers and kernel."""
         q_funcs, targ_q_funcs = (self._make_values(shape) for _ in range(2))
-        policy, targ_policy = (self._make_policy(shape, size) for _ in range(2))
+        policy, targ_policy = (self.make_policy(shape, size) for _ in range(2))
         hard_sync(targ_q_funcs, q_funcs)
         hard_sync(targ_policy, policy)
         networks = {"q_funcs": q_funcs, "policy": policy}
@@ -239,13 +243,11 @@ class TrustPCL(KernelCriticAlgo):
         encoder, count = self._config.critic_encoder_factory, self._config.n_critics
         return nn.ModuleList(create_value_function(shape, encoder, self._device, False) for _ in range(count))
 
-    def _make_policy(self, shape: Sequence[int], size: int) -> Any:
-        if self.is_discrete:
-            return self.make_policy(create_categorical_policy, shape, size)
-        if not self._config.squash:
-            return self.make_policy(LinearGaussianPolicy, shape, size).to(self._device)
-        bounds = {"min_logstd": -4.0, "max_logstd": 2.0, "use_std_parameter": True}
-        return self.make_policy(create_normal_policy, shape, size, **bounds)
+    def make_policy(self, shape: Sequence[int], size: int) -> Any:
+        """d3rlpy's actor or, without `squash`, that of online training."""
+        if self._config.squash or self.is_discrete:
+            return super().make_policy(shape, size)
+        return LinearGaussianPolicy(shape, size, self._config.actor_encoder_factory).to(self._device)
 
 
 @registered("discrete_trust_pcl", DiscreteTrustPCLConfig)
@@ -253,3 +255,4 @@ class DiscreteTrustPCL(TrustPCL):
     """Trust-PCL on logged data, discrete actions (Nachum et al. 2018; Feng et al. 2019)."""
 
     action_type = ActionSpace.DISCRETE
+    create_policy = staticmethod(create_categorical_policy)

@@ -220,7 +220,7 @@ class _Actor:
                 rows = zip(running[mine], seen, strict=True)
                 drawn = [policy.sample(row[None], self._generators[copy]) for copy, row in rows]
                 actions[mine] = np.concatenate(drawn)
-        inside = actions if is_discrete else np.clip(actions, self._space.low, self._space.high)
+        inside = self._space.clip(actions)
         clipped = (inside != actions).reshape(count, -1).any(axis=1)
         return {"actions": inside, "log_probabilities": log_probabilities, "clipped": clipped}
 

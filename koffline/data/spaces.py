@@ -33,6 +33,10 @@ class Discrete:
     def __str__(self) -> str:
         return f"Discrete({self.n})"
 
+    def clip(self, actions: np.ndarray) -> np.ndarray:
+        """The actions as they are."""
+        return actions
+
 
 @dataclass(frozen=True, init=False)
 class Continuous:
@@ -57,6 +61,10 @@ class Continuous:
     def __str__(self) -> str:
         bounds = [f"{low:g} … {high:g}" for low, high in zip(self.low, self.high, strict=True)]
         return f"Continuous({self.k}, {', '.join(bounds if len(set(bounds)) > 1 else bounds[:1])})"
+
+    def clip(self, actions: np.ndarray) -> np.ndarray:
+        """Actions (…, k), those outside the box on its border."""
+        return np.clip(actions, self.low, self.high)
 
 
 @dataclass(frozen=True)

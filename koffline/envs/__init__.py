@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.envs.boxes import GYMNASIUM_IDS, TIME_LIMITS, WORLDS, make_world, world_name
+from koffline.envs.boxes import GYMNASIUM_IDS, NAMES, TIME_LIMITS, make_world
 from koffline.envs.make import Copies, CopiesStep, make_env
 from koffline.errors import ConfigError
 
@@ -132,8 +132,8 @@ class WorldCopies(Copies):
 
 def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
     """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
-    if identifier in WORLDS or identifier in GYMNASIUM_IDS.values():
-        return WorldCopies(world_name(identifier), time_limit)
+    if identifier in NAMES:
+        return WorldCopies(NAMES[identifier], time_limit)
     return Copies(identifier, **({} if time_limit is None else {"max_episode_steps": time_limit}))
 
 

@@ -257,6 +257,7 @@ WORLDS: dict[str, type[BoxWorld]] = {
     "mountain_car": NoisyMountainCar,
 }
 GYMNASIUM_IDS = {name: f"koffline/{world.__name__}-v0" for name, world in WORLDS.items()}
+NAMES = {name: name for name in WORLDS} | {identifier: name for name, identifier in GYMNASIUM_IDS.items()}
 TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "gymnasium_pole": 500, "mountain_car": 300}  # steps
 
 
@@ -267,11 +268,9 @@ def make_world(name: str) -> BoxWorld:
 
 def world_name(name: str) -> str:
     """The name of a world from itself or its Gymnasium id. Raises ConfigError."""
-    key = {identifier: key for key, identifier in GYMNASIUM_IDS.items()}.get(name, name)
-    if key not in WORLDS:
-        known = [*WORLDS, *GYMNASIUM_IDS.values()]
-        raise ConfigError(f"there is no world '{name}'; {nearest_name(name, known)}")
-    return key
+    if name not in NAMES:
+        raise ConfigError(f"there is no world '{name}'; {nearest_name(name, NAMES)}")
+    return NAMES[name]
 
 
 def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> Float[np.ndarray, "copy d"]:

@@ -9,15 +9,17 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
+from numpy.random import Generator
 
 from koffline.envs.boxes import BoxWorld, Outcome, Pair, Tuples, draw_categories
 from koffline.errors import ConfigError
 
+PerState = Float[np.ndarray, " state"]
 Probabilities = Float[np.ndarray, "state action"]
+ActionValues = Probabilities
 Numbers = Int[np.ndarray, " row"]
 Points = Shaped[np.ndarray, "row 2"]
 _SUM_TOLERANCE = 1e-9
-ActionValues = Float[np.ndarray, "state action"]
 TSITSIKLIS_FEATURES = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.0, 0.0, 2.0), (0.0, 0.0, 0.0))
 TSITSIKLIS_WEIGHTS = (0.8, 1.0, 0.0)
 TSITSIKLIS_GAMMA = 1.0
@@ -56,12 +58,15 @@ class FiniteMDP:
         """Number A of actions."""
         return self.transition.shape[1]
 
-    def state_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, " state"]:
-        """V^π, (S,): solves (I − γ P_π) V = r_π with V = 0 on terminal states."""
-        moves, gain = self._under(policy)
-        return np.linalg.solve(np.eye(self.n_states) - gamma * moves, gain)
+    def state_values(self, policy: Probabilities, gamma: float) -> PerState:
+        """V^π, (S,): solves (I − γ P_π) V = r_π; no move out of or into terminal states, where V = 0."""
+        table = self._table(policy)
+        moves = np.einsum("sa,sat->st", table, self.transition)
+        gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
+        moves = np.where(self.terminal[:, None] | self.terminal[None, :], 0.0, moves)
+        return np.linalg.solve(np.eye(self.n_states) - gamma * moves, np.where(self.terminal, 0.0, gain))
 
-    def action_values(self, policy: Probabilities, gamma: float) -> Float[np.ndarray, "state action"]:
+    def action_values(self, policy: Probabilities, gamma: float) -> ActionValues:
         """Q^π, (S, A): one step of any action, then the policy; zero on terminal states."""
         future = self.reward + gamma * self.state_values(policy, gamma)
         return np.where(self.terminal[:, None], 0.0, np.einsum("sat,sat->sa", self.transition, future))
@@ -70,17 +75,13 @@ class FiniteMDP:
         """J = expected discounted return from the initial distribution."""
         return float(self.initial @ self.state_values(policy, gamma))
 
-    def step(self, states: Numbers, actions: Numbers, generator: np.random.Generator) -> Outcome:
+    def step(self, states: Numbers, actions: Numbers, generator: Generator) -> Outcome:
         """Draw the outcomes of pairs of state and action numbers."""
         following = draw_categories(self.transition[states, actions], generator)
         return Outcome(following, self.reward[states, actions, following], self.terminal[following])
 
     def sample_transitions(
-        self,
-        n: int,
-        policy: Probabilities,
-        generator: np.random.Generator,
-        states: Float[np.ndarray, " state"] | None = None,
+        self, n: int, policy: Probabilities, generator: Generator, states: PerState | None = None
     ) -> Tuples:
         """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
         if states is None:
@@ -95,14 +96,6 @@ class FiniteMDP:
         policy = np.asarray(policy, dtype=np.float64)
         _require_probabilities("policy[s]", policy[~self.terminal])
         return policy
-
-    def _under(self, policy: Probabilities) -> tuple[np.ndarray, np.ndarray]:
-        """Moves (S, S) and expected rewards (S,) under the policy; no move out of or into terminal states."""
-        table = self._table(policy)
-        moves = np.einsum("sa,sat->st", table, self.transition)
-        gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
-        moves = np.where(self.terminal[:, None] | self.terminal[None, :], 0.0, moves)
-        return moves, np.where(self.terminal, 0.0, gain)
 
 
 def _require_probabilities(name: str, rows: np.ndarray) -> None:
@@ -201,11 +194,7 @@ class GridProcess(Grid):
 
 
 def discretise(
-    world: BoxWorld,
-    shape: tuple[int, int],
-    generator: np.random.Generator,
-    samples: int = 64,
-    interpolate: bool = False,
+    world: BoxWorld, shape: tuple[int, int], generator: Generator, samples: int, interpolate: bool = False
 ) -> GridProcess:
     """Transitions estimated from ``samples`` steps of the world out of every cell.
 

@@ -57,10 +57,8 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
     found = variants(run.name, run.scale)
     finished = zip(found, run.train([cell for *_, cell in found]), strict=True)
-    rows = (
-        row for (group, name, _), (cell, result) in finished for row in rows_of(cell, result, group, name)
-    )
-    return {"rows": tuple(rows)}, {}
+    rows = [rows_of(cell, result, group, name) for (group, name, _), (cell, result) in finished]
+    return {"rows": tuple(itertools.chain.from_iterable(rows))}, {}
 
 
 def variants(experiment: str, scale: Scale) -> list[Variant]:
@@ -105,11 +103,10 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     for factor, method in itertools.product((0.0, 0.5, 1.0, 2.0, 4.0), ("kloss", "rg")):
         yield "noise", f"{factor:g}x {method}", _learning(_noisy(base, factor), _OBJECTIVES[method], method)
     if base.problem.world == "cart_pole":
-        balance = replace(base, problem=replace(base.problem, overrides=(("reward", "balance"),)))
-        for (reward, paid), method in itertools.product(
-            {"fall": base, "balance": balance}.items(), _OBJECTIVES
-        ):
-            yield "reward", f"{reward} {method}", _learning(paid, _OBJECTIVES[method], method)
+        balance = replace(base.problem, overrides=(("reward", "balance"),))
+        paid = {"fall": base, "balance": replace(base, problem=balance)}
+        for reward, method in itertools.product(paid, _OBJECTIVES):
+            yield "reward", f"{reward} {method}", _learning(paid[reward], _OBJECTIVES[method], method)
 
 
 def _memory(whole: Cell) -> Iterator[Variant]:

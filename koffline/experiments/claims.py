@@ -187,9 +187,8 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
     axes = figure.subplots()
     for line, claim in enumerate(ratios):
         colour, marker = _VERDICTS[claim.verdict]
-        low, value, high = (
-            float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST))
-            for end in (claim.number.low, claim.number.value, claim.number.high)
+        value, low, high = (
+            float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST)) for end in claim.number
         )
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)

@@ -165,7 +165,7 @@ def draw_bench(results: Results, curves: Curves) -> Figure:
 
 def _at_best(
     results: Results, curves: Curves, world: str, curve: str, truth: str = "monte_carlo"
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+) -> style.Series:
     """Epochs (T,) and the curve (T, S) of each method, at the learning rate that is best by a truth."""
     found = {}
     for method in style.METHODS:

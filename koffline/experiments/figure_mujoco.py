@@ -119,10 +119,11 @@ def _joined(runs: Sequence[tuple[MujocoResult, int]]) -> MujocoResult:
 
 def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow:
     """Row of results of a curve."""
-    greedy = learned.scores("returns", mujoco.BUDGETS[group.environment].threshold)
-    reached = float(np.sort(greedy.reached)[len(greedy.reached) // 2])  # ∞: half never did
-    best = np.sort(greedy.final)[min(1, len(greedy.final) - 1) :]  # (Feng et al. 2019, Training Details)
-    scores = {"final": greedy.final, "sampled": learned.scores("sampled").final, "area": greedy.area}
+    reached = learned.reached(mujoco.BUDGETS[group.environment].threshold)
+    scores = {"final": learned.final(), "sampled": learned.final("sampled"), "area": learned.area()}
+    best = np.sort(scores["final"])[
+        min(1, len(learned.returns) - 1) :
+    ]  # (Feng et al. 2019, Training Details)
     spreads: dict[str, Any] = {
         name: Interval(*map(_six_digits, astuple(spread_of(each)))) for name, each in scores.items()
     }
@@ -133,8 +134,8 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
         steps=int(learned.steps[-1]),
         **spreads,
         final_best=_six_digits(best.mean()),
-        reached=_six_digits(reached),
-        reached_seeds=int(np.isfinite(greedy.reached).sum()),
+        reached=_six_digits(np.sort(reached)[len(reached) // 2]),  # ∞: half never did
+        reached_seeds=int(np.isfinite(reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )
 
@@ -181,7 +182,7 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
         if theirs is None:
             continue
         greedy, sampled = (
-            difference(*(getattr(part.scores(curve), score) for part in (ours, theirs)))
+            difference(*(getattr(part, score)(curve) for part in (ours, theirs)))
             for curve in ("returns", "sampled")
         )
         other, cost, drawn = style.LABELS[rival], greedy.cost(0.0), style.interval_text(sampled)
@@ -221,10 +222,8 @@ def draw_mujoco(
     label = f"return of the {'mean action' if curve == 'return' else 'sampled policy'}"
     label += ", paper's learner" if part == "paper" else ""
     groups = [Group(part, name, 0.0, "") for name in mujoco.BUDGETS]
-    if part == "final":
-        groups += [
-            Group("noise", name, x, "") for name, levels in mujoco.NOISE_LEVELS.items() for x in levels
-        ]
+    noises = mujoco.NOISE_LEVELS.items() if part == "final" else ()
+    groups += [Group("noise", name, level, "") for name, levels in noises for level in levels]
     shown: dict[Group, dict[str, Any]] = {}
     for group, critic in itertools.product(groups, mujoco.CRITICS):
         if found := curves.get(f"{group.panel}/{critic}"):
@@ -274,14 +273,11 @@ def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
     about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
     cells = []
     for row in rows:
-        final, sampled, area = (
-            style.interval_text(each, _text) for each in (row.final, row.sampled, row.area)
-        )
+        returns = (row.final, Interval(row.final_best), row.sampled, row.area)
+        numbers = [style.interval_text(each, _text) for each in returns]
         when = "–" if row.reached is None else f"{row.reached:,.0f}"
-        reached, diverged = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
-        best = style.interval_text(Interval(row.final_best), _text)
-        numbers = (final, best, sampled, area, reached, diverged)
-        cells.append([style.LABELS[row.critic], row.setting, *numbers])
+        counts = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
+        cells.append([style.LABELS[row.critic], row.setting, *numbers, *counts])
     return style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 
 

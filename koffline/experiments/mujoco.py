@@ -109,15 +109,6 @@ Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, c
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
-    """One number per run, (R,). reached: environment steps at the first return of the threshold, else ∞."""
-
-    final: Float[np.ndarray, " run"]
-    area: Float[np.ndarray, " run"]
-    reached: Float[np.ndarray, " run"]
-
-
-@dataclass(frozen=True, eq=False)
 class MujocoResult:
     """Curves (R, T) of R runs at ``steps`` (T,).
 
@@ -132,15 +123,22 @@ class MujocoResult:
     sampled: Float[np.ndarray, "run time"]
     diverged_at: Int[np.ndarray, " run"]
 
-    def scores(self, curve: str, threshold: float | None = None) -> Scores:
-        """Final return (mean of the last tenth of the evaluations) and mean height of a curve over steps."""
-        curves, steps = getattr(self, curve), self.steps
-        last, widths = max(1, round(_LAST_SHARE * len(steps))), np.diff(steps)
-        heights = (curves[:, 1:] + curves[:, :-1]) / 2.0
-        area = heights @ widths / widths.sum() if len(widths) else curves[:, 0]
-        is_there = curves >= (math.inf if threshold is None else threshold)
-        reached = np.where(is_there.any(axis=1), steps[is_there.argmax(axis=1)], math.inf)
-        return Scores(curves[:, -last:].mean(axis=1), np.asarray(area), reached)
+    def final(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
+        """Mean of the last tenth of the evaluations."""
+        last = max(1, round(_LAST_SHARE * len(self.steps)))
+        return getattr(self, curve)[:, -last:].mean(axis=1)
+
+    def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
+        """Mean height of a curve over steps."""
+        heights, widths = getattr(self, curve), np.diff(self.steps)
+        if not len(widths):
+            return heights[:, 0]
+        return (heights[:, 1:] + heights[:, :-1]) / 2.0 @ widths / widths.sum()
+
+    def reached(self, threshold: float | None) -> Float[np.ndarray, " run"]:
+        """Environment steps at the first return of the threshold, else ∞."""
+        is_there = self.returns >= (math.inf if threshold is None else threshold)
+        return np.where(is_there.any(axis=1), self.steps[is_there.argmax(axis=1)], math.inf)
 
 
 Finished = Sequence[tuple[MujocoCell, MujocoResult]]
@@ -239,7 +237,7 @@ def best_settings(finished: Finished) -> Choices:
     """Config of each critic in each search with the largest area under the greedy curve (the first such)."""
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, OnlineConfig]]]] = {}
     for cell, result in finished:
-        for run, area in zip(cell.runs, result.scores("returns").area.tolist(), strict=True):
+        for run, area in zip(cell.runs, result.area().tolist(), strict=True):
             by_setting = found.setdefault((cell.environment, cell.part, run.config.critic), {})
             by_setting.setdefault(repr(run.config), []).append((area, run.config))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.random import Generator
 from torch import Tensor
 
 from koffline.batches import Table
@@ -27,6 +28,7 @@ FORMAT = 2  # version of the files; part of the digest
 GAMMA = 0.98  # (Feng et al. 2019, sec:exp_eval)
 MEASURES = ("mse_monte_carlo", "mse_paper", "bellman_error", "kernel_loss", "l2_loss", "largest_value")
 _BACKUP_STATES, _BACKUP_DRAWS = 500, 8
+_GRID_SAMPLES = 256
 _CHUNK = 250_000  # copies of the world that are stepped together
 _CUT = 1e-4  # returns are cut where gamma^t falls below this
 _JUDGE = Gaussian(0.5)  # one kernel judges all methods and settings
@@ -65,9 +67,7 @@ class ProblemSettings:
 
 def as_table(tuples: Tuples, world: BoxWorld, reward_scale: float = 1.0) -> Table:
     """States on the unit square, rewards divided by ``reward_scale``, single precision."""
-    states, following = (
-        _tensor(to_unit_square(world, states)) for states in (tuples.states, tuples.next_states)
-    )
+    states, following = (_tensor(to_unit_square(world, part)) for part in (tuples.states, tuples.next_states))
     discounts, rewards = _tensor(GAMMA * ~tuples.terminated), _tensor(tuples.rewards / reward_scale)
     return Table(states, following, rewards, discounts, kernel_inputs=states)
 
@@ -157,14 +157,12 @@ def build_problem(settings: ProblemSettings) -> Problem:
         log,
         draw_tuples(world, policy, settings.held_out_rows, streams[1]),
         _draw_backups(world, policy, log.states[:_BACKUP_STATES], streams[2]),
-        grid_values(world, policy, log.states, GAMMA, streams[3]),
+        grid_values(world, policy, log.states, GAMMA, streams[3], _GRID_SAMPLES),
         monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
     )
 
 
-def _draw_backups(
-    world: BoxWorld, policy: Probabilities, states: Points, generator: np.random.Generator
-) -> Backups:
+def _draw_backups(world: BoxWorld, policy: Probabilities, states: Points, generator: Generator) -> Backups:
     shape = (len(states), world.n_actions, _BACKUP_DRAWS)
     start = np.repeat(states, math.prod(shape[1:]), axis=0)
     actions = np.tile(np.repeat(np.arange(shape[1]), shape[2]), shape[0])
@@ -179,15 +177,11 @@ def _draw_backups(
 
 
 def grid_values(
-    world: BoxWorld,
-    policy: Probabilities,
-    states: Points,
-    gamma: float,
-    generator: np.random.Generator,
-    samples: int = 256,
+    world: BoxWorld, policy: Probabilities, states: Points, gamma: float, generator: Generator, samples: int
 ) -> StateValues:
     """The paper's truth: exact values of the policy on its coarse grid, read off at each state's cell.
 
+    samples: steps out of every cell.
     (Feng et al. 2019, sec:exp_eval)
     """
     grid = discretise(world, world.grid, generator, samples)
@@ -198,12 +192,7 @@ def grid_values(
 
 
 def monte_carlo_values(
-    world: BoxWorld,
-    policy: Probabilities,
-    states: Points,
-    gamma: float,
-    generator: np.random.Generator,
-    repeats: int = 200,
+    world: BoxWorld, policy: Probabilities, states: Points, gamma: float, generator: Generator, repeats: int
 ) -> StateValues:
     """Mean discounted return of ``repeats`` ≥ 2 rollouts from every state, cut where gamma^t < 1e-4."""
     horizon, count = math.ceil(math.log(_CUT) / math.log(gamma)), len(states)
@@ -239,9 +228,8 @@ class Metrics:
     def __call__(self, step: int, network: StackedMLP) -> Tensor:
         """(R, len(MEASURES)); NaN for replicas that diverged."""
         table, rows = self._table, slice(0, _LOSS_ROWS)
-        value, following = (
-            self._values(network, states) for states in (table.inputs, table.next_inputs[rows])
-        )
+        value = self._values(network, table.inputs)
+        following = self._values(network, table.next_inputs[rows])
         errors = [(value - truth).square().mean(dim=1) for truth in self._truths]
         errors[0] = errors[0] - self._noise
         rewards, discounts = (part[rows].expand_as(following) for part in (table.rewards, table.discounts))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from koffline.errors import ConfigError
@@ -17,7 +18,7 @@ from koffline.experiments.evaluation import collect_evaluation, draw_bench, draw
 from koffline.experiments.figure_mujoco import MUJOCO_PAGES, collect_mujoco, draw_mujoco, mujoco_tables
 from koffline.experiments.figure_toy import collect_toy, draw_toy, toy_tables
 from koffline.experiments.results import Curves, Results, read_results, write_curves, write_results
-from koffline.experiments.style import house_style, save_figure
+from koffline.experiments.style import HOUSE_STYLE, save_figure
 from koffline.fitting import threads
 from koffline.store import locked
 from koffline.store.files import write_text
@@ -70,7 +71,7 @@ def reproduce(run: Run) -> Results:
         if curves:
             write_curves(curves, path.with_suffix(".curves.h5"))
         for page, draw in {"": experiment.draw, **experiment.pages}.items():
-            with house_style():
+            with rc_context(HOUSE_STYLE):
                 if (figure := draw(results, curves)) is not None:
                     save_figure(figure, run.folder / (f"{run.name}-{page}" if page else run.name))
         write_text(path.with_suffix(".md"), table_text(results))

@@ -181,8 +181,8 @@ def write_result(path: Path, parts: Mapping[str, Any]) -> None:
     """Write arrays and numbers as an .npz, whole or not at all; those of a mapping are named PART.KEY."""
     arrays: dict[str, Any] = {"name": path.stem}
     for name, part in parts.items():
-        group = {f"{name}.{key}": array for key, array in part.items()} if isinstance(part, Mapping) else None
-        arrays |= {name: part} if group is None else group
+        is_group = isinstance(part, Mapping)
+        arrays |= {f"{name}.{key}": array for key, array in part.items()} if is_group else {name: part}
     with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from jaxtyping import Shaped
 from matplotlib.axes import Axes
@@ -21,6 +19,8 @@ from koffline.experiments.statistics import Interval, band, mean_over_seeds
 from koffline.report.plots import INK, STYLE
 from koffline.store.files import atomic_file
 
+Numbers = Shaped[np.ndarray, "time seed"]
+Series = Mapping[str, tuple[np.ndarray, Numbers]]  # by method, with their x (T,)
 LABELS = {"td0": "TD(0)", "fvi": "FVI", "rg": "RG", "gtd2": "GTD2", "sbeed": "SBEED", "kloss": "K-loss"}
 METHODS = tuple(LABELS)  # in the order of the legend
 LABELS |= {"memory": "K-loss with memory", "kloss_slow": "K-loss with a slow copy"}
@@ -44,7 +44,7 @@ SOFT = "#9aa5b1"
 DOTTED: dict[str, Any] = {"ls": (0, (1, 2)), "lw": 1.0}  # levels: the best constant, "solved"
 _FEW_DECADES = 40.0  # ratio of the ends of an axis that spans few decades
 _DPI, _TALLEST = 200, 2600.0  # dots per inch; height in dots above which a figure gets fewer dots per inch
-_STYLE: dict[Any, Any] = {
+HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
     **STYLE,
     "axes.titlelocation": "left",
     "grid.linewidth": 0.6,
@@ -54,11 +54,6 @@ _STYLE: dict[Any, Any] = {
     "savefig.dpi": _DPI,
     "font.size": 9,
 }
-
-
-def house_style() -> AbstractContextManager[None]:
-    """The settings of matplotlib inside the block; its global state is left as it was."""
-    return mpl.rc_context(_STYLE)
 
 
 def save_figure(figure: Figure, path: Path) -> None:
@@ -75,7 +70,7 @@ def save_figure(figure: Figure, path: Path) -> None:
             figure.savefig(temporary, format=kind, metadata=fixed, dpi=dpi)
 
 
-def draw_errors(axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], most: float = np.inf) -> None:
+def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
     """Curves of methods, (T,) and (T, S), on a logarithmic axis up to ``most``; where seeds diverged."""
     for method, (x, values) in shown.items():
         _draw_curve(axes, method, x, values, most)
@@ -91,9 +86,7 @@ def draw_errors(axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], 
         tidy_log_ticks(axes.yaxis)
 
 
-def _draw_curve(
-    axes: Axes, method: str, x: np.ndarray, values: Shaped[np.ndarray, "time seed"], most: float
-) -> None:
+def _draw_curve(axes: Axes, method: str, x: np.ndarray, values: Numbers, most: float) -> None:
     """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
     (mean, low, high), look = mean_over_seeds(values), line_look(method)
     mean = np.where(mean > 0.0, mean, np.nan)
@@ -108,9 +101,7 @@ def _draw_curve(
     axes.plot(x, mean, **look, ms=4, markevery=(first, step), lw=width, zorder=order)
 
 
-def draw_returns(
-    axes: Axes, shown: Mapping[str, tuple[np.ndarray, np.ndarray]], threshold: float | None
-) -> None:
+def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
     """Curves of critics, steps (T,) and returns (R, T): interquartile means with bootstrap intervals.
 
     threshold: the level that solves the environment; a distant one is not drawn, it would flatten the curves.
@@ -135,9 +126,7 @@ def line_look(method: str) -> dict[str, Any]:
     return {"color": COLOURS[method], "marker": MARKERS[method]}
 
 
-def _mark_divergences(
-    axes: Axes, method: str, x: Shaped[np.ndarray, " time"], values: Shaped[np.ndarray, "time seed"]
-) -> None:
+def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -> None:
     """Mark where the first seed diverged by a cross near the upper edge, with the number of such seeds."""
     gone = ~np.isfinite(values)
     if not gone.any():

@@ -69,17 +69,11 @@ class PassSettings:
                 raise value from None
             return value
 
-        with closing(self.results(call, items, shared, name, progress)) as results:
+        with closing(self.results(call, items, shared, name, progress, are_jobs=False)) as results:
             yield from starmap(value_of_item, results)  # no variable here keeps a large value alive
 
     def results(
-        self,
-        call: Call,
-        items: Iterable[Any],
-        shared: Any,
-        name: Name,
-        progress: bool | Tell,
-        are_jobs: bool = False,
+        self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Tell, are_jobs: bool
     ) -> Generator[tuple[Any, Any]]:
         """Iterate over each item with its value or its KofflineError; arguments as in `map`.
 
@@ -204,10 +198,9 @@ def run_jobs(
 
         waiting = takewhile(lambda _: keep_going or not failures, missing) if missing else ()
         here = PassSettings(workers, ray)
-        with closing(
-            here.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
-        ) as results:
-            for job, error in results:
+        ended = here.results(_perform, waiting, None, lambda job: job.name, hear, are_jobs=True)
+        with closing(ended):
+            for job, error in ended:
                 if error is None and not job.done:
                     error = JobError(f"it ended without a valid result at {job.path}")
                 if error is not None:

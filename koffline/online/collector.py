@@ -1,4 +1,4 @@
-"""Data collection of K runs in iterations of equal length, cut into sub-episodes; the trust region.
+"""Acting and data collection of K runs in iterations of equal length, cut into paths; the trust region.
 
 The trust region computes the coefficient of divergence from the last episodes' returns.
 (Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
@@ -12,11 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Float
 
-from koffline.data.transitions import ActionSpace, Continuous
 from koffline.envs.make import Copies
 from koffline.online.config import WINDOW, OnlineConfig
-from koffline.online.networks import Shape
-from koffline.online.paths import Paths
+from koffline.online.networks import AgentStack, Shape
+from koffline.online.paths import Generators, Paths
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -50,6 +49,39 @@ class Collected:
         return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
 
 
+class Actor:
+    """The policies in numpy on the stack's own memory: a step of all runs takes some microseconds."""
+
+    def __init__(self, stack: AgentStack) -> None:
+        self._continuous = stack.shape.continuous
+        self._layers = [(w.numpy(), b.numpy()) for w, b in stack.policy.layers(stack.policy.flat)]
+        self._log_std = stack.log_std.numpy()
+
+    def outputs(self, inputs: np.ndarray) -> np.ndarray:
+        """Means (K, E, k) or logits (K, E, n) from standardised observations (K, E, d)."""
+        hidden = inputs
+        *below, (top, top_bias) = self._layers
+        for weight, bias in below:
+            hidden = np.matmul(hidden, weight)
+            hidden += bias
+            np.tanh(hidden, out=hidden)
+        return np.matmul(hidden, top) + top_bias
+
+    def sample(self, inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
+        """Actions (K, E, k) from normal noise of that shape, or (K, E) from uniform noise of that shape."""
+        outputs = self.outputs(inputs)
+        if self._continuous:
+            return outputs + np.exp(self._log_std)[:, None] * noise
+        weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
+        cumulative = np.cumsum(weights, axis=-1)
+        return (cumulative[..., :-1] <= noise[..., None] * cumulative[..., -1:]).sum(axis=-1)
+
+    def best(self, inputs: np.ndarray) -> np.ndarray:
+        """Mean actions (K, E, k), or the most probable ones (K, E)."""
+        outputs = self.outputs(inputs)
+        return outputs if self._continuous else outputs.argmax(axis=-1)
+
+
 class Collector:
     """K · E copies of an environment, run by run; each run's own generator draws its seeds and noise.
 
@@ -62,9 +94,7 @@ class Collector:
         "_totals", "_lengths", "_episodes", "_taken",
     )  # fmt: skip
 
-    def __init__(
-        self, copies: Copies, shape: Shape, generators: Sequence[np.random.Generator], config: OnlineConfig
-    ) -> None:
+    def __init__(self, copies: Copies, shape: Shape, generators: Generators, config: OnlineConfig) -> None:
         self._copies, self._shape, self._generators = copies, shape, generators
         self._each, self._path_length = config.num_envs, config.path_length
         self._steps = config.steps_per_iteration // self._each
@@ -86,9 +116,8 @@ class Collector:
         for step in range(self._steps):
             drawn = act(self._observations.reshape(-1, self._each, d), noise[:, step])
             actions = drawn.reshape(n, *drawn.shape[2:])
-            executed = clip_actions(actions, self._shape.action_space)
             before = self._observations, actions, self._episodes.copy(), self._lengths.copy()
-            rows.append((*before, *self._play(executed)))
+            rows.append((*before, *self._play(self._shape.action_space.clip(actions))))
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def resume(self) -> bool:
@@ -141,9 +170,8 @@ class Collector:
             self._pending[copy] = int(self._generators[run].integers(2**31))
         if ended:
             self._observations = final.copy()
-            self._observations[ended] = vectors(
-                self._copies.reset([self._seeds[copy] for copy in ended], ended)
-            )
+            seeds = [self._seeds[copy] for copy in ended]
+            self._observations[ended] = vectors(self._copies.reset(seeds, ended))
             self._totals[ended], self._lengths[ended] = 0.0, 0
             self._episodes[ended] += 1
         return final, rewards, terminated, truncated
@@ -185,13 +213,6 @@ class Collector:
 def vectors(observations: np.ndarray) -> np.ndarray:
     """Observations of any shape as (n, d) in double precision."""
     return observations.reshape(len(observations), -1).astype(np.float64)
-
-
-def clip_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
-    """Clip continuous actions to the space's box; discrete actions stay."""
-    if not isinstance(space, Continuous):
-        return actions
-    return np.clip(actions, np.asarray(space.low), np.asarray(space.high))
 
 
 def divergence(

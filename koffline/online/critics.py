@@ -17,10 +17,13 @@ from torch import Tensor
 
 from koffline.kernels import Gaussian, random_fourier_features
 from koffline.objectives import gram_product
-from koffline.online.networks import AgentStack, Density
+from koffline.online.networks import AgentStack, Density, Networks
 from koffline.online.paths import Minibatch, Rows
 from koffline.steps import Memory
 
+Windows = Float[Tensor, "run window"]
+Gram = Float[Tensor, "run window window"]
+Column = Float[Tensor, "run 1"]
 _SMALLEST_BANDWIDTH = 1e-6
 _FEATURES = 200  # random features of a remembered kernel loss
 
@@ -32,11 +35,13 @@ class ValueEnds:
     else at all T + 1 steps of a path.
     """
 
-    def __init__(self, online: AgentStack, target: AgentStack, slow: Rows | None, batch: Minibatch) -> None:
+    def __init__(self, networks: Networks, slow: Rows | None, batch: Minibatch) -> None:
+        online, target = networks
         runs, paths, length, width = batch.inputs.shape
         count = batch.starts.shape[2]
         if 2 * count < length:
-            inputs = rows_at(batch.inputs, torch.cat((batch.starts, batch.ends), dim=2).unsqueeze(3))
+            both = torch.cat((batch.starts, batch.ends), dim=2).unsqueeze(3)
+            inputs = torch.take_along_dim(batch.inputs, both, dim=2)
             starts = torch.arange(count).expand(runs, paths, count)
             ends, length = starts + count, 2 * count
         else:
@@ -67,34 +72,18 @@ class ValueEnds:
         return self._pull_value(inside.unsqueeze(2))
 
 
-def wide(index: Tensor, like: Tensor) -> Tensor:
-    """Expand an index (K, R) to (K, R, c), for gather."""
-    return index.unsqueeze(2).expand(*index.shape, like.shape[-1])
-
-
-def rows_at(steps: Tensor, index: Tensor) -> Tensor:
-    """Rows of (R, B, T, c) at steps (R, B, W, 1): (R, B, W, c)."""
-    return steps.gather(2, index.expand(*index.shape[:3], steps.shape[3]))
-
-
 class Residual:
     """Residuals ``windows`` (K, M) of all windows, with the pullbacks of their gradients.
 
     slow: the runs that bootstrap from the slow copy of V. coefficients (2, K, 1): τ and λ.
     """
 
-    def __init__(
-        self,
-        online: AgentStack,
-        target: AgentStack,
-        slow: Rows | None,
-        batch: Minibatch,
-        coefficients: Tensor,
-    ) -> None:
-        runs, paths, steps = batch.rewards.shape
-        inputs = batch.inputs.flatten(1, 2).gather(1, wide(batch.rows + batch.rows // steps, batch.inputs))
-        actions = batch.actions.flatten(1, 2)
-        actions = actions.gather(1, wide(batch.rows, actions) if actions.ndim == 3 else batch.rows)
+    def __init__(self, networks: Networks, slow: Rows | None, batch: Minibatch, coefficients: Tensor) -> None:
+        (online, target), (runs, paths, steps) = networks, batch.rewards.shape
+        observed = (batch.rows + batch.rows // steps).unsqueeze(2)  # T + 1 a path
+        inputs = torch.take_along_dim(batch.inputs.flatten(1, 2), observed, dim=1)
+        acted = batch.rows.unsqueeze(2) if batch.actions.ndim == 4 else batch.rows
+        actions = torch.take_along_dim(batch.actions.flatten(1, 2), acted, dim=1)
         outputs, self.pull_policy = online.policy.forward_with_pullback(inputs)
         self.density = Density(outputs, online.log_std, actions)
         slow_density = Density(target.policy.forward(inputs), target.log_std, actions).log_probability
@@ -102,7 +91,7 @@ class Residual:
         divergence = (entropy_coef + kl_coef) * self.density.log_probability - kl_coef * slow_density
         reward = batch.rewards.flatten(1).scatter_add(1, batch.rows, -divergence * batch.covered)
         gained = (batch.weights * reward.view(runs, paths, 1, steps)).sum(dim=3)  # (K, B, W, T) over T
-        self.values = values = ValueEnds(online, target, slow, batch)
+        self.values = values = ValueEnds(networks, slow, batch)
         self.windows = gained.flatten(1) + values.discount * values.end - values.start
 
 
@@ -113,21 +102,14 @@ class CriticGradient(NamedTuple):
     slope: Tensor
 
 
-def squared_error_gradient(
-    residual: Float[Tensor, "run window"], valid: Float[Tensor, "run window"]
-) -> CriticGradient:
+def squared_error_gradient(residual: Windows, valid: Windows) -> CriticGradient:
     """Mean squared residual over valid windows. (Feng et al. 2019, equ:rg)"""
     count = valid.sum(dim=1, keepdim=True)
     kept = residual * valid
     return CriticGradient((kept * kept).sum(dim=1) / count.squeeze(1), kept * (1.0 / count))
 
 
-def kernel_gradient(
-    residual: Float[Tensor, "run window"],
-    valid: Float[Tensor, "run window"],
-    gram: Float[Tensor, "run window window"],
-    diag_weight: Float[Tensor, "run 1"],
-) -> CriticGradient:
+def kernel_gradient(residual: Windows, valid: Windows, gram: Gram, diag_weight: Column) -> CriticGradient:
     """(1 − w) U + w mean δ² over m valid windows; w = ``diag_weight``, NaN for 1/m.
 
     (Feng et al. 2019, sec:batch_lv)
@@ -142,10 +124,8 @@ def kernel_gradient(
 
 
 def gaussian_gram(
-    inputs: Float[Tensor, "run window column"],
-    valid: Float[Tensor, "run window"],
-    bandwidth_scale: Float[Tensor, "run 1"],
-) -> Float[Tensor, "run window window"]:
+    inputs: Float[Tensor, "run window column"], valid: Windows, bandwidth_scale: Column
+) -> Gram:
     """exp(−‖x − y‖² / h²), h = bandwidth_scale · the median distance of a run's valid windows.
 
     (Feng et al. 2019, sec:exp_detail)
@@ -159,27 +139,23 @@ def _squared_distances(inputs: Tensor) -> Tensor:
     """Squared distances (R, M, M), zero on the diagonal."""
     centred = inputs - inputs.mean(dim=1, keepdim=True)
     norms = centred.square().sum(dim=2)
-    squares = torch.baddbmm(norms.unsqueeze(1) + norms.unsqueeze(2), centred, centred.mT, alpha=-2.0).clamp_(
-        min=0.0
-    )
+    sums = norms.unsqueeze(1) + norms.unsqueeze(2)
+    squares = torch.baddbmm(sums, centred, centred.mT, alpha=-2.0).clamp_(min=0.0)
     # Distances of equal rows are rounding errors, which must not become the bandwidth.
-    rounding = 8.0 * torch.finfo(squares.dtype).eps * (norms.unsqueeze(1) + norms.unsqueeze(2))
+    rounding = 8.0 * torch.finfo(squares.dtype).eps * sums
     squares.masked_fill_(squares < rounding, 0.0)
     squares.diagonal(dim1=1, dim2=2).zero_()
     return squares
 
 
 def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:
-    """Median distance of each run's pairs of valid windows, (R,); numpy selects many times faster."""
-    pairs = squares.flatten(1).numpy()[:, _upper(squares.shape[1])]  # (R, M(M−1)/2)
-    if bool((valid > 0.0).all()):
-        middle = [(pairs.shape[1] - 1) // 2, pairs.shape[1] // 2]
-        found = np.sqrt(np.partition(pairs, middle, axis=1)[:, middle]).mean(axis=1)
-    else:
-        kept = valid.numpy() > 0.0
-        both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[:, _upper(squares.shape[1])]
-        found = np.array([np.median(np.sqrt(row[keep])) for row, keep in zip(pairs, both, strict=True)])
-    return torch.from_numpy(np.maximum(found, _SMALLEST_BANDWIDTH).astype(pairs.dtype))
+    """Median distance of each run's pairs of valid windows, (R,); numpy sorts many times faster."""
+    kept, pairs = valid.numpy() > 0.0, _upper(squares.shape[1])
+    both = (kept[:, :, None] & kept[:, None, :]).reshape(len(kept), -1)[:, pairs]  # (R, M(M−1)/2)
+    ordered = np.sort(np.where(both, squares.flatten(1).numpy()[:, pairs], np.inf), axis=1)
+    count = both.sum(axis=1, keepdims=True)
+    middle = np.take_along_axis(ordered, np.concatenate(((count - 1) // 2, count // 2), axis=1), axis=1)
+    return torch.from_numpy(np.maximum(np.sqrt(middle).mean(axis=1), _SMALLEST_BANDWIDTH))
 
 
 @functools.cache
@@ -199,30 +175,19 @@ class RememberedLoss:
     kept = ("_memory", "_online", "_target", "_coefficients")
 
     def __init__(
-        self,
-        share: Tensor,
-        diag_weight: Tensor,
-        bandwidth_scale: Tensor,
-        has_actions: Tensor,
-        online: AgentStack,
-        target: AgentStack,
+        self, share: Tensor, diag_weight: Tensor, bandwidth_scale: Tensor, has_actions: Tensor, now: Networks
     ) -> None:
-        columns = online.shape.observation_dim + online.shape.outputs * has_actions
+        shape = now.online.shape
+        columns = shape.observation_dim + shape.outputs * has_actions
         self._weight, self._bandwidth = diag_weight, bandwidth_scale * (2.0 * columns).sqrt()
         generator = torch.Generator().manual_seed(0)
         self._features = random_fourier_features(Gaussian(1.0), int(columns.max()), _FEATURES, generator)
         self._memory = Memory(share, share.new_zeros(len(share), _FEATURES))
-        self._online, self._target = (AgentStack(now.shape, now.flat.clone()) for now in (online, target))
+        self._online, self._target = (AgentStack(shape, stack.flat.clone()) for stack in now)
         self._coefficients = share.new_zeros(2, len(share), 1)
 
     def gradient(
-        self,
-        residual: Tensor,
-        batch: Minibatch,
-        inputs: Tensor,
-        online: AgentStack,
-        target: AgentStack,
-        coefficients: Tensor,
+        self, residual: Tensor, batch: Minibatch, inputs: Tensor, now: Networks, coefficients: Tensor
     ) -> CriticGradient:
         """Loss and gradient of residuals (M, W) with rows (M, W, ·), at the present networks."""
         valid = batch.valid.flatten(1)
@@ -230,11 +195,11 @@ class RememberedLoss:
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)
         old = None
         if self._memory.count:
-            before = Residual(self._online, self._target, None, batch, self._coefficients)
+            before = Residual(Networks(self._online, self._target), None, batch, self._coefficients)
             old = gram_product(before.windows, psi)
         remembered = self._memory.take(gram_product(residual, psi), old)
-        self._online.flat.copy_(online.flat)
-        self._target.flat.copy_(target.flat)
+        self._online.flat.copy_(now.online.flat)
+        self._target.flat.copy_(now.target.flat)
         self._coefficients.copy_(coefficients)
         weight = torch.where(self._weight.isnan(), 1.0 / count, self._weight)
         slope = (1.0 - weight) * torch.bmm(psi, remembered.unsqueeze(2)).squeeze(2)

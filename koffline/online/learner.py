@@ -18,7 +18,7 @@ from koffline.kernels import Gaussian, random_fourier_features
 from koffline.online import critics
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import CriticGradient, RememberedLoss
-from koffline.online.networks import AgentStack
+from koffline.online.networks import Networks
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
@@ -32,9 +32,9 @@ class Learner:
 
     kept = ("online", "target", "_adam", "_remembered", "_rates", "diverged")
 
-    def __init__(self, configs: Sequence[OnlineConfig], online: AgentStack, target: AgentStack) -> None:
-        self.online, self.target = online, target
-        self._dtype = online.flat.dtype
+    def __init__(self, configs: Sequence[OnlineConfig], networks: Networks) -> None:
+        self.networks, (self.online, self.target) = networks, networks
+        self._dtype = self.online.flat.dtype
         self.windows = WindowCutter(configs, self._dtype)
         self._rates, self._decay, self._largest_norm, epsilon, self._bandwidth_scale = (
             self._column([getattr(config, name) for config in configs])
@@ -49,11 +49,12 @@ class Learner:
         self._through_end = self._column([c.critic in ("rg", "kloss", "memory") for c in configs])
         self._remembered: RememberedLoss | None = None
         if (rows := self._rows_of.get("memory")) is not None:
-            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows]
-            before = online.of(rows), target.of(rows)
-            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel, *before)
-        self._adam = StackedAdam(online.flat, epsilon=epsilon)
-        self.gradient = torch.empty_like(online.flat)  # reused, because allocation costs more than the sum
+            kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows], networks.of(rows)
+            self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel)
+        self._adam = StackedAdam(self.online.flat, epsilon=epsilon)
+        self.gradient = torch.empty_like(
+            self.online.flat
+        )  # reused, because allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()
@@ -85,14 +86,14 @@ class Learner:
 
     def compute_gradient(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
         """Compute ``gradient`` (K, P) of both networks, before clipping; return diagnostics (K,)."""
-        found = critics.Residual(self.online, self.target, self._slow, batch, coefficients)
+        found = critics.Residual(self.networks, self._slow, batch, coefficients)
         residual, density, values = found.windows, found.density, found.values
         bounded = residual.clamp(-self._clip, self._clip) * values.valid
         share = (bounded.view_as(batch.discounts).unsqueeze(3) * batch.weights).sum(dim=2)
         share = share / batch.valid.amax(dim=2).sum(dim=1)[:, None, None]  # mean over paths with a window
         slope = share.flatten(1).gather(1, batch.rows) * -batch.covered
         policy = density.gradients(slope, found.pull_policy)
-        critic = self._critic(residual, values.valid, batch, coefficients)
+        critic = self._critic(found, batch, coefficients)
         parts = (*policy, values.pull(critic.slope, self._through_end))
         for place, part in zip(self.online.shape.parts, parts, strict=True):
             self.gradient[:, place] = part
@@ -108,19 +109,17 @@ class Learner:
             "policy_std": density.mean_std,
         }
 
-    def _critic(
-        self, residual: Tensor, valid: Tensor, batch: Minibatch, coefficients: Tensor
-    ) -> CriticGradient:
+    def _critic(self, found: critics.Residual, batch: Minibatch, coefficients: Tensor) -> CriticGradient:
         """Gradient of each run by its own critic."""
+        residual, valid = found.windows, found.values.valid
         parts: list[tuple[Rows, CriticGradient]] = []
         if (rows := self._rows_of.get("kloss")) is not None:
             inputs, kept = self._kernel_inputs(batch, rows), valid[rows]
             gram = critics.gaussian_gram(inputs, kept, self._bandwidth_scale[rows])
-            found = critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])
-            parts.append((rows, found))
+            parts.append((rows, critics.kernel_gradient(residual[rows], kept, gram, self._diag_weight[rows])))
         if (rows := self._rows_of.get("memory")) is not None and self._remembered is not None:
             inputs = self._kernel_inputs(batch, rows)
-            now = self.online.of(rows), self.target.of(rows), coefficients[:, rows]
+            now = self.networks.of(rows), coefficients[:, rows]
             parts.append((rows, self._remembered.gradient(residual[rows], batch.of(rows), inputs, *now)))
         if len(parts) == 1 and len(parts[0][1].loss) == len(residual):
             return parts[0][1]
@@ -132,13 +131,12 @@ class Learner:
     def _kernel_inputs(self, batch: Minibatch, rows: Rows) -> Tensor:
         """[s, a] of each window's first step, (R, M, ·); actions as drawn, discrete ones as unit vectors."""
         starts = batch.starts.clamp(max=batch.rewards.shape[2] - 1)[rows]
-        index = starts.unsqueeze(3)
-        states = critics.rows_at(batch.inputs[rows], index)
+        states = torch.take_along_dim(batch.inputs[rows], starts.unsqueeze(3), dim=2)
         if not bool(self._actions_in_kernel[rows].any()):
             return states.flatten(1, 2)
         shape = self.online.shape
         if shape.continuous:
-            actions = critics.rows_at(batch.actions[rows], index)
+            actions = torch.take_along_dim(batch.actions[rows], starts.unsqueeze(3), dim=2)
         else:
             chosen = batch.actions[rows].gather(2, starts)
             actions = torch.nn.functional.one_hot(chosen, shape.outputs).to(self._dtype)
@@ -179,8 +177,8 @@ class Exploration:
     def add(self, batch: Minibatch) -> Minibatch:
         """The mini-batch with rewards that hold the bonuses."""
         reached = batch.rows + batch.rows // batch.rewards.shape[2] + 1  # rows of inputs, T + 1 a path
-        states = batch.inputs.flatten(1, 2)
-        psi = self._features(states.gather(1, critics.wide(reached, states)))
+        states = torch.take_along_dim(batch.inputs.flatten(1, 2), reached.unsqueeze(2), dim=1)
+        psi = self._features(states)
         spread = ((psi @ self._inverse) * psi).sum(dim=2).clamp(min=0.0).sqrt()
         bonus = self._scales * spread * batch.covered
         rewards = batch.rewards.flatten(1).scatter_add(1, batch.rows, bonus)

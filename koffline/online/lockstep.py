@@ -23,10 +23,10 @@ from torch import Tensor
 
 from koffline.checkpoints import restored, state_of
 from koffline.envs.make import Copies
-from koffline.online.collector import Collector, TrustRegion, clip_actions, vectors
+from koffline.online.collector import Actor, Collector, TrustRegion, vectors
 from koffline.online.config import OnlineRun, check_equal
 from koffline.online.learner import Exploration, Learner
-from koffline.online.networks import Actor, Agent, AgentStack, InputMoments, Shape
+from koffline.online.networks import Agent, AgentStack, InputMoments, Networks, Shape
 from koffline.online.paths import PathReplay, Paths
 
 _DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Feng et al. 2019, sec:exp_detail)
@@ -48,16 +48,16 @@ class LockStep:
         self._copies, self._evaluators = (Copies(common.env, **common.env_options) for _ in range(2))
         space, dimension = self._copies.action_space, int(np.prod(self._copies.observation_shape))
         self.shape = shape = Shape(dimension, space, common.hidden)
-        networks, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
+        seeds, *kinds = zip(*(np.random.SeedSequence(run.seed).spawn(3) for run in runs), strict=True)
         # Of the replay, and of collection.
         self._generators = tuple(tuple(map(np.random.default_rng, kind)) for kind in kinds)
-        online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in networks], dtype)
-        self.learner = Learner(self._configs, online, AgentStack(shape, online.flat.clone()))
+        online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in seeds], dtype)
+        networks = Networks(online, AgentStack(shape, online.flat.clone()))
+        self.learner = Learner(self._configs, networks)
         self._actor = Actor(online)
         self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
-        sizes = dimension, shape.outputs if shape.continuous else None
         capacity = 1 if common.streaming else common.capacity
-        self.replay = PathReplay(len(runs), capacity, common.path_length, *sizes, self._dtype)
+        self.replay = PathReplay(len(runs), capacity, common.path_length, shape, self._dtype)
         self._collector = Collector(self._copies, shape, self._generators[1], common)
         scales = [c.exploration for c in self._configs]
         self._exploration = Exploration(scales, dimension, dtype) if any(scales) else None
@@ -130,15 +130,14 @@ class LockStep:
     def act(self, observations: np.ndarray) -> np.ndarray:
         """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
         inputs = self.moments.standardised(observations, self._dtype)
-        return clip_actions(self._actor.best(inputs), self.shape.action_space)
+        return self.shape.action_space.clip(self._actor.best(inputs))
 
     def agent(self, run: int) -> Agent:
         """Copy of a run's networks."""
-        online, target = (s.of(torch.tensor([run])) for s in (self.learner.online, self.learner.target))
+        networks = self.learner.networks.of(torch.tensor([run]))
         inputs = self.moments.mean[run].copy(), self.moments.std[run].copy()
-        return Agent(
-            online, target, *inputs, float(self.trust_region.kl_coef[run]), float(self.entropy_coef[run])
-        )
+        coefficients = self.trust_region.kl_coef[run], self.entropy_coef[run]
+        return Agent(*networks, *inputs, *map(float, coefficients))
 
     def state_dict(self) -> dict[str, Any]:
         """State from which the runs continue identically."""
@@ -172,11 +171,11 @@ class LockStep:
         batch = self.learner.windows.sample(paths, self._generators[0], self.moments)
         if self._exploration:
             batch = self._exploration.add(batch)
-        coefficients = torch.from_numpy(
-            np.stack((self.trust_region.kl_coef, self.entropy_coef, self.trust_region.wanted))
-        )
-        found = self.learner.update(batch, coefficients[:2, :, None].to(self.learner.online.flat))
-        told = zip(("kl_coef", "entropy_coef", "wanted_kl_coef"), coefficients, strict=True)
-        for name, part in {**found, **dict(told)}.items():
+        region = self.trust_region
+        said = {"kl_coef": region.kl_coef, "entropy_coef": self.entropy_coef, "wanted_kl_coef": region.wanted}
+        told = {name: torch.from_numpy(numbers) for name, numbers in said.items()}
+        coefficients = torch.stack([told["kl_coef"], told["entropy_coef"]]).unsqueeze(2)
+        found = self.learner.update(batch, coefficients.to(self.learner.online.flat))
+        for name, part in {**found, **told}.items():
             self._sums[name] = self._sums.get(name, 0.0) + part
         self._summed += 1

@@ -1,4 +1,4 @@
-"""Policies and values of K runs as one stack: flat parameters, slow copies, acting and export.
+"""Policies and values of K runs as one stack: flat parameters, slow copies, export.
 
 Row k of the flat parameters is [policy network | log deviations | value network] of run k.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 import torch
@@ -84,6 +84,17 @@ class AgentStack:
         return AgentStack(self.shape, self.flat[runs])
 
 
+class Networks(NamedTuple):
+    """Networks of K runs and their slow copies."""
+
+    online: AgentStack
+    target: AgentStack
+
+    def of(self, runs: slice | Tensor) -> Networks:
+        """Those of the given runs."""
+        return Networks(*(stack.of(runs) for stack in self))
+
+
 @dataclass(frozen=True, eq=False)
 class Agent:
     """One run's networks and their slow copies, stacks of one; inputs are (observation − mean) / std."""
@@ -94,39 +105,6 @@ class Agent:
     std: np.ndarray
     kl_coef: float
     entropy_coef: float
-
-
-class Actor:
-    """The policies in numpy on the stack's own memory: a step of all runs takes some microseconds."""
-
-    def __init__(self, stack: AgentStack) -> None:
-        self._continuous = stack.shape.continuous
-        self._layers = [(w.numpy(), b.numpy()) for w, b in stack.policy.layers(stack.policy.flat)]
-        self._log_std = stack.log_std.numpy()
-
-    def outputs(self, inputs: np.ndarray) -> np.ndarray:
-        """Means (K, E, k) or logits (K, E, n) from standardised observations (K, E, d)."""
-        hidden = inputs
-        *below, (top, top_bias) = self._layers
-        for weight, bias in below:
-            hidden = np.matmul(hidden, weight)
-            hidden += bias
-            np.tanh(hidden, out=hidden)
-        return np.matmul(hidden, top) + top_bias
-
-    def sample(self, inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions (K, E, k) from normal noise of that shape, or (K, E) from uniform noise of that shape."""
-        outputs = self.outputs(inputs)
-        if self._continuous:
-            return outputs + np.exp(self._log_std)[:, None] * noise
-        weights = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
-        cumulative = np.cumsum(weights, axis=-1)
-        return (cumulative[..., :-1] <= noise[..., None] * cumulative[..., -1:]).sum(axis=-1)
-
-    def best(self, inputs: np.ndarray) -> np.ndarray:
-        """Mean actions (K, E, k), or the most probable ones (K, E)."""
-        outputs = self.outputs(inputs)
-        return outputs if self._continuous else outputs.argmax(axis=-1)
 
 
 class InputMoments:

@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from koffline.data.transitions import ActionSpace, Continuous, Metadata, Transitions
+from koffline.data.transitions import ActionSpace, Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
-from koffline.online.networks import InputMoments
+from koffline.online.networks import InputMoments, Shape
 
 Rows = slice | Tensor
+Generators = Sequence[np.random.Generator]  # one per run
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,28 +51,17 @@ class Paths:
 
 
 class PathReplay:
-    """Replays of K runs, each a ring of ``capacity`` paths: the oldest is overwritten.
-
-    action_dim: k of continuous actions, None for discrete ones.
-    """
+    """Replays of K runs, each a ring of ``capacity`` paths: the oldest is overwritten."""
 
     kept = ("_inserted", "_columns")
 
-    def __init__(
-        self,
-        runs: int,
-        capacity: int,
-        path_length: int,
-        observation_dim: int,
-        action_dim: int | None,
-        dtype: Any = np.float32,
-    ) -> None:
-        self.runs, self.capacity, self.path_length = runs, capacity, path_length
+    def __init__(self, runs: int, capacity: int, path_length: int, shape: Shape, dtype: Any) -> None:
+        self.runs, self.capacity = runs, capacity
         self._inserted = np.zeros(runs, dtype=np.int64)
-        steps, row_shape = path_length, () if action_dim is None else (action_dim,)
+        steps, is_continuous = path_length, shape.continuous
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-            "observations": ((steps + 1, observation_dim), dtype),
-            "actions": ((steps, *row_shape), np.int64 if action_dim is None else dtype),
+            "observations": ((steps + 1, shape.observation_dim), dtype),
+            "actions": ((steps, shape.outputs), dtype) if is_continuous else ((steps,), np.int64),
             "rewards": ((steps,), dtype),
             **dict.fromkeys(("terminated", "truncated"), ((), bool)),
             **dict.fromkeys(("lengths", "environments", "episodes", "first_steps"), ((), np.int64)),
@@ -94,23 +84,22 @@ class PathReplay:
             self._columns[name][runs[order], slots] = array[order]
         self._inserted += counts
 
-    def sample(
-        self, generators: Sequence[np.random.Generator], batch_size: int, recency: Sequence[float]
-    ) -> Paths:
+    def sample(self, generators: Generators, batch_size: int, recency: Sequence[float]) -> Paths:
         """(K, B, …) paths, a run's drawn by its own generator without replacement, p ∝ exp(−recency · age).
 
         Every run must hold B.
         """
         ages = draw_ages(generators, self.sizes, batch_size, recency)
         slots = (self._inserted[:, None] - 1 - ages) % self.capacity
-        return Paths(**self._columns).flat_rows(
-            np.arange(self.runs)[:, None] * self.capacity + slots, leading=2
-        )
+        return self._rows(np.arange(self.runs)[:, None], slots)
 
     def held(self, run: int) -> Paths:
         """All paths of a run, oldest first."""
         first = max(self._inserted[run] - self.capacity, 0)
         slots = np.arange(first, self._inserted[run]) % self.capacity
+        return self._rows(run, slots)
+
+    def _rows(self, run: Any, slots: np.ndarray) -> Paths:
         return Paths(**self._columns).flat_rows(run * self.capacity + slots, leading=2)
 
 
@@ -140,14 +129,11 @@ def replay_transitions(
     inside, last = step < lengths, step == lengths - 1
     changes = np.diff(np.repeat(episode, paths.lengths)) != 0
     terminated = (paths.terminated[:, None] & last)[inside]
-    actions = paths.actions[inside]
-    if isinstance(action_space, Continuous):
-        actions = np.clip(actions, action_space.low, action_space.high)
     dropped = int((~begins).sum())
     notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
     return Transitions(
         observations=paths.observations[:, :-1][inside],
-        actions=actions,
+        actions=action_space.clip(paths.actions[inside]),
         rewards=paths.rewards[inside],
         next_observations=paths.observations[:, 1:][inside],
         terminated=terminated,
@@ -160,10 +146,7 @@ def replay_transitions(
 
 
 def draw_ages(
-    generators: Sequence[np.random.Generator],
-    sizes: Shaped[np.ndarray, " run"],
-    count: int,
-    recency: Sequence[float],
+    generators: Generators, sizes: Shaped[np.ndarray, " run"], count: int, recency: Sequence[float]
 ) -> Shaped[np.ndarray, "run draw"]:
     """(K, B) distinct ages in [0, size): successive draws with p ∝ exp(−recency · age), no replacement.
 
@@ -194,7 +177,7 @@ class Minibatch:
     inputs (K, B, T + 1, d) standardised; actions; rewards (K, B, T) scaled. starts, ends (K, B, W): steps;
     valid (K, B, W). weights (K, B, W, T): γ^(t − start) within the window, else 0. discounts (K, B, W):
     γ^length of what follows, 0 after a terminal step. rows (K, R): the steps b · T + t that some window
-    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, which repeats step 0.
+    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, any other steps.
     """
 
     inputs: Tensor
@@ -227,9 +210,7 @@ class WindowCutter:
         self._powers = gamma[:, 0] ** np.arange(self._length + 1)  # (K, T + 1)
         self._reward_scale = self._tensor(scale)
 
-    def sample(
-        self, paths: Paths, generators: Sequence[np.random.Generator], moments: InputMoments
-    ) -> Minibatch:
+    def sample(self, paths: Paths, generators: Generators, moments: InputMoments) -> Minibatch:
         """Windows drawn uniformly within each path, each run's from its own generator; or all."""
         lengths = paths.lengths
         if not self._count:
@@ -274,9 +255,6 @@ class WindowCutter:
 def _pack_steps(weights: Float[np.ndarray, "run path window step"]) -> tuple[np.ndarray, np.ndarray]:
     """Steps covered by windows, packed: with one window of ten per path, the policy skips nearly half."""
     inside = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
-    run, step = np.nonzero(inside)
-    counts = np.bincount(run, minlength=len(inside))
-    place = np.arange(len(run)) - np.repeat(np.cumsum(counts) - counts, counts)
-    index = np.zeros((len(inside), int(counts.max(initial=1))), dtype=np.int64)
-    index[run, place] = step
-    return index, np.arange(index.shape[1]) < counts[:, None]
+    counts = inside.sum(axis=1, keepdims=True)
+    index = np.argsort(~inside, axis=1, kind="stable")[:, : counts.max(initial=1)]
+    return index, np.arange(index.shape[1]) < counts

@@ -36,7 +36,7 @@ class Report:
     show: Callable[[Console], None]
     context: Mapping[str, Any] = field(default_factory=dict)
 
-    def write(self, out: Path, force: bool, run: Any) -> Path:
+    def write(self, out: Path, force: bool, run: Mapping[str, Any]) -> Path:
         """``marker``, ``plots/*.png``, ``report.html`` and run.json in ``out``; returns the page's path.
 
         An earlier report is replaced only with ``force`` and only once the new one is complete. run: the
@@ -52,9 +52,8 @@ class Report:
             (folder / self.marker).write_text(self.found.to_json(timing=False) + "\n", encoding="utf-8")
             page = self.render({name: _svg(figure) for name, figure in figures.items()})
             (folder / "report.html").write_text(page, encoding="utf-8")
-            if run is not None:
-                text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
-                (folder / FILE).write_text(text, encoding="utf-8")
+            text = json.dumps(run, indent=2, ensure_ascii=False) + "\n"
+            (folder / FILE).write_text(text, encoding="utf-8")
         return out / "report.html"
 
     def render(self, figures: Mapping[str, str]) -> str:

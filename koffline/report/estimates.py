@@ -26,12 +26,11 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
     """The report of one estimate, beside the truth if that is known."""
     figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
     if seen is not None:
-        starts = ("mean = the estimate", "V(s) of an initial state", "initial states")
+        about = ("mean = the estimate", "V(s) of an initial state", "initial states")
+        starts = partial(plots.plot_histogram, seen.initial_values, found.value, *about, bins=40)
         figures |= {
             "residuals": partial(plots.plot_residuals, seen.residuals),
-            "initial_values": partial(
-                plots.plot_histogram, seen.initial_values, found.value, *starts, bins=40
-            ),
+            "initial_values": starts,
             "coverage": partial(plots.plot_coverage, seen.action_support, seen.support_weights),
         }
     return Report("estimate.json", found, figures, partial(_show_estimate, truth, found), {"truth": truth})
@@ -92,12 +91,13 @@ def report_estimates(truth: float | None, found: EstimateTable) -> Report:
     """The report of every estimator's answer, beside the truth if that is known."""
     of_all = [("all", text) for text in found.warnings]
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
+    interval, error = f"{percent(found.level)} interval", () if truth is None else ("error",)
     warnings = _collected([*of_all, *(pair for pair in own if pair[1] not in found.warnings)])
     context = {
         "truth": truth,
         "warnings": [f"{', '.join(names)}: {text}" for text, names in warnings.items()],
         "reasons": _collected((row.name, row.reason) for row in found.rows).items(),
-        "columns": _columns(found, truth),
+        "columns": ("estimator", "estimate", interval, "uplift", "kind", "promise", "ESS", *error),
         "rows": [_cells(row, found, truth) for row in found.rows if row.estimate],
     }
     figures = {"forest": partial(_plot_estimates, found, truth)}
@@ -117,9 +117,8 @@ def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
 def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: Any) -> None:
     """Print a line per estimator, then what goes for all: verdict, truth, bounds and reasons."""
     truth = context["truth"]
-    parts = [
-        [_cells(row, found, truth) for row in rows] for _, rows in groupby(found.rows, attrgetter("family"))
-    ]
+    families = groupby(found.rows, attrgetter("family"))
+    parts = [[_cells(row, found, truth) for row in rows] for _, rows in families]
     title = f"What {found.policy} is worth ({words.return_words(found)})"
     print_table(console, title, context["columns"], *parts, right=("estimate", "ESS", "error"))
     print_labelled(console, "verdict", str(found.verdict), "bold")
@@ -136,13 +135,6 @@ def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: A
     for reason, names in context["reasons"]:
         verb = "does" if len(names) == 1 else "do"
         print_labelled(console, f"{', '.join(names)} {verb} not apply", reason, "dim")
-
-
-def _columns(found: EstimateTable, truth: float | None) -> tuple[str, ...]:
-    """Heads of the columns of `_cells`."""
-    error = () if truth is None else ("error",)
-    interval = f"{percent(found.level)} interval"
-    return ("estimator", "estimate", interval, "uplift", "kind", "promise", "ESS", *error)
 
 
 def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[str]:

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from koffline.algos import training
+from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.kinds import is_shard_folder
+from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Continuous, Discrete
+from koffline.data.spaces import Bounds, Discrete
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
@@ -99,12 +101,16 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
     data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
     """
     kind = config.algo.type
-    with contextlib.ExitStack() as stack, quiet(), _d3rlpy_warnings():
+    with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
+        # Of the libraries that d3rlpy and Gymnasium need; an overflow shows as divergence.
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        named = r"(dataclasses_json|gymnasium|torch)\b"
+        warnings.filterwarnings("ignore", category=UserWarning, module=named)
+        stack.enter_context(np.errstate(over="ignore", invalid="ignore"))
         stack.enter_context(threads(config.train.threads))
         stack.enter_context(own_randomness(config.train.seed))
         data = open_data(config.data) if data is None else data
         algo = training.make_algorithm(kind, config.algo.params, device, config.algo.policy)
-        training.check_actions(algo, data.rows, kind)
         buffer = _make_buffer(algo, config, data)
         training.build_networks(algo, buffer, kind)
         if training.actions_out_of_reach(algo, buffer):
@@ -120,15 +126,29 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
 
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
+    """The log as the algorithm draws from it: rows, or paths for Trust-PCL.
+
+    Raises DataError for paths of a log without episodes, and ConfigError where the algorithm needs more than
+    single rows, all that a log on disk provides.
+    """
+    path_length = getattr(algo.config, "path_length", 1)
     if isinstance(data.log, Transitions):
-        return training.make_buffer(algo, data.rows, np.random.default_rng([config.train.seed, 1]))
+        generator = np.random.default_rng([config.train.seed, 1])
+        if path_length > 1:
+            return PathReplayBuffer(data.rows, path_length, generator)
+        return ColumnarReplayBuffer(data.rows, generator)
     assert data.statistics is not None
-    training.check_single_rows(algo, config.algo.type)
+    needs = {
+        "returns to the end of an episode": algo.need_returns_to_go,
+        "paths (path_length above 1)": path_length > 1,
+    }
+    said = f"{config.algo.type} learns from {{}}, this log stays on disk; load it (data.lazy: false)"
+    refuse({said.format(what): is_needed for what, is_needed in needs.items()}, kind=ConfigError)
     memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     pool = data.log.block_rows_for(memory)
     part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
     sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part, next_actions=True)
-    return training.LazyReplayBuffer(sampler, data.rows, data.statistics)
+    return LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 
 def _make_evaluators(config: TrainConfig, data: TrainData) -> dict[str, Any]:
@@ -176,7 +196,7 @@ class EnvironmentEvaluator:
     Raises ConfigError for an environment whose spaces are not the log's.
     """
 
-    def __init__(self, identifier: str, log: Transitions, episodes: int = 10, seed: int = 0) -> None:
+    def __init__(self, identifier: str, log: Transitions, episodes: int, seed: int) -> None:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
         shape, space = self._copies.observation_shape, self._copies.action_space
@@ -195,22 +215,9 @@ class EnvironmentEvaluator:
         with own_randomness(self._seeds.start):
             observations, running = self._copies.reset(self._seeds), np.arange(len(returns))
             while len(running):
-                actions = np.array(algo.predict(observations))
-                if isinstance(space, Continuous):
-                    actions = np.clip(actions, np.asarray(space.low), np.asarray(space.high))
+                actions = space.clip(np.array(algo.predict(observations)))
                 step = self._copies.step(running.tolist(), actions)
                 returns[running] += step.rewards
                 goes_on = ~(step.terminated | step.truncated)
                 running, observations = running[goes_on], step.observations[goes_on]
         return float(np.mean(returns))
-
-
-@contextlib.contextmanager
-def _d3rlpy_warnings() -> Iterator[None]:
-    """Hide warnings from dependencies of d3rlpy and Gymnasium, and of overflow, which shows as divergence."""
-    with warnings.catch_warnings(), np.errstate(over="ignore", invalid="ignore"):
-        warnings.filterwarnings("ignore", category=DeprecationWarning)
-        warnings.filterwarnings(
-            "ignore", category=UserWarning, module=r"(dataclasses_json|gymnasium|torch)\b"
-        )
-        yield

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from koffline.algos.training import RunLogger, random_state, set_random_state
 from koffline.checkpoints import read_checkpoint, write_checkpoint
 from koffline.errors import ConfigError, KofflineError
-from koffline.progress import progress_bar
+from koffline.progress import Tell, progress_bar
 from koffline.store import open_run, write_record
 from koffline.store.files import atomic_file
 from koffline.store.run_record import now
@@ -90,9 +90,7 @@ def train(
         return TrainResult(**vars(progress), out=folder, model=model)
 
 
-def _train_epoch(
-    config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Callable[[int], None]
-) -> Progress:
+def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Progress, show: Tell) -> Progress:
     """Train one epoch by one call of `fit`; d3rlpy's own loop would skip an incomplete last epoch."""
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
     started, algo = time.perf_counter(), parts.algo
@@ -171,12 +169,9 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         ) from None
     if state is None and any(folder.glob("model_*.d3")):
         raise ConfigError(f"{path} is gone, and the run cannot go on; train again into another --out")
-    progress = Progress() if state is None else Progress(*json.loads(state["progress"]))
     _cut_back(folder, {} if state is None else state["sizes"])
-    for left in (path for pattern in ("*.part", ".*.tmp") for path in folder.glob(pattern)):
-        left.unlink()
     if state is None:
-        return progress
+        return Progress()
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
     except (KeyError, RuntimeError, ValueError) as error:
@@ -188,7 +183,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))
-    return progress
+    return Progress(*json.loads(state["progress"]))
 
 
 def parameters_of(algo: Any) -> list[tuple[str, torch.nn.Parameter]]:

@@ -16,6 +16,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, starmap
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -25,7 +26,7 @@ import numpy as np
 from koffline.errors import ConfigError, KofflineError
 from koffline.jobs import Job, PassSettings, run_jobs
 from koffline.spread import LEVEL, Spread, spread_of
-from koffline.store import RECORD, is_free, locked, read_record, write_config, write_record
+from koffline.store import RECORD, Record, is_free, locked, read_record, write_config, write_record
 from koffline.store.files import finite_json, write_text
 from koffline.store.run_record import now, start_run
 from koffline.train.config import Setting, SweepPlan, TrainConfig
@@ -86,18 +87,16 @@ def run_sweep(
         write_record(out, started)
         place = out / "runs"  # an existing run has the same digest, even if it is named otherwise
         there = {path.name.rpartition("-")[2]: path for path in place.glob("*-*") if path.is_dir()}
-        runs = [
-            {there.get(name.rpartition("-")[2], place / name): config for name, config in named.items()}
-            for named in names
-        ]
-        jobs = [
-            Job(folder.name, train_run, (config, device), folder / RECORD, _read_finished)
-            for folders in runs
-            for folder, config in folders.items()
-        ]
+
+        def job_of(name: str, config: TrainConfig) -> Job:
+            folder = there.get(name.rpartition("-")[2], place / name)
+            return Job(folder.name, train_run, (config, device), folder / RECORD, _read_finished)
+
+        by_setting = [list(starmap(job_of, named.items())) for named in names]
+        jobs = list(chain.from_iterable(by_setting))
         found, began = sum(job.done for job in jobs), perf_counter()
         failures = run_jobs(jobs, workers, ray, show_progress, keep_going=True)
-        records = [[_read_finished(folder / RECORD) for folder in folders] for folders in runs]
+        records = [[_read_finished(job.path) for job in same] for same in by_setting]
         summary = summarise(plan, records, failures)
         write_summary(summary, out, command)
         counts = {"ran": len(jobs) - found - len(failures), "found": found}
@@ -175,9 +174,7 @@ def _silent() -> Iterator[None]:
 
 
 def summarise(
-    plan: SweepPlan,
-    records: Sequence[Sequence[Mapping[str, Any] | None]],
-    failures: Mapping[str, KofflineError],
+    plan: SweepPlan, records: Sequence[Sequence[Record | None]], failures: Mapping[str, KofflineError]
 ) -> SweepSummary:
     """Rank the settings. records: run.json of each setting and seed, None where the run is not finished.
 

@@ -46,22 +46,19 @@ def test_rank_correlation_against_ranks_by_hand() -> None:
     assert found.low < 0.0 < found.high
 
 
-def scores_of(steps, curves, threshold=None):
-    result = MujocoResult(steps, curves, curves, curves, np.zeros(len(curves), dtype=int))
-    return result.scores("returns", threshold)
+def result_of(steps, curves):
+    return MujocoResult(np.array(steps), *[np.array(curves, dtype=float)] * 3, np.zeros(len(curves), int))
 
 
 def test_scores_by_hand() -> None:
-    steps = np.array([0, 100, 300])
-    curves = np.array([[0.0, 10.0, 20.0], [0.0, 0.0, 5.0]])
-    scores = scores_of(steps, curves, threshold=10.0)
-    np.testing.assert_allclose(scores.final, [20.0, 5.0])
-    np.testing.assert_allclose(scores.area, [(5 * 100 + 15 * 200) / 300, (2.5 * 200) / 300])
-    np.testing.assert_array_equal(scores.reached, [100.0, math.inf])
-    tenth = scores_of(np.arange(40) * 10, np.arange(40.0)[None])
-    np.testing.assert_allclose(tenth.final, [np.mean([36, 37, 38, 39])])
-    assert np.isinf(tenth.reached).all()
-    np.testing.assert_allclose(scores_of(np.array([0]), np.array([[3.0], [4.0]])).area, [3.0, 4.0])
+    result = result_of([0, 100, 300], [[0, 10, 20], [0, 0, 5]])
+    np.testing.assert_allclose(result.final(), [20.0, 5.0])
+    np.testing.assert_allclose(result.area(), [(5 * 100 + 15 * 200) / 300, (2.5 * 200) / 300])
+    np.testing.assert_array_equal(result.reached(10.0), [100.0, math.inf])
+    tenth = result_of(np.arange(40) * 10, [np.arange(40)])
+    np.testing.assert_allclose(tenth.final(), [np.mean([36, 37, 38, 39])])
+    assert np.isinf(tenth.reached(None)).all()
+    np.testing.assert_allclose(result_of([0], [[3], [4]]).area(), [3.0, 4.0])
 
 
 def test_a_difference_has_its_sign_and_turns_with_its_sides() -> None:

@@ -7,20 +7,21 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from koffline.experiments.mujoco import CRITICS
 from koffline.experiments.reproduce import EXPERIMENTS, table_text
 from koffline.experiments.results import Curves, Results, read_results
-from koffline.experiments.style import COLOURS, house_style, save_figure
+from koffline.experiments.style import COLOURS, HOUSE_STYLE, save_figure
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reproduce"
 
 
 @pytest.fixture(autouse=True)
 def styled() -> Iterator[None]:
-    with house_style():
+    with rc_context(HOUSE_STYLE):
         yield
 
 

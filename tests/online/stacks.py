@@ -10,7 +10,7 @@ from koffline.data.transitions import Continuous, Discrete
 from koffline.online.config import OnlineConfig
 from koffline.online.critics import Residual
 from koffline.online.learner import Learner
-from koffline.online.networks import AgentStack, InputMoments, Shape
+from koffline.online.networks import AgentStack, InputMoments, Networks, Shape
 from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
@@ -46,7 +46,7 @@ def make_learner(agents, configs):
     moments = InputMoments(len(agents), STATE, [True] * len(agents))
     moments.mean = np.stack([agent.mean.numpy() for agent in agents])
     moments.std = np.stack([agent.std.numpy() for agent in agents])
-    return Learner(configs, *stacks), moments
+    return Learner(configs, Networks(*stacks)), moments
 
 
 def fill(stack, run, policy, log_std, value):
@@ -118,7 +118,7 @@ def prepare(agents, settings, per_run, starts=None, **others):
 def compute(agents, settings, per_run, starts=None, **others):
     """The library's step and the mini-batch it was taken on."""
     learner, batch, coefficients = prepare(agents, settings, per_run, starts, **others)
-    residual = Residual(learner.online, learner.target, learner._slow, batch, coefficients).windows
+    residual = Residual(learner.networks, learner._slow, batch, coefficients).windows
     diagnostics = learner.compute_gradient(batch, coefficients)
     return SimpleNamespace(gradient=learner.gradient, residual=residual, diagnostics=diagnostics), batch
 

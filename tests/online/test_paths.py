@@ -6,6 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from koffline.data.spaces import Continuous, Discrete
+from koffline.online.networks import Shape
 from koffline.online.paths import PathReplay, Paths, draw_ages
 from tests.online.reference_trust_pcl import successive_inclusion
 
@@ -40,7 +42,8 @@ def numbers_of(paths):
 
 
 def make_replay(runs=1, capacity=5, actions=ACTION):
-    return PathReplay(runs, capacity, LENGTH, STATE, actions)
+    space = Discrete(2) if actions is None else Continuous(actions)
+    return PathReplay(runs, capacity, LENGTH, Shape(STATE, space, ()), np.float32)
 
 
 def generators(count, seed=0):
