@@ -77,7 +77,7 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
 def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
     """A head or a closed form: mean over the networks, interval from the spread of the resampled ones."""
     fitted = workspace.fitted
-    values = fitted.replica_values[name] if name in names.FITTED else closed_form(name, fitted)
+    values = fitted.values_of(name) if name in names.FITTED else closed_form(name, fitted)
     found, interval = fitted.summarise(values), fitted.interval(values)
     diagnostics, warnings = dict[str, Any](), tuple[str, ...]()
     if name in names.FITTED:
@@ -107,7 +107,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "effective_bandwidth": fitted.bandwidth,
         "estimates_by_head": heads,
         "head_disagreement": max(agreeing) - min(agreeing),
-        "replica_standard_deviation": fitted.summarise(fitted.replica_values[fitted.head]).deviation,
+        "replica_standard_deviation": fitted.summarise(fitted.values_of(fitted.head)).deviation,
         "training_steps": fitted.record.steps,
     }
     for name, shift in shifts.items():
@@ -144,9 +144,9 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
     ridged: the inner maximum regresses ν(x) − discount ν(x') on x before it is squared (Nachum et al. 2019),
     which is ``mql`` in units in which the critics' second moment is the identity.
     """
-    systems, starts, outputs = fitted.systems, fitted.start_features, fitted.record.network.sizes[-1]
-    system = systems.temporal if name == "lstdq" else systems.kernel
-    rows, power = float(systems.weight[0]), 2.0 if name == "lstdq" else 1.5  # found by measurement
+    starts, outputs = fitted.start_features, fitted.record.network.sizes[-1]
+    system = fitted.temporal if name == "lstdq" else fitted.systems.system
+    rows, power = float(fitted.systems.weight[0]), 2.0 if name == "lstdq" else 1.5  # found by measurement
     ridge = fitted.settings.ridge if name == "mwl" else min(max(rows**-power, 1e-10), 0.1)
     if name == "dualdice":
         system = _whitened(fitted, system)
@@ -195,8 +195,8 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         reasons += workspace.coverage.reasons
     if found.name not in names.WITHOUT_MODEL:
         fitted = workspace.fitted
-        values = fitted.replica_values
-        heads = {head: fitted.interval(values[head]) for head in fitted.estimate_by_head() if head != "lstd"}
+        checked = [head for head in fitted.estimate_by_head() if head != "lstd"]
+        heads = {head: fitted.interval(fitted.values_of(head)) for head in checked}
         reasons += contradiction(heads, fitted.problem.reward_scale, fitted.record.steps)
     return reasons
 

@@ -210,14 +210,14 @@ def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
 def _evidence(workspace: Workspace) -> Evidence:
     """Collect the arrays for the plots."""
     fitted, coverage = workspace.fitted, workspace.coverage
-    starts = start_values(fitted.heads[fitted.head], fitted.problem).cpu().numpy()[fitted.alive]
+    starts = start_values(fitted.network_of(fitted.head), fitted.problem).cpu().numpy()[fitted.alive]
     starts, relevant = starts[:, fitted.problem.start_weights > 0.0], coverage.weights > 0.0
     return Evidence(
         residuals=workspace.held_pass.sample(fitted.problem.reward_scale),
         initial_values=starts.mean(axis=0),
         action_support=coverage.ratios[relevant],
         support_weights=coverage.weights[relevant],
-        replica_values=fitted.replica_values[fitted.head][:, 0],
+        replica_values=fitted.values_of(fitted.head)[:, 0],
         replica_roles=fitted.resampling.roles,
     )
 

@@ -23,12 +23,12 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import FitRecord
 from koffline.kernels import FourierFeatures
-from koffline.ope.last_layer import last_layer, mean_values, minimise_kernel_loss, ridge_factor
+from koffline.ope.last_layer import dual_of, last_layer, mean_values, minimise_kernel_loss
 from koffline.ope.learning import Resampling
-from koffline.ope.names import BOOTSTRAP
+from koffline.ope.names import BOOTSTRAP, FITTED
 from koffline.ope.problem import EvaluationProblem, Measures
 from koffline.ope.results import Interval, Uplift
-from koffline.ope.systems import LinearSystems
+from koffline.ope.systems import LinearSystems, systems_of_part
 from koffline.ope.value_functions import ValueFunction, counted_rows
 from koffline.ope.working_log import S
 from koffline.replicas import StackedMLP
@@ -57,7 +57,7 @@ class ReplicaMean:
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """Stacked networks by head: ``kloss``, ``lstd`` and ``fqe`` share their hidden layers.
+    """Stacked networks by head: ``kloss``, ``fqe`` and, once asked for, ``lstd`` share their hidden layers.
 
     ``problem``: the rows that networks were trained on. ``fold`` reaches the whole log, whose effective
     number of units is ``units``. ``systems``: sums over it.
@@ -77,7 +77,21 @@ class FittedValues:
     @property
     def head(self) -> str:
         """The requested estimator if it is a head, else kloss."""
-        return self.settings.estimator if self.settings.estimator in self.heads else "kloss"
+        return self.settings.estimator if self.settings.estimator in FITTED else "kloss"
+
+    @cached_property
+    def temporal(self) -> Float[Tensor, "replica parameter column"]:
+        """φᵀW [Z r] over the whole log, whose many numbers (p² for p parameters) LSTD alone needs."""
+        asked = self.record.network, None, self.resampling, self.settings.gamma, None
+        sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
+        return sums.system
+
+    def network_of(self, head: str) -> StackedMLP:
+        """The networks with the last layer of a head."""
+        if head not in self.heads:
+            lstd = minimise_kernel_loss(self.record.network, self.temporal, self.settings.ridge)
+            self.heads[head] = lstd
+        return self.heads[head]
 
     @property
     def start_features(self) -> Float[Tensor, "replica 2 parameter"]:
@@ -104,7 +118,7 @@ class FittedValues:
     def alive(self) -> np.ndarray:
         """Mask (R,) of replicas that did not diverge and have a finite J."""
         trained = np.array([step is None for step in self.record.diverged_at])
-        return trained & np.isfinite(self.replica_values[self.head]).all(axis=1)
+        return trained & np.isfinite(self.values_of(self.head)).all(axis=1)
 
     @cached_property
     def duals(self) -> Float[Tensor, "replica instrument"]:
@@ -114,23 +128,19 @@ class FittedValues:
         the ratio of the policy's discounted visits to the log's rows.
         (Uehara, Huang & Jiang 2020)
         """
-        system, outputs = self.systems.kernel, self.record.network.sizes[-1]
-        factor = ridge_factor(system, self.settings.ridge, outputs)[:, :-1, :-1]
-        starts = self.start_features[:, 1].to(system).unsqueeze(-1)
-        half = torch.linalg.solve_triangular(factor.mT, starts, upper=False)
-        solved = system[..., :-1] @ torch.linalg.solve_triangular(factor, half, upper=True)
-        return solved.squeeze(-1) * self.systems.weight[:, None]
+        matrix, starts = self.systems.system[..., :-1], self.start_features[:, 1]
+        solved = dual_of(matrix, starts.to(matrix), self.settings.ridge, self.record.network.sizes[-1])
+        return solved * self.systems.weight[:, None]
 
-    @cached_property
-    def replica_values(self) -> dict[str, Float[np.ndarray, "replica 2"]]:
-        """J per head and replica, start states as its sample weighs them and as the log does; else NaN."""
-        starts, scale = self.start_features, self.problem.reward_scale
-        return {name: mean_values(starts, last_layer(one), scale) for name, one in self.heads.items()}
+    def values_of(self, head: str) -> Float[np.ndarray, "replica 2"]:
+        """J of a head per replica, start states as its sample weighs them and as the log does; else NaN."""
+        theta = last_layer(self.network_of(head))
+        return mean_values(self.start_features, theta, self.problem.reward_scale)
 
     @property
     def half_width(self) -> float:
         """Half the width of the interval by the kernel-loss values of the networks."""
-        return self.interval(self.replica_values["kloss"]).width / 2.0
+        return self.interval(self.values_of("kloss")).width / 2.0
 
     def summarise(self, values: Float[np.ndarray, "replica 2"]) -> ReplicaMean:
         """Summarise J over replicas. Raises KofflineError if too few are finite."""
@@ -165,7 +175,7 @@ class FittedValues:
 
     def estimate_by_head(self) -> dict[str, float]:
         """Mean of J over the replicas that did not diverge, by head, if it is finite."""
-        means = {name: float(values[self.alive, 1].mean()) for name, values in self.replica_values.items()}
+        means = {head: float(self.values_of(head)[self.alive, 1].mean()) for head in self.heads}
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
     def describe_diverged(self) -> str:
@@ -178,7 +188,7 @@ class FittedValues:
         """The mean network of the chosen head, fitted to ``transitions``. KofflineError if all diverged."""
         if not self.alive.any():
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate")
-        network = self.heads[self.head].select(np.flatnonzero(self.alive).tolist())
+        network = self.network_of(self.head).select(np.flatnonzero(self.alive).tolist())
         return ValueFunction(
             name=self.head,
             function=partial(_mean_values, network, Measures(**self.problem.measures)),

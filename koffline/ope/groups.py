@@ -84,7 +84,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
     count = sum(size >= FEWEST_STARTS for _, size in sizes)
     asked = partial(sum_starts, fitted.record.network, fitted.resampling, groups.share_of)
     sums = asked(fitted.problem) if fitted.problem.fixed_starts else fitted.fold(asked)
-    theta = last_layer(fitted.heads[found.name])
+    theta = last_layer(fitted.network_of(found.name))
     by_group = mean_values(sums.means, theta, fitted.problem.reward_scale)  # (R, 2, G)
     level = 1.0 - (1.0 - settings.level) / max(1, count)
     rows = []

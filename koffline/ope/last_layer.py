@@ -84,29 +84,73 @@ def minimise_kernel_loss(
     return with_last_layer(network, theta + moved)
 
 
-def ridge_factor(
-    system: Float[Tensor, "replica instrument column"], ridge: float, outputs: int
-) -> Float[Tensor, "replica column column"]:
-    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P, by QR, which keeps twice the digits of that product.
+def _penalty(
+    matrix: Float[Tensor, "replica critic parameter"], ridge: float, outputs: int
+) -> tuple[Float[Tensor, "replica 1 1"], Float[Tensor, " parameter"]]:
+    """√(ridge times the mean diagonal of BᵀB), and the direction of a constant added to all outputs."""
+    level = matrix.new_zeros(matrix.shape[-1])
+    level[-outputs:] = outputs**-0.5  # the constants of the outputs are the last parameters
+    return (ridge * matrix.square().sum(dim=-2).mean(dim=-1)).sqrt()[:, None, None], level
+
+
+def least_squares(
+    system: Float[Tensor, "replica critic column"], ridge: float, outputs: int
+) -> Float[Tensor, "replica parameter"]:
+    """θ of the least ‖v − Bθ‖² + ridge · θᵀPθ of a system [B v], by QR, which keeps most digits.
 
     P is the mean diagonal of BᵀB in all directions of θ but that of a constant added to all outputs: a
     constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of all
     values where it was. Dead features do no harm; not finite for a network that diverged.
     """
-    scale = (ridge * system[..., :-1].square().sum(dim=-2).mean(dim=-1)).sqrt()
-    level = system.new_zeros(system.shape[-1] - 1)
-    level[-outputs:] = outputs**-0.5  # the constants of the outputs are the last parameters
-    spared = torch.eye(len(level)).to(level) - (1.0 - _LEVEL**0.5) * torch.outer(level, level)
-    root = pad(scale[:, None, None] * spared, (0, 1))
-    return torch.linalg.qr(torch.cat([system, root], dim=1), mode="r").R
-
-
-def least_squares(
-    system: Float[Tensor, "replica instrument column"], ridge: float, outputs: int
-) -> Float[Tensor, "replica parameter"]:
-    """θ of the least ‖v − Bθ‖² + ridge · θᵀPθ of a system [B v], P as in `ridge_factor`."""
-    found = ridge_factor(system, ridge, outputs)
+    if system.shape[-2] < system.shape[-1] - 1:
+        across, solve, level, along = _by_critics(system[..., :-1], ridge, outputs)
+        of_level, of_goal = solve(along).mT, solve(system[..., -1:])
+        height = of_level @ system[..., -1:] / (of_level @ along + _LEVEL)
+        return (across.mT @ (of_goal - of_level.mT * height) + level[:, None] * height).squeeze(-1)
+    found = _by_parameters(system, ridge, outputs)
     return torch.linalg.solve_triangular(found[:, :-1, :-1], found[:, :-1, -1:], upper=True).squeeze(-1)
+
+
+def dual_of(
+    matrix: Float[Tensor, "replica critic parameter"],
+    goal: Float[Tensor, "replica parameter"],
+    ridge: float,
+    outputs: int,
+) -> Float[Tensor, "replica critic"]:
+    """B (BᵀB + ridge · P)⁻¹ c for a goal c, P as in `least_squares`."""
+    if matrix.shape[-2] < matrix.shape[-1]:
+        across, solve, level, along = _by_critics(matrix, ridge, outputs)
+        of_level, of_goal = solve(along).mT, solve(across @ goal.unsqueeze(-1))
+        gap = (goal @ level)[:, None, None] - along.mT @ of_goal
+        return (of_goal + of_level.mT * gap / (of_level @ along + _LEVEL)).squeeze(-1)
+    factor = _by_parameters(matrix, ridge, outputs, columns=0)
+    half = torch.linalg.solve_triangular(factor.mT, goal.unsqueeze(-1), upper=False)
+    return (matrix @ torch.linalg.solve_triangular(factor, half, upper=True)).squeeze(-1)
+
+
+def _by_parameters(
+    system: Float[Tensor, "replica critic column"], ridge: float, outputs: int, columns: int = 1
+) -> Float[Tensor, "replica column column"]:
+    """Triangular U with UᵀU = [B v]ᵀ[B v] + ridge · P. columns: how many of the system's are v."""
+    scale, level = _penalty(system[..., : system.shape[-1] - columns], ridge, outputs)
+    spared = torch.eye(len(level)).to(level) - (1.0 - _LEVEL**0.5) * torch.outer(level, level)
+    return torch.linalg.qr(torch.cat([system, pad(scale * spared, (0, columns))], dim=1), mode="r").R
+
+
+def _by_critics(
+    matrix: Float[Tensor, "replica critic parameter"], ridge: float, outputs: int
+) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor, Tensor]:
+    """For more parameters than critics, as of many actions: B without the level l, x ↦ A⁻¹x, l, and Bl.
+
+    A = (B − Bllᵀ)(B − Bllᵀ)ᵀ + scale² is a matrix of critics. The level has next to no ridge, and is
+    solved for by itself (Sherman & Morrison).
+    """
+    scale, level = _penalty(matrix, ridge, outputs)
+    along = matrix @ level[:, None]
+    across = matrix - along * level
+    ridged = torch.cat([across.mT, scale * torch.eye(matrix.shape[-2]).to(matrix)], dim=1)
+    factor = torch.linalg.qr(ridged, mode="r").R
+    return across, lambda right: torch.cholesky_solve(right, factor, upper=True), level, along
 
 
 @dataclass(frozen=True, eq=False)

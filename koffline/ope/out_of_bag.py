@@ -102,7 +102,7 @@ def reader_of(fitted: FittedValues, head: str) -> Callable[[EvaluationProblem], 
     whole, full = fitted.resampling, fitted.resampling.full
     kept = np.flatnonzero(fitted.alive).tolist()
     streams = tuple(whole.streams[number - full] for number in kept if number >= full)
-    first, network = len(kept) - len(streams), fitted.heads[head].select(kept)
+    first, network = len(kept) - len(streams), fitted.network_of(head).select(kept)
     asked = network, first, Resampling(whole.seed, 0, streams), fitted.instruments, fitted.duals[kept][first:]
     return partial(pass_over_rows, *asked)
 

@@ -33,16 +33,15 @@ _BLOCK = 8192
 class LinearSystems(Sums):
     """Sums over rows for R networks with p last-layer parameters θ, whose residuals are r − Zθ.
 
-    ``kernel (R, m, p + 1)``: ψᵀW [Z r] for m instruments ψ and row weights W. ``temporal (R, p, p + 1)``:
-    φᵀW [Z r]. ``weight (R,)``: Σ w. ``starts``: of start states.
+    ``system (R, m, p + 1)``: ψᵀW [Z r] for m critics ψ and row weights W. ``weight (R,)``: Σ w. ``starts``:
+    of start states.
 
     For the logging policy, with q the probability that recording stopped after a row (`stops_at`; 1 at cuts):
-    ``logged`` is ``temporal`` with the log's next rows and weights (1 − q) w. ``cuts (R, 2, p)`` is
-    Σ q γ^t w φ and ``returns (R, 2)`` Σ (1 − q) γ^t w r, with weights of the episodes as in `StartSums`.
+    ``logged (R, p, p + 1)`` is φᵀW [Z r] with the log's next rows and weights (1 − q) w. ``cuts (R, 2, p)``
+    is Σ q γ^t w φ and ``returns (R, 2)`` Σ (1 − q) γ^t w r, with weights of the episodes as in `StartSums`.
     """
 
-    kernel: Float[Tensor, "replica instrument column"]
-    temporal: Float[Tensor, "replica parameter column"]
+    system: Float[Tensor, "replica critic column"]
     weight: Float[Tensor, " replica"]
     logged: Float[Tensor, "replica parameter column"] | None = None
     cuts: Float[Tensor, "replica 2 parameter"] | None = None
@@ -53,11 +52,11 @@ class LinearSystems(Sums):
 def accumulate_systems(
     network: StackedMLP,
     table: Table,
-    instruments: Callable[[Tensor], Tensor],
+    critics: Callable[[Tensor], Tensor] | None,
     row_weights: Float[Tensor, "replica row"],
     logged: tuple[Tensor, Callable[[slice], Tensor]] | None = None,
 ) -> LinearSystems:
-    """Sums over blocks of rows. ``instruments`` maps kernel inputs (B, k) to ψ (B, m).
+    """Sums over blocks of rows. ``critics`` maps kernel inputs (B, k) to ψ (B, m); None: the features φ.
 
     logged: 1 − q (N,), zero in the last row of an episode that goes on; and q γ^t w (R, 2, B) of a block.
     """
@@ -66,8 +65,10 @@ def accumulate_systems(
     readout, expected = (ones, ones) if table.readout is None else (table.readout, table.next_readout)
     assert expected is not None
     zeros = partial(torch.zeros, dtype=torch.float64, device=table.inputs.device)
-    kernel = zeros(count, instruments(table.compared[:1].double()).shape[1], p + 1)
-    temporal, own = (zeros(n, outputs, width, p + c) for n, c in ((count, 1), (count if logged else 0, 3)))
+    instruments = 0 if critics is None else critics(table.compared[:1].double()).shape[1]
+    kernel = zeros(count, instruments, p + 1)
+    asked = (0 if critics else count, 1), (count if logged else 0, 3)
+    temporal, own = (zeros(number, outputs, width, p + more) for number, more in asked)
     for rows in row_blocks(network, len(table), table.draws):
         order: Any = slice(0, rows.stop - rows.start)
         if outputs > 1:  # rows of like actions together
@@ -78,24 +79,27 @@ def accumulate_systems(
         taken, chances = readout[rows][order].double(), expected[rows][order].double()
         ends = taken.sum(dim=0).cumsum(dim=0).int().tolist()
         facts = table.discounts[rows][order].double(), table.rewards[rows][order].double()
-        psi = instruments(table.compared[rows][order].double()).mT
+        psi = None if critics is None else critics(table.compared[rows][order].double()).mT
         if logged is not None:
             share, cuts = logged[0][rows][order], logged[1](rows)[..., order].mT
             following, after = wide.roll(-1, 1), readout[further].roll(-1, 0)[order].double()
         for r, weights in enumerate(row_weights[:, rows][:, order].double()):
             now = wide[r, order]
             moved = _moves(now, taken, later[r, order], chances, weights, *facts)
-            kernel[r].addmm_(psi, moved)
-            _add_by_action(temporal[r], now, ends, moved)
+            if psi is None:
+                _add_by_action(temporal[r], now, ends, moved)
+            else:
+                kernel[r].addmm_(psi, moved)
             if logged is not None:
                 moved = _moves(now, taken, following[r, order], after, weights * share, *facts)
                 _add_by_action(own[r], now, ends, torch.cat([moved, cuts[r]], dim=1))
-    whole, products, moves = (
+    by_kernel, by_features, moves = (
         torch.cat([each[..., :p].unflatten(-1, (outputs, width)).mT.flatten(-2), each[..., p:]], dim=-1)
         for each in (kernel, temporal.transpose(1, 2).flatten(1, 2), own.transpose(1, 2).flatten(1, 2))
     )  # parameters in the order of a last layer
     about_log = () if logged is None else (moves[..., : p + 1], moves[..., p + 1 :].mT)
-    return LinearSystems(whole, products, row_weights.double().sum(dim=1), *about_log)
+    system = by_features if critics is None else by_kernel
+    return LinearSystems(system, row_weights.double().sum(dim=1), *about_log)
 
 
 def _moves(
@@ -139,7 +143,7 @@ def critic_moments(critics: FourierFeatures, problem: EvaluationProblem) -> Floa
 
 def systems_of_part(
     network: StackedMLP,
-    instruments: FourierFeatures,
+    critics: FourierFeatures | None,
     resampling: Resampling,
     gamma: float,
     stops: Float[np.ndarray, " step"] | None,
@@ -157,5 +161,5 @@ def systems_of_part(
     if not problem.fixed_starts:
         discounted = problem.rewards * powers * (1.0 - stopped)
         returns = start_weights @ torch.as_tensor(np.add.reduceat(discounted, problem.episode_starts))
-    sums = accumulate_systems(network, table, instruments, weights.to(device), logged)
+    sums = accumulate_systems(network, table, critics, weights.to(device), logged)
     return replace(sums, returns=returns, starts=sum_starts(network, resampling, None, problem))

@@ -127,8 +127,8 @@ class Training:
     def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
         """The networks with the last layer of the least kernel loss, and whether training can stop."""
         scale = self._problem.reward_scale
-        systems = accumulate_systems(network, self._table, self._instruments, self._weights)
-        solved = minimise_kernel_loss(network, systems.kernel, self._settings.ridge)
+        sums = accumulate_systems(network, self._table, self._instruments, self._weights)
+        solved = minimise_kernel_loss(network, sums.system, self._settings.ridge)
         starts = sum_starts(network, self._resampling, None, self._problem).means[:, 0]
         now = mean_values(starts, last_layer(solved), scale)[:, 0]
         loss = self._held_out_loss(solved)
@@ -178,7 +178,7 @@ def fit_value_functions(
     effective_units: float | None = None,
     is_cut: bool = False,
 ) -> FittedValues:
-    """Train all replicas in rounds, then give each its last layers: exact kernel loss, LSTD, or as trained.
+    """Train all replicas in rounds, then give each its last layers: of the least kernel loss, and as trained.
 
     fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
     and start states valued, on the whole log. effective_units: of that log, by default its units. is_cut:
@@ -197,8 +197,7 @@ def fit_value_functions(
     of_part = partial(systems_of_part, network, instruments, resampling, settings.gamma, stops)
     sums: LinearSystems = reach(of_part)
     heads = {
-        "kloss": minimise_kernel_loss(network, sums.kernel, settings.ridge),
-        "lstd": minimise_kernel_loss(network, sums.temporal, settings.ridge),
+        "kloss": minimise_kernel_loss(network, sums.system, settings.ridge),
         "fqe": network.with_flat(network.flat.double()),
     }
     if problem.fixed_starts:  # start states of a part are meaningless then

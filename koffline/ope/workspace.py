@@ -101,7 +101,7 @@ class Workspace:
         resampling = Resampling.draw(self.problem, *drawn)
         of_log = self.fold, facts.units, facts.terminated < (facts.episodes or facts.rows)
         fitted = fit_value_functions(self.problem, resampling, settings, self.log.progress, *of_log)
-        fitted.summarise(fitted.replica_values[fitted.head])  # raises
+        fitted.summarise(fitted.values_of(fitted.head))  # raises
         return fitted
 
     @cached_property

@@ -56,7 +56,7 @@ def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
     kept, cuts = torch.rand(problem.n_rows).double(), torch.rand(2, 2, problem.n_rows).double()
     kept[problem.episode_starts - 1] = 0.0  # ends of episodes
     systems = accumulate_systems(network, table, instruments, weights, (kept, lambda rows: cuts[..., rows]))
-    solved = last_layer(minimise_kernel_loss(network, systems.kernel, 1e-2)).numpy()
+    solved = last_layer(minimise_kernel_loss(network, systems.system, 1e-2)).numpy()
     psi = instruments(table.kernel_inputs).numpy()
     for replica in range(2):
         now = plain_features(network, replica, problem.inputs, problem.readout)
@@ -86,7 +86,7 @@ def test_the_level_of_all_values_is_free() -> None:
     table = dataclasses.replace(table, rewards=ones, discounts=0.999 * ones)
     zero = with_last_layer(network, torch.zeros_like(last_layer(network)))
     systems = accumulate_systems(zero, table, instruments, weights)
-    solved = minimise_kernel_loss(zero, systems.kernel, 1e-3)
+    solved = minimise_kernel_loss(zero, systems.system, 1e-3)
     expected = torch.full((2, len(table), 3), 1000.0).double()
     torch.testing.assert_close(solved.forward(table.inputs.double()), expected, rtol=1e-3, atol=0)
 
@@ -103,7 +103,7 @@ def test_weights_of_rows_give_the_value_of_the_minimiser(workspace):
     fitted = workspace.fitted
     zero = with_last_layer(fitted.record.network, torch.zeros_like(fitted.start_features[:, 1]))
     table = make_table(fitted.problem, "cpu")
-    theta = last_layer(minimise_kernel_loss(zero, fitted.systems.kernel, fitted.settings.ridge))
+    theta = last_layer(minimise_kernel_loss(zero, fitted.systems.system, fitted.settings.ridge))
     weights = fitted.resampling.row_weights(fitted.problem)
     rewarded = (fitted.duals @ fitted.instruments(table.compared.double()).mT) * weights * table.rewards
     values = (fitted.start_features[:, 1] * theta).sum(dim=1)
@@ -157,7 +157,7 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name):
 def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspace):
     for name in ("kloss", "mql"):
         found, fitted = run_estimator(workspace, name), workspace.fitted
-        of_head = fitted.replica_values.get(name)
+        of_head = fitted.values_of(name) if name in fitted.heads else None
         values = estimators.closed_form(name, fitted) if of_head is None else of_head
         low, high = workspace.limits.bounds
         assert found.value == pytest.approx(np.clip(values[:, 1].mean(), low, high))
