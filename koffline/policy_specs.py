@@ -24,7 +24,6 @@ from koffline.policies.base import (
     DiscretePolicy,
     Policy,
     check_spaces,
-    chunk_rows_for,
     reading,
     refuse,
 )
@@ -224,17 +223,16 @@ def callable_policy(
     possible.
     """
     shape = tuple(observation_shape)
-    rows = chunk_rows_for(shape)
     if isinstance(action_space, Discrete):
-        return DiscretePolicy(action_space.n, function, name, shape, rows)
+        return DiscretePolicy(action_space.n, function, name, shape)
     if "generator" not in _parameters(function):
-        return ContinuousPolicy(action_space.k, function, None, name, shape, rows)
+        return ContinuousPolicy(action_space.k, function, None, name, shape)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
         return function(observations, generator=generator)
 
     density = getattr(function, "log_density", None)
-    return ContinuousPolicy(action_space.k, None, sample, name, shape, rows, density)
+    return ContinuousPolicy(action_space.k, None, sample, name, shape, density)
 
 
 class ModuleFunction:
