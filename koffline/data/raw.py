@@ -46,9 +46,8 @@ class RawLog:
         return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
 
 
-def shaped_actions(actions: Any, space: ActionSpace) -> np.ndarray:
+def shaped_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
     """Actions in the shape of their space: (N,) if discrete, else (N, k)."""
-    actions = checks.as_array("actions", actions)
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
         return actions.reshape(-1)
     needs_side = isinstance(space, Continuous) and space.k == 1 and actions.ndim == 1

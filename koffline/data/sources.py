@@ -111,10 +111,10 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
     if one_step and (of_minari or remote.is_folder(name)):
         raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
     if of_minari:
-        identifier = name.removeprefix(MINARI)
-        folder = minari_folder(identifier)
+        folder = minari_folder(name)
         if not folder.exists():
-            raise DataError(f"{name} is not at {folder}; fetch it with `minari download {identifier}`")
+            fetch = f"minari download {name.removeprefix(MINARI)}"
+            raise DataError(f"{name} is not at {folder}; fetch it with `{fetch}`")
         return read_minari(folder, name, action_space)
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
@@ -169,10 +169,9 @@ def write_transitions(
     name = os.fspath(target)
     chosen = target_format(name, format)
     if chosen == "minari":
-        identifier, folder = Path(name).name, Path(name)
+        folder, identifier = Path(name), Path(name).name
         if name.startswith(MINARI):
-            identifier = name.removeprefix(MINARI)
-            folder = minari_folder(identifier)
+            folder, identifier = minari_folder(name), name.removeprefix(MINARI)
             folder.parent.mkdir(parents=True, exist_ok=True)
         write_minari(transitions, folder, identifier, force)
     elif chosen in _WRITERS:

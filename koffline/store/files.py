@@ -112,12 +112,11 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def minari_folder(identifier: str) -> Path:
-    """Folder of a Minari dataset on this machine, which need not exist. Raises DataError."""
+def minari_folder(name: str) -> Path:
+    """Folder of ``minari:<id>`` on this machine, which need not exist. Raises DataError."""
+    identifier = name.removeprefix(MINARI)
     if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
-        raise DataError(
-            f"{MINARI}{identifier} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0"
-        )
+        raise DataError(f"{name} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0")
     root = os.environ.get("MINARI_DATASETS_PATH")
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
 
@@ -138,7 +137,12 @@ def remove_abandoned(target: Path) -> None:
     """
     with contextlib.suppress(OSError):
         for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-            if not _is_abandoned(path, target):
+            found = _NAME.fullmatch(path.name)
+            if found is None or found["target"] != target.name or found["place"] != _this_place():
+                continue
+            import psutil  # where something was left, which is rare
+
+            if psutil.pid_exists(int(found["process"])):
                 continue
             if path.name.endswith(_RETIRED) and not os.path.lexists(target):
                 os.rename(path, target)
@@ -171,19 +175,6 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _is_abandoned(path: Path, target: Path) -> bool:
-    found = _NAME.fullmatch(path.name)
-    if found is None or found["target"] != target.name or found["place"] != _this_place():
-        return False
-    try:
-        os.kill(int(found["process"]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _discard(path: Path) -> None:

@@ -152,7 +152,7 @@ def path_of(name: str) -> Path | None:
             return path
     if name.startswith("minari:"):
         with contextlib.suppress(Exception):
-            folder = minari_folder(name.removeprefix("minari:"))
+            folder = minari_folder(name)
             return folder if folder.is_dir() else None
     return _module_file(name)
 

@@ -168,11 +168,7 @@ class LazyTransitions:
 
         Recorded in the manifest; else computed in one pass, column by column.
         """
-        return self.metadata.sha256 or self.compute_sha256()
-
-    def compute_sha256(self) -> str:
-        """Compute the digest from the rows, without the manifest."""
-        return checks.digest_columns(
+        return self.metadata.sha256 or checks.digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
             for name, column in sorted(self.columns.items())
             if name != "episode_ids"

@@ -230,6 +230,7 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        log = LazyTransitions(tuple(self._shards), self._space, self._columns, self.metadata)
-        metadata = dataclasses.replace(self.metadata, sha256=log.compute_sha256())
+        metadata = dataclasses.replace(self.metadata, sha256=None)  # which is of the rows as they were read
+        log = LazyTransitions(tuple(self._shards), self._space, self._columns, metadata)
+        metadata = dataclasses.replace(metadata, sha256=log.sha256)
         write_manifest(self._folder, dataclasses.replace(log, metadata=metadata))
