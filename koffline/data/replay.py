@@ -202,10 +202,10 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 class LazyReplayBuffer(ColumnarReplayBuffer):
     """A d3rlpy replay buffer over a log on disk; it cannot grow.
 
-    ``sample_transition_batch`` draws from all rows through a ``BlockSampler`` (with next actions): each row
-    once in an epoch, where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all
-    that evaluators read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps
-    raise DataError: they would need all rows of an episode at once.
+    ``sample_transition_batch`` draws from all rows through a ``BlockSampler``: each row once in an epoch,
+    where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all that evaluators
+    read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps raise DataError:
+    they would need all rows of an episode at once.
     """
 
     def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
@@ -214,8 +214,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
 
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
-        drawn, names = self._sampler.draw(batch_size), (*_DRAWN, "actions", "next_actions")
-        return mini_batch({name: drawn[name] for name in names}, _refuse_whole)
+        return mini_batch(self._sampler.draw(batch_size), _refuse_whole)
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
 

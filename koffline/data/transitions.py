@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 else:  # any array-like; the constructor checks it
     _Array = _Space = Any
 REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-# Columns of a block of rows; ``episode_ids`` and ``steps`` are derived.
-ROW_COLUMNS = (*REQUIRED_COLUMNS, "behavior_log_probabilities", "weights")
 COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights")
 
 

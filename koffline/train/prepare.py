@@ -127,7 +127,7 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     pool = data.log.block_rows_for(memory)
     part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
-    sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part, next_actions=True)
+    sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part)
     return training.LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 
