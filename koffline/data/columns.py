@@ -260,12 +260,6 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
     return chosen
 
 
-def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
-    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
-    verb = one if count == 1 else more
-    return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"
-
-
 def natural_key(name: str) -> list[Any]:
     """Sort key of natural order: x_2 before x_10."""
     return [

@@ -10,7 +10,6 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.columns import counted
 from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
@@ -18,7 +17,7 @@ from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import ColumnStatistics, LogTally, tally_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
-from koffline.errors import DataError, listed
+from koffline.errors import DataError, counted, listed
 from koffline.jobs import PassSettings
 from koffline.store.run_record import digest_of
 

@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.columns import counted
 from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, listed
+from koffline.errors import DataError, counted, listed
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 from koffline.untrusted.limits import parse_json
 
 # Words of the note of a reader that left such rows out.
@@ -210,7 +210,7 @@ def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
     log.update(found)
     if not len(log["rewards"]):
         raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
-    said = f"{checks.counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
+    said = f"{counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
     notes = [said] if lost else []
     if (checks.last_rows(log) & (log["terminated"] == 1)).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from koffline.data import columns
-from koffline.data.columns import counted, order_rows
+from koffline.data.columns import order_rows
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, Features
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 
 __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]
 

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.columns import counted
 from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, counted
 from koffline.jobs import PassSettings
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.errors import KofflineError, PolicyError
+from koffline.errors import PolicyError, refuse
 from koffline.untrusted.limits import one_line, one_line_errors
 
 CHUNK_ROWS = 4096
@@ -150,13 +150,6 @@ def describe_actions(space: ActionSpace) -> str:
     if isinstance(space, Discrete):
         return f"{space.n} discrete actions"
     return f"{space.k} continuous action dimensions"
-
-
-def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
-    """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
-    for sentence, holds in wrong.items():
-        if holds:
-            raise kind(f"{name}: {sentence}" if name else sentence)
 
 
 def _in_chunks(

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError
+from koffline.errors import PolicyError, refuse
 from koffline.policies.base import (
     Actions,
     ContinuousPolicy,
@@ -23,7 +23,6 @@ from koffline.policies.base import (
     Observations,
     Policy,
     check_spaces,
-    refuse,
 )  # fmt: skip
 
 CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}

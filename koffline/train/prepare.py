@@ -24,10 +24,10 @@ from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
 from koffline.envs.make import Copies
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, refuse
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
-from koffline.policies.base import describe_actions, refuse
+from koffline.policies.base import describe_actions
 from koffline.store.run_record import digest_of, start_run, versions
 from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
 

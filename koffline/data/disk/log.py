@@ -20,7 +20,7 @@ from koffline.data.columns import COUNTED
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 from koffline.store.files import reading
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import check_memory
@@ -86,7 +86,7 @@ class LazyTransitions:
     def __repr__(self) -> str:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
         return (
-            f"LazyTransitions({len(self)} rows in {checks.counted(len(self.shards), 'shard')}, {episodes}, "
+            f"LazyTransitions({len(self)} rows in {counted(len(self.shards), 'shard')}, {episodes}, "
             f"observations {self.observation_shape} {self.columns['observations'].dtype}, "
             f"{self.action_space})"
         )

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.columns import counted
 from koffline.data.raw import GAPS, ORDER, UNFOLLOWED
 from koffline.data.spaces import ONE_HOT, Encoding
-from koffline.errors import DataError, nearest_name
+from koffline.errors import DataError, counted, nearest_name
 
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
