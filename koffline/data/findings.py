@@ -19,7 +19,7 @@ from koffline.data.transitions import Transitions
 from koffline.data.units import Part
 from koffline.errors import DataError, counted, listed
 from koffline.jobs import PassSettings
-from koffline.store.run_record import digest_of
+from koffline.store.files import digest_of
 
 _FEW_EPISODES = 10
 

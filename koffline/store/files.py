@@ -23,6 +23,7 @@ from typing import Any
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import one_line, one_line_errors
 
+_BLOCK = 1 << 20  # bytes
 MINARI = "minari:"  # prefix of Minari's dataset names
 
 
@@ -110,6 +111,21 @@ def write_text(path: Path, text: str) -> None:
     """Replace a file, whole or not at all."""
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
+    if path.is_dir():
+        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
+        lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
+        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size  # files of the system, as in /proc, may be endless
+        while left > 0 and (block := file.read(min(left, _BLOCK))):
+            left -= len(block)
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def minari_folder(name: str) -> Path:

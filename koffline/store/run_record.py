@@ -7,7 +7,6 @@ seconds, the machine. The other files of the folder depend on the inputs, the se
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -20,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from koffline.store.files import check_target, minari_folder, remove_abandoned
+from koffline.store.files import check_target, digest_of, minari_folder, remove_abandoned
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -30,7 +29,6 @@ PACKAGES = (
 _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
-_BLOCK = 1 << 20
 _EPSILON = re.compile("^(epsilon:[^:]*:)+")
 _arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
 
@@ -98,21 +96,6 @@ def digests_of(names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of every existing file or folder by name; modules and minari:<id> included."""
     found = {name: path_of(name) for name in dict.fromkeys(names)}
     return {name: digest_of(path) for name, path in found.items() if path is not None}
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
-    if path.is_dir():
-        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
-        lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
-        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size  # files of the system, as in /proc, may be endless
-        while left > 0 and (block := file.read(min(left, _BLOCK))):
-            left -= len(block)
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:

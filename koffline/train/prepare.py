@@ -28,7 +28,8 @@ from koffline.errors import ConfigError, refuse
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.policies.base import describe_actions
-from koffline.store.run_record import digest_of, start_run, versions
+from koffline.store.files import digest_of
+from koffline.store.run_record import start_run, versions
 from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.

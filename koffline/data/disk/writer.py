@@ -25,8 +25,7 @@ from koffline.data.raw import METADATA, describe_columns, metadata_to_json, spac
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
 from koffline.errors import DataError
-from koffline.store.files import atomic_folder
-from koffline.store.run_record import digest_of
+from koffline.store.files import atomic_folder, digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
 from koffline.untrusted.limits import TEXT_BYTES, one_line_errors, parse_json, shown_bytes
 
