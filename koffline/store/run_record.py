@@ -70,26 +70,21 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any)
     """Content of run.json as a run of the command ``kind`` begins; digests of its inputs are taken now.
 
     inputs: files and folders that it reads without being named on the command line. known: more entries.
+    ``call`` repeats the run; it is None unless the running command is ``kind``.
     """
-    call = describe_call(kind, inputs)
+    arguments, call = _arguments.get(), None
+    if arguments is not None and arguments[:1] == (kind,):
+        named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
+        call = {
+            "command": shlex.join(["koffline", *arguments]),
+            "arguments": list(arguments),
+            "directory": str(Path.cwd()),
+            "inputs": digests_of(named),
+            "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
+            "versions": versions(),
+            "machine": f"{platform.system()} {platform.machine()}",
+        }
     return {"format": FORMAT, "kind": kind, **known, "call": call, "started": now(), "finished": None}
-
-
-def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[str, Any] | None:
-    """Call that repeats the run, as plain JSON values; None unless the running command is ``kind``."""
-    arguments = _arguments.get()
-    if arguments is None or arguments[:1] != (kind,):
-        return None
-    named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
-    return {
-        "command": shlex.join(["koffline", *arguments]),
-        "arguments": list(arguments),
-        "directory": str(Path.cwd()),
-        "inputs": digests_of(named),
-        "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
-        "versions": versions(),
-        "machine": f"{platform.system()} {platform.machine()}",
-    }
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:

@@ -212,9 +212,7 @@ class OpenShard:
 
     def columns(self, start: int, stop: int) -> dict[str, np.ndarray]:
         """All columns of some rows by name, unchecked, without episode ids and steps."""
-        return {
-            name: self.column(name, start, stop) for name in self._log.columns if name not in COUNTED
-        }
+        return {name: self.column(name, start, stop) for name in self._log.columns if name not in COUNTED}
 
     def block(self, start: int, stop: int) -> Transitions:
         """Checked rows start … stop − 1; ``units`` count within the shard. Raises DataError."""
