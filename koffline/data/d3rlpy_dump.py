@@ -67,18 +67,14 @@ def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
     """The arrays of one d3rlpy Episode."""
     terminated = bool(log.terminated[rows.stop - 1])
     last = slice(rows.stop, rows.stop) if terminated else slice(rows.stop - 1, rows.stop)
-    actions, rewards = action_matrix(log), log.rewards.reshape(-1, 1)
+    # discrete actions have a feature axis too
+    actions, rewards = log.actions.reshape(len(log), -1), log.rewards.reshape(-1, 1)
     return {
         "observations": np.concatenate([log.observations[rows], log.next_observations[last]]),
         "actions": np.concatenate([actions[rows], actions[last]]),
         "rewards": np.concatenate([rewards[rows], np.zeros_like(rewards[last])]),
         "terminated": terminated,
     }
-
-
-def action_matrix(log: Transitions) -> np.ndarray:
-    """(N, 1) indices or (N, k) vectors: d3rlpy keeps a feature axis for discrete actions too."""
-    return log.actions.reshape(len(log), -1)
 
 
 def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:

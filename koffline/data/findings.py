@@ -159,7 +159,7 @@ def inspect_log(
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
     """All errors in the values of a shard; empty if the fault is of another kind."""
     counts: dict[str, tuple[RowCount, str]] = {}
-    where, unreadable = "", list[str]()
+    where, unreadable = "" if isinstance(log, RawLog) else f"{log.shards[shard].name}: ", list[str]()
     try:
         for start, columns in _raw_blocks(log, shard):
             for name, what, remedy, bad in checks.value_faults(columns, log.action_space):
@@ -167,8 +167,6 @@ def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
                 counted_rows.add(np.any(bad.reshape(len(bad), -1), axis=1), start)
     except DataError as error:  # a row that cannot be read
         unreadable = [str(error)]
-    if not isinstance(log, RawLog):
-        where = f"{log.shards[shard].name}: "
     found = [f"{where}{said} {rows}; {remedy}" for said, (rows, remedy) in counts.items() if rows.count]
     return found + unreadable
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from koffline.data import import_d3rlpy
-from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
+from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
 from koffline.data.disk.batches import BlockSampler
 from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
@@ -68,7 +68,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
         self._log = transitions
-        self._actions = action_matrix(transitions)
+        self._actions = transitions.actions.reshape(len(transitions), -1)  # (N, 1) indices or (N, k) vectors
         # Whether the row below is the next step of the same episode; None where no row has a next one.
         self._goes_on = None if transitions.steps is None else np.append(transitions.steps[1:] > 0, False)
         weights = transitions.weights
