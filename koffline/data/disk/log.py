@@ -50,13 +50,12 @@ class Column:
 class ShardInfo:
     """One file of a log: its path or URL, the rows and episodes (0 where there are none) in it.
 
-    ``bytes`` and ``sha256`` are those of the file as written. A manifest names it within its folder.
+    ``sha256`` is that of the file as written. A manifest names it within its folder.
     """
 
     name: Annotated[str, Field(alias="file", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
     rows: PositiveInt
     episodes: NonNegativeInt
-    bytes: NonNegativeInt | None = None
     sha256: str | None = None
 
 

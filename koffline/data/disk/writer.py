@@ -220,8 +220,7 @@ class ShardWriter:
         said = describe_columns(self._space, "steps" in self._columns, metadata)
         write_text(self._arrays["rewards"].file, DESCRIPTION, said)
         self._files.close()
-        name, size, digest = str(self._path), self._path.stat().st_size, digest_of(self._path)
-        self._shards.append(ShardInfo(name, self._rows, self._episodes, size, digest))
+        self._shards.append(ShardInfo(str(self._path), self._rows, self._episodes, digest_of(self._path)))
         self._rows = self._episodes = 0
 
     def _finish(self) -> None:

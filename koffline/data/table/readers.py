@@ -72,8 +72,8 @@ def faults(name: str, kind: str) -> Iterator[None]:
     with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
         try:
             yield
-        except Refused as error:
-            raise DataError(f"{name} is not read: {error}") from None
+        except Refused:
+            raise  # no ValueError of a library
         except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
             reason = " ".join(str(error).partition("You might want")[0].split())[:300]
             if "utf" in reason.lower():
