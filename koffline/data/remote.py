@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import io
 import os
 import shutil
 import tempfile
@@ -63,23 +62,23 @@ def listed(pattern: str) -> list[str]:
 
 def size(name: str) -> int:
     """Bytes of a file. Raises DataError."""
-    with storage_faults(name):
-        if not is_url(name):
+    if not is_url(name):
+        with storage_faults(name):
             return os.path.getsize(name)
-        system, path = _opened(name)
+    with storage(name) as (system, path):
         return int(system.size(path) or 0)
 
 
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
     limit = min(limit, size(name))  # a reader allocates all the bytes it is asked for
+    if is_url(name):
+        with storage(name) as (system, path), system.open(path, "rb") as file:
+            return bytes(file.read(limit))
     with storage_faults(name):
-        if not is_url(name):
-            check_regular(Path(name))
-        system, path = _opened(name) if is_url(name) else (io, name)
-        with system.open(path, "rb") as file:
-            content: bytes = file.read(limit)
-        return content
+        check_regular(Path(name))
+        with open(name, "rb") as file:
+            return file.read(limit)
 
 
 @contextlib.contextmanager
@@ -112,7 +111,9 @@ def temporary_folder() -> Iterator[Path]:
 def storage(name: str) -> Iterator[tuple[Any, str]]:
     """File system of a URL and the path in it; errors of the storage become DataErrors."""
     with storage_faults(name):
-        yield _opened(name)
+        import fsspec
+
+        yield fsspec.core.url_to_fs(name)
 
 
 @contextlib.contextmanager
@@ -124,10 +125,3 @@ def storage_faults(name: str) -> Iterator[None]:
             yield
         except FileNotFoundError:
             raise DataError(f"{name} does not exist; check the path") from None
-
-
-def _opened(name: str) -> tuple[Any, str]:
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(name)
-    return system, path

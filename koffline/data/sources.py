@@ -234,13 +234,11 @@ def read_initial_states(source: str) -> np.ndarray:
 
     A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
     """
-    path, magic = Path(source), b""
-    if not source.startswith("minari:") and not path.exists():
+    path = Path(source)
+    if not source.startswith(MINARI) and not path.exists():
         raise DataError(f"initial states {source} do not exist; check the path")
     with reading(f"initial states {path}", "NumPy"):
-        if path.is_file():
-            with path.open("rb") as file:
-                magic = file.read(8)
+        magic = remote.read_bytes(source, 8) if path.is_file() else b""
         if magic.startswith(b"\x93NUMPY"):
             return read_array(path)
         if magic.startswith(b"PK"):

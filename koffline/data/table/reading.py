@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
@@ -157,8 +157,8 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     sizes = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").cast(pl.Int64).sum())
     parts = sizes.select("id", part=part)
     try:
-        with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
-            paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
+        with remote.temporary_folder() as folder:
+            paths = [folder / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
             _distribute(table, parts, paths)
             for path in paths:
                 check_room(path.stat().st_size, _SPLIT)
