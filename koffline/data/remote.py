@@ -7,7 +7,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +38,12 @@ def local_path(name: str) -> Path | None:
 
 def exists(name: str) -> bool:
     """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
-    if not is_url(name):
-        return os.path.exists(name)
-    with storage(name) as (system, path):
-        return bool(system.exists(path))
+    return bool(_told(name, os.path.exists, "exists"))
 
 
 def is_folder(name: str) -> bool:
     """Whether a name is a folder."""
-    if not is_url(name):
-        return os.path.isdir(name)
-    with storage(name) as (system, path):
-        return bool(system.isdir(path))
+    return bool(_told(name, os.path.isdir, "isdir"))
 
 
 def listed(pattern: str) -> list[str]:
@@ -62,11 +56,16 @@ def listed(pattern: str) -> list[str]:
 
 def size(name: str) -> int:
     """Bytes of a file. Raises DataError."""
-    if not is_url(name):
-        with storage_faults(name):
-            return os.path.getsize(name)
-    with storage(name) as (system, path):
-        return int(system.size(path) or 0)
+    return int(_told(name, os.path.getsize, "size") or 0)
+
+
+def _told(name: str, here: Callable[[str], Any], there: str) -> Any:
+    """Answer about a path by ``here``, about a URL by the method ``there`` of its storage."""
+    if is_url(name):
+        with storage(name) as (system, path):
+            return getattr(system, there)(path)
+    with storage_faults(name):
+        return here(name)
 
 
 def read_bytes(name: str, limit: int) -> bytes:
@@ -96,7 +95,7 @@ def local_file(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for copies, removed afterwards; what killed processes have left goes first."""
+    """A temporary folder, removed afterwards; what killed processes have left goes first."""
     beside = Path(tempfile.gettempdir()) / "koffline-copy"
     remove_abandoned(beside)
     folder = temporary_beside(beside)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from koffline.data import remote
 from koffline.data.flat import flat_arrays
@@ -148,7 +149,6 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where they
     cannot be written.
     """
-    import pyarrow as pa
 
     assert table.runs is not None, "called after a census"
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
@@ -172,7 +172,6 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 
 def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
     """Append each row to its part's file; rows keep their order within a part."""
-    import pyarrow as pa
 
     def to_arrow(frame: pl.DataFrame) -> Any:
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -200,7 +199,6 @@ def write_table(log: Transitions, path: Path, format: str, force: bool = False) 
     timeouts, episode_ids, steps and what else the log has. CSV holds the rows alone: numbers are written so
     that they read back exactly, but action space and metadata are lost.
     """
-    import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
