@@ -225,10 +225,8 @@ def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions
     log = without_late_ends(log)
     if held_out == 0.0:
         return log, None
-    units = np.arange(log.n_episodes if log.has_episodes else len(log))
-    chosen = np.isin(units, _held_out_units(len(units), held_out, seed))
-    rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
-    return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))
+    out = np.isin(log.units, _held_out_units(int(log.units[-1]) + 1, held_out, seed))
+    return log.select(~out), log.select(out)
 
 
 def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:

@@ -7,7 +7,6 @@ actions (N, k), or (N,) when k = 1. NumPy arrays, torch tensors and nested lists
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -161,10 +160,8 @@ def _in_chunks(
     *more: Any,
 ) -> np.ndarray:
     """Call a function in chunks and check its output (N, *columns); arrays among `more` are chunked too."""
-    result, size = (
-        np.empty((len(observations), *columns)),
-        chunk_rows_for(observations.shape[1:], policy.copies),
-    )
+    result = np.empty((len(observations), *columns))
+    size = chunk_rows_for(observations.shape[1:], policy.copies)
     for start in range(0, len(observations), size):
         rows = slice(start, start + size)
         given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
@@ -175,8 +172,7 @@ def _in_chunks(
 
 
 def _numbers(raw: Any) -> np.ndarray:
-    if "torch" in sys.modules and isinstance(raw, sys.modules["torch"].Tensor):
-        raw = raw.detach().cpu()
+    raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")
