@@ -41,7 +41,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
     """Write a dump that ``ReplayBuffer.load`` reads, whole or not at all. Raises DataError."""
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         file["columns"] = list(_COLUMNS)
-        file["num_episodes"] = log.n_episodes if log.has_episodes else len(log)
+        file["num_episodes"] = log.n_episodes or len(log)
         file["version"] = "2.1"
         for i, steps in enumerate(d3rlpy_steps(log)):
             for name in _COLUMNS:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -243,9 +244,6 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
     Raises DataError where a next observation inside an episode is not the observation of the row below: an
     episodic file has no place for it.
     """
-    if not log.has_episodes:
-        yield from (slice(row, row + 1) for row in range(len(log)))
-        return
     is_last = checks.last_rows(log.columns)
     for block in checks.blocks(len(log) - 1):
         below = log.observations[block.start + 1 : block.stop + 1]
@@ -255,5 +253,5 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
             row = block.start + int(np.argmax(broken))
             said = f"the next observation of row {row} is not the observation of the row below"
             raise DataError(f"{target} keeps one observation per step, but {said}; write hdf5 or npz")
-    for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
-        yield slice(start, end + 1)
+    for start, stop in pairwise([0, *(np.flatnonzero(is_last) + 1).tolist()]):
+        yield slice(start, stop)

@@ -168,8 +168,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     def _episode_end(self, row: int) -> int:
         if not self.transitions.has_episodes:
             return row + 1
-        position = np.searchsorted(self.transitions.episode_starts, row, side="right") - 1
-        return int(self.transitions.episode_ends[position]) + 1
+        return int(self.transitions.episode_ends[self.transitions.units[row]]) + 1
 
     def _episode(self, start: int) -> Any:
         if self.transitions.has_episodes:

@@ -113,8 +113,7 @@ class EpisodeTally(Tally):
 
     def add(self, block: Transitions) -> None:
         """Add the episodes of a block."""
-        assert block.steps is not None, "called for logs with episodes"
-        episode, last = np.cumsum(block.steps == 0) - 1, block.episode_ends
+        episode, last = block.units - block.units[0], block.episode_ends
         lengths, terminated, truncated = block.episode_lengths, block.terminated[last], block.truncated[last]
         # bincount adds in row order, so that returns do not depend on the cuts between blocks
         self.returns.add(np.bincount(episode, weights=block.rewards))

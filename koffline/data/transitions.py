@@ -140,9 +140,7 @@ class Transitions:
 
     @cached_property
     def episode_lengths(self) -> np.ndarray:
-        """Number of rows (E,) of each episode."""
-        if not self.has_episodes:
-            return np.zeros(0, dtype=np.int64)
+        """Number of rows (E,) of each episode; empty without episodes."""
         return columns.read_only(np.diff(np.append(self.episode_starts, len(self))))
 
     @property
