@@ -14,6 +14,7 @@ import torch
 from koffline.algos.training import own_randomness
 from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
 from koffline.data import import_d3rlpy
+from koffline.data.disk.batches import DRAWN
 from koffline.data.replay import mini_batch
 from koffline.data.transitions import REQUIRED_COLUMNS, ActionSpace, Discrete
 from koffline.envs import make_copies
@@ -161,7 +162,7 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                 observations, length, step = here.observations, length + 1, step + 1
                 if step > settings.random_steps and step % settings.update_every == 0:
                     drawn = generator.integers(step, size=settings.batch_size)
-                    learner.update({name: rows[name][drawn] for name in REQUIRED_COLUMNS})
+                    learner.update({name: rows[name][drawn] for name in DRAWN})
                 if step % settings.evaluate_every == 0 or step == settings.steps:
                     network = learner.policy()
                     policy = mlp_policy(network, "learned", space, copies.observation_shape)
@@ -229,8 +230,7 @@ class OnlineLearner:
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
-        columns = {name: column for name, column in batch.items() if name != "truncated"}
-        columns["next_actions"] = batch["actions"]  # used by neither algorithm
+        columns = {**batch, "next_actions": batch["actions"]}  # used by neither algorithm
         self._algo.update(mini_batch(columns, lambda _: None))
 
     def policy(self) -> Mlp:

@@ -10,7 +10,7 @@ import numpy as np
 
 from koffline.data import import_d3rlpy
 from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
-from koffline.data.disk.batches import BlockSampler
+from koffline.data.disk.batches import DRAWN, BlockSampler
 from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
 from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -18,7 +18,7 @@ from koffline.errors import DataError
 
 d3rlpy = import_d3rlpy()
 _dataset = d3rlpy.dataset
-_DRAWN = ("observations", "rewards", "next_observations", "terminated")
+
 _WINDOW_ROWS = 1024  # rows that stand alone come in windows of as many, which is what evaluators batch by
 # Evaluators count their batches by the length: the added step must not make an empty one.
 _Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
@@ -83,11 +83,10 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
         """Draw a mini-batch of ``batch_size`` rows with replacement."""
         rows = self._draw(batch_size)
         below = rows if self._goes_on is None else rows + self._goes_on.take(rows)
-        actions = _gather(self._actions, rows)
-        columns = {name: _gather(getattr(self.transitions, name), rows) for name in _DRAWN}
-        columns["next_actions"] = actions if below is rows else _gather(self._actions, below)
+        columns = {name: _gather(getattr(self.transitions, name), rows) for name in DRAWN}
+        columns["next_actions"] = _gather(self.transitions.actions, below)
         transition = self._transition if self.transitions.has_episodes else _refuse_alone
-        return mini_batch({**columns, "actions": actions}, lambda i: transition(int(rows[i])))
+        return mini_batch(columns, lambda i: transition(int(rows[i])))
 
     def sample_transition(self) -> Any:
         """Draw one transition."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Smaller blocks mix better, larger ones are read faster.
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
 _WANTED_BLOCKS, _LEAST_BLOCKS = 256, 64  # blocks per pool
-_DRAWN = ("observations", "actions", "rewards", "next_observations", "terminated")
+DRAWN = ("observations", "actions", "rewards", "next_observations", "terminated")  # columns of mini-batches
 _ORDER, _ROWS = 1, 2  # independent random streams of one seed
 
 
@@ -125,6 +125,6 @@ class BlockSampler:
         rows = np.arange(count)
         if self._part is not None:
             rows = np.flatnonzero(self._part.holds(shard, block.units[:count]))
-        columns = {name: getattr(block, name).take(rows, axis=0) for name in _DRAWN}
+        columns = {name: getattr(block, name).take(rows, axis=0) for name in DRAWN}
         goes_on = ~last_rows(block.columns)
         return {**columns, "next_actions": block.actions.take(rows + goes_on[rows], axis=0)}
