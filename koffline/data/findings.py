@@ -58,7 +58,7 @@ class WarningTally(LogTally):
     """Statistics for warnings about valid rows, which are numbered through all shards."""
 
     def __init__(self, log: Transitions | LazyTransitions) -> None:
-        super().__init__(log.action_space, log.has_episodes, log.observation_shape)
+        super().__init__(log.action_space, log.observation_shape)
         self.weights = ColumnStatistics(())
         self._broken, self._shifted = RowCount(), RowCount()
         self._first: Transitions | None = None  # first and last row so far
@@ -104,14 +104,13 @@ class WarningTally(LogTally):
 
     def messages(self, space: ActionSpace) -> Iterator[str]:
         """Yield one sentence per warning."""
-        if self.episodes is None:
+        count, unfinished = self.episodes.lengths.count, self.episodes.unfinished
+        if not count:
             yield "no episodes: every row counts as an initial state, and intervals resample single rows"
-        else:
-            count, unfinished = self.episodes.lengths.count, self.episodes.unfinished
-            if count < _FEW_EPISODES:
-                yield f"only {counted(count, 'episode')}: an interval from so few is rough, or none"
-            if unfinished:
-                yield f"{counted(unfinished, 'episode', 'ends', 'end')} without a flag; taken as cut"
+        elif count < _FEW_EPISODES:
+            yield f"only {counted(count, 'episode')}: an interval from so few is rough, or none"
+        if unfinished:
+            yield f"{counted(unfinished, 'episode', 'ends', 'end')} without a flag; taken as cut"
         if self._broken.count:
             where = f"{self._broken} inside episodes"
             yield f"next observation is not the observation of the row below in {where}"
