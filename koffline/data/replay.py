@@ -9,6 +9,7 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from koffline.data import import_d3rlpy
+from koffline.data.columns import last_rows
 from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
 from koffline.data.disk.batches import DRAWN, BlockSampler
 from koffline.data.raw import episodic_log
@@ -70,8 +71,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
         self.transitions = transitions
         self._actions = transitions.actions.reshape(len(transitions), -1)  # (N, 1) indices or (N, k) vectors
-        # Whether the row below is the next step of the same episode; None where no row has a next one.
-        self._goes_on = None if transitions.steps is None else np.append(transitions.steps[1:] > 0, False)
+        self._goes_on = ~last_rows(transitions.columns)  # whether the row below is the episode's next step
         weights = transitions.weights
         total = None if weights is None else np.cumsum(weights, dtype=np.float64)
         self._thresholds = None if total is None else total / total[-1]
@@ -82,9 +82,8 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows with replacement."""
         rows = self._draw(batch_size)
-        below = rows if self._goes_on is None else rows + self._goes_on.take(rows)
         columns = {name: _gather(getattr(self.transitions, name), rows) for name in DRAWN}
-        columns["next_actions"] = _gather(self.transitions.actions, below)
+        columns["next_actions"] = _gather(self.transitions.actions, rows + self._goes_on.take(rows))
         transition = self._transition if self.transitions.has_episodes else _refuse_alone
         return mini_batch(columns, lambda i: transition(int(rows[i])))
 

@@ -78,9 +78,8 @@ class LazyTransitions:
 
     def __getstate__(self) -> dict[str, Any]:
         """Make paths absolute: the receiver of a pickle may run in another folder."""
-        names = [s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards]
-        named = zip(self.shards, names, strict=True)
-        return {**vars(self), "shards": tuple(dataclasses.replace(s, name=name) for s, name in named)}
+        names = {s: s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards}
+        return {**vars(self), "shards": tuple(dataclasses.replace(s, name=n) for s, n in names.items())}
 
     def __repr__(self) -> str:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
