@@ -30,7 +30,7 @@ _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
 _EPSILON = re.compile("^(epsilon:[^:]*:)+")
-_arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
+_arguments: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
 
 @contextlib.contextmanager
@@ -73,7 +73,7 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any)
     ``call`` repeats the run; it is None unless the running command is ``kind``.
     """
     arguments, call = _arguments.get(), None
-    if arguments is not None and arguments[:1] == (kind,):
+    if arguments[:1] == (kind,):
         named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
         call = {
             "command": shlex.join(["koffline", *arguments]),
@@ -109,8 +109,7 @@ def available_cores() -> int:
 
 
 def _running() -> tuple[str, ...]:
-    arguments = _arguments.get()
-    return tuple(sys.argv[1:]) if arguments is None else arguments
+    return _arguments.get() or tuple(sys.argv[1:])
 
 
 def named_in(words: Iterable[str]) -> list[str]:
