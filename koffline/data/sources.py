@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
+import h5py
+
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
@@ -139,7 +141,6 @@ def _is_table(name: str, mapping: _Mapping) -> bool:
 
 
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
-    import h5py
 
     kind = kind_of(str(path), is_table=True)
     if kind not in (HDF5, NPZ):

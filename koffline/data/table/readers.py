@@ -110,7 +110,6 @@ _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", 
 
 def _csv_reader(name: str) -> Reader:
     """A CSV file as its first line tells: names without blanks around them. Raises DataError."""
-
     with open_bytes(name) as file:
         mark = file.read(4)
         file.seek(0)
@@ -171,7 +170,6 @@ def _csv_frames(
 @cache
 def polars_type(kind: Any) -> Any:
     """The type that polars has for one of Arrow's, below dictionaries; Unknown for none."""
-
     if pa.types.is_dictionary(kind):
         value = polars_type(kind.value_type)
         return pl.Unknown() if value.is_nested() else value  # one list in every row: a small file, long rows
@@ -185,7 +183,6 @@ def polars_type(kind: Any) -> Any:
 
 def _frame(batch: Any) -> pl.DataFrame:
     """Convert a record batch, dictionaries decoded, to a frame. Raises ArrowInvalid if it is damaged."""
-
     batch.validate(full=True)  # an untrusted file may hold wrong offsets or invalid texts
     return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
 
@@ -234,7 +231,6 @@ def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int)
 
 def _arrow_reader(source: Any) -> Reader:
     """A stream, or a file whose end says where its batches are; neither declares sizes."""
-
     opening = pa.ipc.open_stream if source.read(4) == STREAM else pa.ipc.open_file
     source.seek(0)
     with opening(source) as opened:

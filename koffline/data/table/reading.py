@@ -149,7 +149,6 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where they
     cannot be written.
     """
-
     assert table.runs is not None, "called after a census"
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
     # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
