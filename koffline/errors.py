@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 # Longer messages quote the content of a file and are cut.
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
@@ -64,6 +64,13 @@ class ConfigError(KofflineError):
     """A setting that is unknown or out of range."""
 
 
+def refuse(wrong: Mapping[str, object], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
+    """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
+    for sentence, holds in wrong.items():
+        if holds:
+            raise kind(f"{name}: {sentence}" if name else sentence)
+
+
 def printable(text: str) -> str:
     """Text in one line, without control characters, long words and long texts cut."""
     text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
@@ -93,6 +100,12 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     close = [meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)]
     close = close or [spelt[word] for word in difflib.get_close_matches(asked, spelt, n=1, cutoff=0.5)]
     return f"did you mean '{close[0]}'?" if close else f"known are {listed(names, _MOST_NAMES) or 'none'}"
+
+
+def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
+    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
+    verb = one if count == 1 else more
+    return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:

@@ -17,17 +17,9 @@ import numpy as np
 
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError, nearest_name
+from koffline.errors import PolicyError, nearest_name, refuse
 from koffline.policies import load_policy_file
-from koffline.policies.base import (
-    ContinuousPolicy,
-    DiscretePolicy,
-    Policy,
-    check_spaces,
-    chunk_rows_for,
-    reading,
-    refuse,
-)
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 
@@ -224,17 +216,16 @@ def callable_policy(
     possible.
     """
     shape = tuple(observation_shape)
-    rows = chunk_rows_for(shape)
     if isinstance(action_space, Discrete):
-        return DiscretePolicy(action_space.n, function, name, shape, rows)
+        return DiscretePolicy(action_space.n, function, name, shape)
     if "generator" not in _parameters(function):
-        return ContinuousPolicy(action_space.k, function, None, name, shape, rows)
+        return ContinuousPolicy(action_space.k, function, None, name, shape)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> Any:
         return function(observations, generator=generator)
 
     density = getattr(function, "log_density", None)
-    return ContinuousPolicy(action_space.k, None, sample, name, shape, rows, density)
+    return ContinuousPolicy(action_space.k, None, sample, name, shape, density)
 
 
 class ModuleFunction:

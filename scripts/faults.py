@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from koffline.store.run_record import digest_of
+from koffline.store.files import digest_of
 from scripts.fault_cases import ROOT, Case, all_cases
 from scripts.fault_checks import litter_in, unreadable_in
 

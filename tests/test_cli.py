@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 import koffline
-from koffline.store.run_record import digest_of
+from koffline.store.files import digest_of
 from tests.refusals import assert_refused, run_cli
 
 QUICK = ("--set", "steps=60", "--set", "full_replicas=1", "--set", "resampled_replicas=2")

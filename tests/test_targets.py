@@ -12,7 +12,7 @@ import pytest
 
 from koffline.data.sources import convert_to_shards, write_transitions
 from koffline.store import LOCK, locked
-from koffline.store.run_record import digest_of
+from koffline.store.files import digest_of
 from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import make_log
 

@@ -24,9 +24,8 @@ from koffline.algos.kernel_critic import KernelImpl, modules_of, shift_values
 from koffline.algos.model_files import export_policy
 from koffline.algos.options import check_values
 from koffline.algos.paths import first_steps
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, refuse
 from koffline.kernel_loss import state_value_residual
-from koffline.policies.base import refuse
 from koffline.store.files import atomic_file
 
 _KERNEL_ROWS = 1024

@@ -25,8 +25,7 @@ from d3rlpy.serializable_config import CONFIG_STORAGE
 from torch import nn
 
 from koffline.data import quiet
-from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name
-from koffline.policies.base import refuse
+from koffline.errors import ConfigError, KofflineError, PolicyError, nearest_name, refuse
 from koffline.policies.files import D3File, detect, read_d3
 from koffline.store.files import atomic_file
 from koffline.untrusted.limits import one_line

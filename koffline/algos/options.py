@@ -22,8 +22,7 @@ from pydantic import AfterValidator, Field, ValidationError, create_model
 from pydantic_core import PydanticCustomError
 
 from koffline.config import Section, describe_error, read_section
-from koffline.errors import ConfigError, nearest_name
-from koffline.policies.base import refuse
+from koffline.errors import ConfigError, nearest_name, refuse
 
 Params = Mapping[str, Any]
 _HISTORIES = ("decision_transformer", "discrete_decision_transformer", "tacr")

@@ -60,16 +60,16 @@ def policy_from_algo(
     own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
     base.check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
     shape, device = tuple(observation_shape), torch.device(algo.impl.device)
-    rows = base.chunk_rows_for(shape, max(1, int(getattr(algo.config, "n_action_samples", 1))))
+    copies = max(1, int(getattr(algo.config, "n_action_samples", 1)))
 
     def probabilities(observations: np.ndarray) -> Tensor:
         return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
     if isinstance(action_space, Discrete):
         act = probabilities if _has_probabilities(algo) else algo.predict
-        return base.DiscretePolicy(action_space.n, act, name, shape, rows)
+        return base.DiscretePolicy(action_space.n, act, name, shape, copies)
     if _is_deterministic(algo):
-        return base.ContinuousPolicy(action_space.k, algo.predict, None, name, shape, rows)
+        return base.ContinuousPolicy(action_space.k, algo.predict, None, name, shape, copies=copies)
 
     def drawn(seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray) -> np.ndarray:
         """Call a method with torch's global generators seeded, and restore them afterwards."""
@@ -84,7 +84,7 @@ def policy_from_algo(
 
     mean = partial(drawn, 0, algo.predict)
     density, cut_to = _action_density(algo)
-    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, rows, density, cut_to)
+    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, density, cut_to, copies)
 
 
 @torch.no_grad()

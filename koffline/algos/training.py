@@ -25,8 +25,7 @@ from koffline.algos.policies import KLossFQE
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Continuous, Discrete, Transitions
-from koffline.errors import ConfigError, KofflineError
-from koffline.policies.base import refuse
+from koffline.errors import ConfigError, KofflineError, refuse
 from koffline.store.files import write_text
 
 EVALUATORS = ("fqe", "kloss_fqe")  # types that evaluate a given policy

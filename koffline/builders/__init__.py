@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from koffline.errors import DataError
 from koffline.store import locked
-from koffline.store.files import write_text
-from koffline.store.run_record import digest_of
+from koffline.store.files import digest_of, write_text
 
 if TYPE_CHECKING:
     from koffline.data.disk.log import LazyTransitions

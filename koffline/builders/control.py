@@ -150,7 +150,7 @@ def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
         return np.clip(actions + scale * generator.standard_normal(actions.shape), low, high)
 
     name = f"noise:{noise:g}:{policy.name}"
-    return ContinuousPolicy(policy.k, policy.mean, sample, name, policy.observation_shape, policy.chunk_rows)
+    return ContinuousPolicy(policy.k, policy.mean, sample, name, policy.observation_shape)
 
 
 def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> Transitions:

@@ -14,15 +14,15 @@ import torch
 from koffline.algos.training import own_randomness
 from koffline.builders.rollouts import Columns, RolloutSettings, build_rollouts, environment_seed
 from koffline.data import import_d3rlpy
+from koffline.data.disk.batches import DRAWN
 from koffline.data.replay import mini_batch
-from koffline.data.transitions import ActionSpace, Discrete
+from koffline.data.transitions import REQUIRED_COLUMNS, ActionSpace, Discrete
 from koffline.envs import make_copies
 from koffline.errors import ConfigError
 from koffline.fitting import threads
 from koffline.policies.base import Policy
 from koffline.policies.builtin import Mlp, finite_box, mlp_policy
 
-_ROW_KEYS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 _EVALUATION_SEED = 20190533
 
 
@@ -154,7 +154,7 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                 over = bool(here.terminated[0] | here.truncated[0])
                 ends, place = (here.terminated, here.truncated), (np.array([episode]), np.array([length]))
                 row = observations, actions, here.rewards, here.observations, *ends, *place
-                for name, values in zip((*_ROW_KEYS, "episode_ids", "steps"), row, strict=True):
+                for name, values in zip((*REQUIRED_COLUMNS, "episode_ids", "steps"), row, strict=True):
                     if name not in rows:
                         kind = np.float32 if "observations" in name else values.dtype
                         rows[name] = np.zeros((settings.steps, *values.shape[1:]), kind)
@@ -162,7 +162,7 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
                 observations, length, step = here.observations, length + 1, step + 1
                 if step > settings.random_steps and step % settings.update_every == 0:
                     drawn = generator.integers(step, size=settings.batch_size)
-                    learner.update({name: rows[name][drawn] for name in _ROW_KEYS})
+                    learner.update({name: rows[name][drawn] for name in DRAWN})
                 if step % settings.evaluate_every == 0 or step == settings.steps:
                     network = learner.policy()
                     policy = mlp_policy(network, "learned", space, copies.observation_shape)
@@ -230,8 +230,7 @@ class OnlineLearner:
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
-        columns = {name: column for name, column in batch.items() if name != "truncated"}
-        columns["next_actions"] = batch["actions"]  # used by neither algorithm
+        columns = {**batch, "next_actions": batch["actions"]}  # used by neither algorithm
         self._algo.update(mini_batch(columns, lambda _: None))
 
     def policy(self) -> Mlp:

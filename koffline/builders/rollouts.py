@@ -30,7 +30,7 @@ from koffline.store.run_record import digests_of, versions
 from koffline.untrusted.arrays import read_arrays
 
 Columns = dict[str, np.ndarray]
-Progress = Callable[[int], None]  # called with the number of finished episodes
+
 _HERE = PassSettings()
 _LARGEST_SEED = 2**31 - 1  # largest seed of environments that store it as a C int
 
@@ -242,8 +242,11 @@ class PartsFolder:
         decides = (versions().get("koffline"), settings, list(policies), read)
         self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 
-    def batches(self, player: RolloutPlayer, progress: Progress) -> Iterator[Columns]:
-        """Yield every batch in order, read from the disk or played and stored; one is in memory at a time."""
+    def batches(self, player: RolloutPlayer, progress: Callable[[int], None]) -> Iterator[Columns]:
+        """Yield every batch in order, read from the disk or played and stored; one is in memory at a time.
+
+        progress: called with the number of finished episodes.
+        """
         played = player.play(n for n in range(player.batches) if self._read(n) is None)
         for number in range(player.batches):
             columns = self._read(number)

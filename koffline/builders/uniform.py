@@ -21,6 +21,7 @@ from koffline.policy_specs import as_policy
 CHAIN = "chain"
 SHAPE = (40, 40)
 SAMPLES = 32
+GAMMA = 0.98
 # Good but stochastic: entropies of 0.42 to 0.62 of the largest, on average over the states.
 TEMPERATURES = {"puddle_world": 0.3, "cart_pole": 0.003, "gymnasium_pole": 0.001, "mountain_car": 0.1}
 _SEED = 20190533
@@ -34,15 +35,13 @@ def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: np.random.Gener
     return Tuples(states, actions, rewards, following, terminated)
 
 
-def build_uniform(
-    world: BoxWorld | str, policy: Any, n: int, generator: np.random.Generator, gamma: float | None = 0.98
-) -> Transitions:
+def build_uniform(env: str, policy: Any, n: int, generator: np.random.Generator) -> Transitions:
     """Log of n independent transitions with log-probabilities; observations are states in native units.
 
-    world: an object, its name or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
+    env: the name of a world or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
-    world = make_world(world) if isinstance(world, str) else world
+    world = make_world(env)
     space = Discrete(world.n_actions)
     fitting = as_policy(policy, space, (len(world.low),))
     assert isinstance(fitting, DiscretePolicy)
@@ -55,7 +54,7 @@ def build_uniform(
     drawn = draw_tuples(world, fitting, n, generator)
     seen = replace(drawn, states=world.observe(drawn.states), next_states=world.observe(drawn.next_states))
     taken = fitting.probabilities(seen.states)[np.arange(n), seen.actions]
-    return _log(type(world).__name__, seen, space, np.log(taken), gamma)
+    return _log(type(world).__name__, seen, space, np.log(taken), GAMMA)
 
 
 def build_chain(n: int, generator: np.random.Generator) -> Transitions:
@@ -86,7 +85,7 @@ def _log(
     )
 
 
-def learn_grid_policy(world_name: str, gamma: float = 0.98, temperature: float | None = None) -> GridPolicy:
+def learn_grid_policy(world_name: str, gamma: float = GAMMA, temperature: float | None = None) -> GridPolicy:
     """Learn π ∝ exp(Q / temperature) by interpolated value iteration on a 40×40 grid. No randomness."""
     world = make_world(world_name)
     chosen = TEMPERATURES[world_name] if temperature is None else temperature

@@ -41,7 +41,7 @@ def claim(
     text = str(out).removeprefix("file://")
     if not text.strip():
         raise ConfigError(f"{option} is empty; name a file or a folder")
-    path = minari_folder(text.removeprefix(MINARI)) if text.startswith(MINARI) else Path(text)
+    path = minari_folder(text) if text.startswith(MINARI) else Path(text)
     try:
         place = path.resolve()
         if not is_whole and path.is_file():

@@ -51,7 +51,7 @@ def as_float(array: np.ndarray) -> np.ndarray:
     """Cast to float: float32 and float64 stay, float16 and small integers become float32, others float64."""
     if array.dtype in (np.float32, np.float64):
         return array
-    is_small = array.dtype in (np.float16, np.bool_) or array.dtype.itemsize <= 2
+    is_small = array.dtype.itemsize <= 2
     if not is_small and array.dtype.kind in "iu" and array.size:
         is_small = int(array.max()) <= _EXACT_IN_FLOAT32 and int(array.min()) >= -_EXACT_IN_FLOAT32
     return array.astype(np.float32 if is_small else np.float64)
@@ -98,8 +98,9 @@ def value_faults(
             yield "actions", "no whole number", "count actions from 0", fractions
         outside = (actions < 0) | (actions >= space.n)
     elif isinstance(space, Continuous) and actions.shape[1:] == (space.k,):
-        low, high = tolerant_bounds(space)
-        outside = (actions < low) | (actions > high)
+        bounds = np.asarray([space.low, space.high])
+        slack = _BOUND_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(bounds), np.abs(bounds), 1.0))
+        outside = (actions < bounds[0] - slack[0]) | (actions > bounds[1] + slack[1])
     if outside is not None:
         yield "actions", f"outside {space}", "declare the space anew or mend such rows", outside
     for name in ("terminated", "truncated"):
@@ -110,13 +111,6 @@ def value_faults(
     if isinstance(space, Discrete) and (found := columns.get("behavior_log_probabilities")) is not None:
         remedy = "give natural logarithms of probabilities"
         yield "behavior_log_probabilities", "a probability above 1", remedy, found > 1e-4
-
-
-def tolerant_bounds(space: Continuous) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds (k,), widened to allow for float32 rounding."""
-    bounds = np.asarray([space.low, space.high])
-    slack = _BOUND_TOLERANCE * np.maximum(1.0, np.where(np.isfinite(bounds), np.abs(bounds), 1.0))
-    return bounds[0] - slack[0], bounds[1] + slack[1]
 
 
 def check_some_weight(weights: np.ndarray) -> None:
@@ -264,12 +258,6 @@ def row_indices(rows: Any, size: int) -> np.ndarray:
         said = f"a selection of shape {chosen.shape} and dtype {chosen.dtype}"
         raise DataError(f"{said}; give indices within 0 … {size - 1}, at least one")
     return chosen
-
-
-def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
-    """``1 row``, ``3 rows``; with a verb ``1 row was``, ``3 rows were``."""
-    verb = one if count == 1 else more
-    return f"{count} {noun}{'' if count == 1 else 's'}{f' {verb}' if verb else ''}"
 
 
 def natural_key(name: str) -> list[Any]:

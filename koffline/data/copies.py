@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Int, UInt64
 
-from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
 from koffline.data.units import hash_rows, unit_hash
+from koffline.errors import counted
 
 _BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be chance
 
@@ -38,37 +38,33 @@ class DistinctLog:
 def without_copies(log: Transitions) -> DistinctLog:
     """Merge equal episodes (rows, where there are none) into one that has the weight of all."""
     starts = log.episode_starts if log.has_episodes else np.arange(len(log))
-    lengths = np.diff(np.append(starts, len(log)))
-    _, firsts, kinds = np.unique(_hash_units(log, starts, lengths), return_index=True, return_inverse=True)
-    unit_of_row = np.repeat(np.arange(len(starts)), lengths)
-    rows = np.flatnonzero(np.isin(unit_of_row, firsts))
+    _, firsts, kinds = np.unique(_hash_units(log, starts), return_index=True, return_inverse=True)
+    rows = np.flatnonzero(np.isin(log.units, firsts))
     no_copies = len(firsts) == len(starts)
-    if no_copies or (len(firsts) > 1 and _recurrence(log, rows, unit_of_row[rows]) > _BY_CHANCE):
+    if no_copies or (len(firsts) > 1 and _recurrence(log, rows) > _BY_CHANCE):
         return DistinctLog(log, len(starts), np.arange(len(starts)))
     weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
     original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
-    same_row = np.arange(len(log)) + (original - starts)[unit_of_row]
+    same_row = np.arange(len(log)) + (original - starts)[log.units]
     total = np.bincount(same_row, weights=weights, minlength=len(log))
     return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), np.sort(firsts))
 
 
-def _hash_units(
-    log: Transitions, starts: Int[np.ndarray, " unit"], lengths: Int[np.ndarray, " unit"]
-) -> UInt64[np.ndarray, " unit"]:
+def _hash_units(log: Transitions, starts: Int[np.ndarray, " unit"]) -> UInt64[np.ndarray, " unit"]:
     """Hash of each unit from its ordered rows, flags and log-probabilities."""
     flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
     hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
     if log.behavior_log_probabilities is not None:
         bits = (np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0).view(np.uint64)
         hashes ^= unit_hash(0, 3, bits)
-    steps = np.arange(len(log)) - np.repeat(starts, lengths)
+    steps = np.arange(len(log)) - starts[log.units]
     odd = 2 * steps.astype(np.uint64) + np.uint64(1)
-    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, lengths)
+    return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, np.bincount(log.units))
 
 
-def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"], units: Int[np.ndarray, " row"]) -> float:
+def _recurrence(log: Transitions, rows: Int[np.ndarray, " row"]) -> float:
     """Share of the rows whose observation also occurs in another unit."""
     seen = hash_rows(log, ("observations",))[rows]
-    pairs = np.unique(np.stack([seen, units.astype(np.uint64)]), axis=1)
+    pairs = np.unique(np.stack([seen, log.units[rows].astype(np.uint64)]), axis=1)
     values, holders = np.unique(pairs[0], return_counts=True)
     return float(np.isin(seen, values[holders > 1]).mean())

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.columns import as_array
 from koffline.data.flat import DESCRIPTION
 from koffline.data.raw import RawLog, cut_episodes, describe_columns, episodic_log, read_description
 from koffline.data.spaces import SpaceRequest
@@ -35,9 +34,6 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
     """Read a dump by d3rlpy 2 or by us. Raises DataError."""
     with reading(path, "d3rlpy dump"), open_hdf5(path) as file:
         described = read_description(file.text(DESCRIPTION))
-        if described is not None and any(name.startswith("koffline_columns/") for name in file.datasets):
-            said = "probabilities and weights that an earlier koffline kept in this dump are not read"
-            described = dataclasses.replace(described, metadata=described.metadata.with_notes(said))
         return episodic_log(_episodes(file, path), described, action_space, str(path))
 
 
@@ -45,13 +41,11 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
     """Write a dump that ``ReplayBuffer.load`` reads, whole or not at all. Raises DataError."""
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         file["columns"] = list(_COLUMNS)
-        count = 0
+        file["num_episodes"] = log.n_episodes or len(log)
+        file["version"] = "2.1"
         for i, steps in enumerate(d3rlpy_steps(log)):
             for name in _COLUMNS:
                 file[f"{name}_{i}"] = steps[name]
-            count = i + 1
-        file["num_episodes"] = count
-        file["version"] = "2.1"
         lost = " and ".join(name for name in ("behavior_log_probabilities", "weights") if name in log.columns)
         notes = [f"{lost} were left out: a d3rlpy dump has no place for them"] if lost else []
         for note in notes:
@@ -73,18 +67,14 @@ def steps_of(log: Transitions, rows: slice) -> dict[str, Any]:
     """The arrays of one d3rlpy Episode."""
     terminated = bool(log.terminated[rows.stop - 1])
     last = slice(rows.stop, rows.stop) if terminated else slice(rows.stop - 1, rows.stop)
-    actions, rewards = action_matrix(log), log.rewards.reshape(-1, 1)
+    # discrete actions have a feature axis too
+    actions, rewards = log.actions.reshape(len(log), -1), log.rewards.reshape(-1, 1)
     return {
         "observations": np.concatenate([log.observations[rows], log.next_observations[last]]),
         "actions": np.concatenate([actions[rows], actions[last]]),
         "rewards": np.concatenate([rewards[rows], np.zeros_like(rewards[last])]),
         "terminated": terminated,
     }
-
-
-def action_matrix(log: Transitions) -> np.ndarray:
-    """(N, 1) indices or (N, k) vectors: d3rlpy keeps a feature axis for discrete actions too."""
-    return log.actions.reshape(len(log), -1)
 
 
 def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:
@@ -94,14 +84,12 @@ def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:
     names = [f"{name}_{i}" for i in episodes for name in _COLUMNS]
     read = file.arrays(names, twice=frozenset(f"observations_{i}" for i in episodes))
     for i in episodes:
-        observations, actions, rewards = (
-            as_array(f"{name}_{i}", read[f"{name}_{i}"]) for name in _COLUMNS[:3]
-        )
+        observations, actions, rewards, ends = (read[f"{name}_{i}"] for name in _COLUMNS)
         if rewards.size != len(rewards):
             per_step = rewards.size // len(rewards)
             raise DataError(f"{path}: rewards of episode {i} have {per_step} numbers per step; give one")
         observations = observations.reshape(-1, 1) if observations.ndim == 1 else observations
-        yield episode_rows(observations, actions, rewards, bool(np.ravel(read[f"terminated_{i}"])[-1]))
+        yield episode_rows(observations, actions, rewards, bool(np.ravel(ends)[-1]))
 
 
 def episode_rows(

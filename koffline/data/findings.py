@@ -10,7 +10,6 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.columns import counted
 from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
@@ -18,9 +17,9 @@ from koffline.data.spaces import ActionSpace, Discrete
 from koffline.data.statistics import ColumnStatistics, LogTally, tally_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import Part
-from koffline.errors import DataError, listed
+from koffline.errors import DataError, counted, listed
 from koffline.jobs import PassSettings
-from koffline.store.run_record import digest_of
+from koffline.store.files import digest_of
 
 _FEW_EPISODES = 10
 
@@ -59,7 +58,7 @@ class WarningTally(LogTally):
     """Statistics for warnings about valid rows, which are numbered through all shards."""
 
     def __init__(self, log: Transitions | LazyTransitions) -> None:
-        super().__init__(log.action_space, log.has_episodes, log.observation_shape)
+        super().__init__(log.action_space, log.observation_shape)
         self.weights = ColumnStatistics(())
         self._broken, self._shifted = RowCount(), RowCount()
         self._first: Transitions | None = None  # first and last row so far
@@ -105,14 +104,13 @@ class WarningTally(LogTally):
 
     def messages(self, space: ActionSpace) -> Iterator[str]:
         """Yield one sentence per warning."""
-        if self.episodes is None:
+        count, unfinished = self.episodes.lengths.count, self.episodes.unfinished
+        if not count:
             yield "no episodes: every row counts as an initial state, and intervals resample single rows"
-        else:
-            count, unfinished = self.episodes.lengths.count, self.episodes.unfinished
-            if count < _FEW_EPISODES:
-                yield f"only {counted(count, 'episode')}: an interval from so few is rough, or none"
-            if unfinished:
-                yield f"{counted(unfinished, 'episode', 'ends', 'end')} without a flag; taken as cut"
+        elif count < _FEW_EPISODES:
+            yield f"only {counted(count, 'episode')}: an interval from so few is rough, or none"
+        if unfinished:
+            yield f"{counted(unfinished, 'episode', 'ends', 'end')} without a flag; taken as cut"
         if self._broken.count:
             where = f"{self._broken} inside episodes"
             yield f"next observation is not the observation of the row below in {where}"
@@ -160,7 +158,7 @@ def inspect_log(
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
     """All errors in the values of a shard; empty if the fault is of another kind."""
     counts: dict[str, tuple[RowCount, str]] = {}
-    where, unreadable = "", list[str]()
+    where, unreadable = "" if isinstance(log, RawLog) else f"{log.shards[shard].name}: ", list[str]()
     try:
         for start, columns in _raw_blocks(log, shard):
             for name, what, remedy, bad in checks.value_faults(columns, log.action_space):
@@ -168,8 +166,6 @@ def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
                 counted_rows.add(np.any(bad.reshape(len(bad), -1), axis=1), start)
     except DataError as error:  # a row that cannot be read
         unreadable = [str(error)]
-    if not isinstance(log, RawLog):
-        where = f"{log.shards[shard].name}: "
     found = [f"{where}{said} {rows}; {remedy}" for said, (rows, remedy) in counts.items() if rows.count]
     return found + unreadable
 

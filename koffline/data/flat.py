@@ -17,11 +17,10 @@ from typing import Any
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.columns import counted
 from koffline.data.raw import FileDescription, RawLog, describe_log, follow, raw_log, read_description
 from koffline.data.spaces import SpaceRequest
 from koffline.data.transitions import Transitions
-from koffline.errors import DataError, listed
+from koffline.errors import DataError, counted, listed
 from koffline.store.files import atomic_file, reading
 from koffline.untrusted.arrays import open_npz
 from koffline.untrusted.hdf5 import new_hdf5, open_hdf5, write_text
@@ -40,7 +39,7 @@ KEYS = {
     "behavior_log_probabilities": ("behavior_log_probabilities", D4RL_LOG_PROBABILITIES),
     "weights": ("weights",),
 }
-KNOWN_KEYS = [key for keys in KEYS.values() for key in keys]
+
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"
 REQUIRED = ("observations", "actions", "rewards", "terminated")
 # Name of the HDF5 attribute or archive member that holds the text of `describe_log`.
@@ -57,7 +56,7 @@ def read_flat(
     """
     opening: Any = open_hdf5 if kind == "HDF5" else open_npz
     with reading(path, kind), opening(path) as file:
-        keys = [key for key in KNOWN_KEYS if key in file]
+        keys = [key for known in KEYS.values() for key in known if key in file]
         _check_layout(file, {key: file.dataset(key) for key in keys}, str(path), one_step)
         # next observations are derived from observations in memory
         found = file.arrays(keys, () if "next_observations" in keys else ("observations",))

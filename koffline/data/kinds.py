@@ -43,10 +43,8 @@ def is_shard_folder(folder: str) -> bool:
 
 def data_folder(folder: Path) -> Path | None:
     """The folder that holds the metadata of a dataset of Minari: ``folder`` or ``folder/data``; else None."""
-    for candidate in (folder / "data", folder):
-        if (candidate / METADATA).is_file():
-            return candidate
-    return None
+    places = (folder / "data", folder)
+    return next((place for place in places if (place / METADATA).is_file()), None)
 
 
 def is_log_source(name: str) -> bool:

@@ -56,8 +56,7 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
         acted = _stored_space(described_by, "action_space", source)
         ours = described_by.get(_DESCRIPTION)
         described = raw.read_description(ours if isinstance(ours, str) else None)
-        if described is None:
-            described = raw.FileDescription(_declared(acted), metadata=_metadata_of(described_by))
+        described = described or raw.FileDescription(_declared(acted), metadata=_metadata_of(described_by))
         parts = _parts(seen, bool(described_by.get("jpeg_encoding", True)), source)
         check_inside(data, data / "main_data.hdf5")
         with open_hdf5(data / "main_data.hdf5") as file:

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pydantic import TypeAdapter
 from koffline.data import columns as checks
 from koffline.data.spaces import ActionSpace, Bounds, Continuous, Discrete, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 from koffline.untrusted.limits import parse_json
 
 # Words of the note of a reader that left such rows out.
@@ -46,9 +47,8 @@ class RawLog:
         return Transitions(**self.columns, action_space=self.action_space, metadata=self.metadata)
 
 
-def shaped_actions(actions: Any, space: ActionSpace) -> np.ndarray:
+def shaped_actions(actions: np.ndarray, space: ActionSpace) -> np.ndarray:
     """Actions in the shape of their space: (N,) if discrete, else (N, k)."""
-    actions = checks.as_array("actions", actions)
     if isinstance(space, Discrete) and actions.shape[1:] == (1,):
         return actions.reshape(-1)
     needs_side = isinstance(space, Continuous) and space.k == 1 and actions.ndim == 1
@@ -211,7 +211,7 @@ def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
     log.update(found)
     if not len(log["rewards"]):
         raise DataError(f"{source}: no row has a next observation; export the log with next_observations")
-    said = f"{checks.counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
+    said = f"{counted(lost, 'row', 'was', 'were')} left out: {UNFOLLOWED} in this file"
     notes = [said] if lost else []
     if (checks.last_rows(log) & (log["terminated"] == 1)).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")
@@ -244,9 +244,6 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
     Raises DataError where a next observation inside an episode is not the observation of the row below: an
     episodic file has no place for it.
     """
-    if not log.has_episodes:
-        yield from (slice(row, row + 1) for row in range(len(log)))
-        return
     is_last = checks.last_rows(log.columns)
     for block in checks.blocks(len(log) - 1):
         below = log.observations[block.start + 1 : block.stop + 1]
@@ -256,5 +253,5 @@ def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
             row = block.start + int(np.argmax(broken))
             said = f"the next observation of row {row} is not the observation of the row below"
             raise DataError(f"{target} keeps one observation per step, but {said}; write hdf5 or npz")
-    for start, end in zip(log.episode_starts.tolist(), log.episode_ends.tolist(), strict=True):
-        yield slice(start, end + 1)
+    for start, stop in pairwise([0, *(np.flatnonzero(is_last) + 1).tolist()]):
+        yield slice(start, stop)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import io
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +38,12 @@ def local_path(name: str) -> Path | None:
 
 def exists(name: str) -> bool:
     """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
-    if not is_url(name):
-        return os.path.exists(name)
-    with storage(name) as (system, path):
-        return bool(system.exists(path))
+    return bool(_told(name, os.path.exists, "exists"))
 
 
 def is_folder(name: str) -> bool:
     """Whether a name is a folder."""
-    if not is_url(name):
-        return os.path.isdir(name)
-    with storage(name) as (system, path):
-        return bool(system.isdir(path))
+    return bool(_told(name, os.path.isdir, "isdir"))
 
 
 def listed(pattern: str) -> list[str]:
@@ -63,23 +56,28 @@ def listed(pattern: str) -> list[str]:
 
 def size(name: str) -> int:
     """Bytes of a file. Raises DataError."""
+    return int(_told(name, os.path.getsize, "size") or 0)
+
+
+def _told(name: str, here: Callable[[str], Any], there: str) -> Any:
+    """Answer about a path by ``here``, about a URL by the method ``there`` of its storage."""
+    if is_url(name):
+        with storage(name) as (system, path):
+            return getattr(system, there)(path)
     with storage_faults(name):
-        if not is_url(name):
-            return os.path.getsize(name)
-        system, path = _opened(name)
-        return int(system.size(path) or 0)
+        return here(name)
 
 
 def read_bytes(name: str, limit: int) -> bytes:
     """At most ``limit`` bytes from the beginning of a file. Raises DataError."""
     limit = min(limit, size(name))  # a reader allocates all the bytes it is asked for
+    if is_url(name):
+        with storage(name) as (system, path), system.open(path, "rb") as file:
+            return bytes(file.read(limit))
     with storage_faults(name):
-        if not is_url(name):
-            check_regular(Path(name))
-        system, path = _opened(name) if is_url(name) else (io, name)
-        with system.open(path, "rb") as file:
-            content: bytes = file.read(limit)
-        return content
+        check_regular(Path(name))
+        with open(name, "rb") as file:
+            return file.read(limit)
 
 
 @contextlib.contextmanager
@@ -97,7 +95,7 @@ def local_file(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A folder for copies, removed afterwards; what killed processes have left goes first."""
+    """A temporary folder, removed afterwards; what killed processes have left goes first."""
     beside = Path(tempfile.gettempdir()) / "koffline-copy"
     remove_abandoned(beside)
     folder = temporary_beside(beside)
@@ -112,7 +110,9 @@ def temporary_folder() -> Iterator[Path]:
 def storage(name: str) -> Iterator[tuple[Any, str]]:
     """File system of a URL and the path in it; errors of the storage become DataErrors."""
     with storage_faults(name):
-        yield _opened(name)
+        import fsspec
+
+        yield fsspec.core.url_to_fs(name)
 
 
 @contextlib.contextmanager
@@ -124,10 +124,3 @@ def storage_faults(name: str) -> Iterator[None]:
             yield
         except FileNotFoundError:
             raise DataError(f"{name} does not exist; check the path") from None
-
-
-def _opened(name: str) -> tuple[Any, str]:
-    import fsspec
-
-    system, path = fsspec.core.url_to_fs(name)
-    return system, path

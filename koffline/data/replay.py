@@ -9,8 +9,9 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from koffline.data import import_d3rlpy
-from koffline.data.d3rlpy_dump import action_matrix, d3rlpy_steps, episode_rows, steps_of
-from koffline.data.disk.batches import BlockSampler
+from koffline.data.columns import last_rows
+from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
+from koffline.data.disk.batches import DRAWN, BlockSampler
 from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
 from koffline.data.transitions import Continuous, Discrete, Transitions
@@ -18,7 +19,7 @@ from koffline.errors import DataError
 
 d3rlpy = import_d3rlpy()
 _dataset = d3rlpy.dataset
-_DRAWN = ("observations", "rewards", "next_observations", "terminated")
+
 _WINDOW_ROWS = 1024  # rows that stand alone come in windows of as many, which is what evaluators batch by
 # Evaluators count their batches by the length: the added step must not make an empty one.
 _Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episode.transition_count.fget})
@@ -64,13 +65,13 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     are drawn in proportion to ``weights`` where the log has them. Without ``seed`` the draws follow
     ``d3rlpy.seed``. Rows without episodes come in windows of 1024, for which evaluators that look at the
     first row only (InitialStateValueEstimation) take one row in 1024; trajectories do not exist then.
+    ``transitions`` is the log behind the buffer.
     """
 
     def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
-        self._log = transitions
-        self._actions = action_matrix(transitions)
-        # Whether the row below is the next step of the same episode; None where no row has a next one.
-        self._goes_on = None if transitions.steps is None else np.append(transitions.steps[1:] > 0, False)
+        self.transitions = transitions
+        self._actions = transitions.actions.reshape(len(transitions), -1)  # (N, 1) indices or (N, k) vectors
+        self._goes_on = ~last_rows(transitions.columns)  # whether the row below is the episode's next step
         weights = transitions.weights
         total = None if weights is None else np.cumsum(weights, dtype=np.float64)
         self._thresholds = None if total is None else total / total[-1]
@@ -78,20 +79,13 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
             seed = int(np.random.randint(2**31))  # noqa: NPY002
         self._generator = np.random.default_rng(seed)
 
-    @property
-    def transitions(self) -> Transitions:
-        """The log behind the buffer."""
-        return self._log
-
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows with replacement."""
         rows = self._draw(batch_size)
-        below = rows if self._goes_on is None else rows + self._goes_on.take(rows)
-        actions = _gather(self._actions, rows)
-        columns = {name: _gather(getattr(self._log, name), rows) for name in _DRAWN}
-        columns["next_actions"] = actions if below is rows else _gather(self._actions, below)
-        transition = self._transition if self._log.has_episodes else _refuse_alone
-        return mini_batch({**columns, "actions": actions}, lambda i: transition(int(rows[i])))
+        columns = {name: _gather(getattr(self.transitions, name), rows) for name in DRAWN}
+        columns["next_actions"] = _gather(self.transitions.actions, rows + self._goes_on.take(rows))
+        transition = self._transition if self.transitions.has_episodes else _refuse_alone
+        return mini_batch(columns, lambda i: transition(int(rows[i])))
 
     def sample_transition(self) -> Any:
         """Draw one transition."""
@@ -99,25 +93,25 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     def sample_trajectory(self, length: int) -> Any:
         """Draw a row and return the ``length`` steps up to it, padded in front if the episode is shorter."""
-        if not self._log.has_episodes:
+        if not self.transitions.has_episodes:
             _refuse_alone()
         row = int(self._draw(1)[0])
-        step = int(self._log.columns["steps"][row])
+        step = int(self.transitions.columns["steps"][row])
         return self.trajectory_slicer(self._episode(row - step), step, length)
 
     @cached_property
     def episodes(self) -> Sequence[Any]:
         """Episodes as d3rlpy sees them, made when asked for."""
-        starts: Any = range(0, len(self._log), _WINDOW_ROWS)
-        if self._log.has_episodes:
-            starts = self._log.episode_starts
+        starts: Any = range(0, len(self.transitions), _WINDOW_ROWS)
+        if self.transitions.has_episodes:
+            starts = self.transitions.episode_starts
         return _LazySequence(len(starts), lambda i: self._episode(int(starts[i])))
 
     @cached_property
     def _dataset_info(self) -> Any:
         """Shapes, dtypes and the declared action space."""
-        space, kinds = self._log.action_space, d3rlpy.ActionSpace
-        observations, actions = self._log.observations, self._actions
+        space, kinds = self.transitions.action_space, d3rlpy.ActionSpace
+        observations, actions = self.transitions.observations, self._actions
         return _dataset.DatasetInfo(
             observation_signature=_dataset.Signature([observations.dtype], [observations.shape[1:]]),
             action_signature=_dataset.Signature([actions.dtype], [actions.shape[1:]]),
@@ -129,12 +123,12 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     @property
     def transition_count(self) -> int:
         """Number of rows."""
-        return len(self._log)
+        return len(self.transitions)
 
     @cached_property
     def _transition_picker(self) -> Any:
         """d3rlpy's own picker for logs with episodes, else one for windows of rows."""
-        if self._log.has_episodes:
+        if self.transitions.has_episodes:
             return _dataset.BasicTransitionPicker()
         return lambda window, i: self._transition(window.start + range(len(window))[i])
 
@@ -145,7 +139,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     def dump(self, f: BinaryIO) -> None:
         """Write a dump that ``ReplayBuffer.load`` reads."""
-        _dataset.io.dump([_stock_episode(steps) for steps in d3rlpy_steps(self._log)], f)
+        _dataset.io.dump([_stock_episode(steps) for steps in d3rlpy_steps(self.transitions)], f)
 
     _trajectory_slicer = _dataset.BasicTrajectorySlicer()
     append = append_episode = clip_episode = _refused(
@@ -165,27 +159,26 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     def _draw(self, count: int) -> np.ndarray:
         if self._thresholds is None:
-            return self._generator.integers(len(self._log), size=count)
+            return self._generator.integers(len(self.transitions), size=count)
         drawn = np.searchsorted(self._thresholds, self._generator.random(count), side="right")
-        return np.minimum(drawn, len(self._log) - 1)
+        return np.minimum(drawn, len(self.transitions) - 1)
 
     def _episode_end(self, row: int) -> int:
-        if not self._log.has_episodes:
+        if not self.transitions.has_episodes:
             return row + 1
-        position = np.searchsorted(self._log.episode_starts, row, side="right") - 1
-        return int(self._log.episode_ends[position]) + 1
+        return int(self.transitions.episode_ends[self.transitions.units[row]]) + 1
 
     def _episode(self, start: int) -> Any:
-        if self._log.has_episodes:
-            return _stock_episode(steps_of(self._log, slice(start, self._episode_end(start))))
-        rows, log = slice(start, start + _WINDOW_ROWS), self._log
+        if self.transitions.has_episodes:
+            return _stock_episode(steps_of(self.transitions, slice(start, self._episode_end(start))))
+        rows, log = slice(start, start + _WINDOW_ROWS), self.transitions
         window = _Episode(log.observations[rows], self._actions[rows], log.rewards[rows, None], True)
         object.__setattr__(window, "start", start)  # for the picker
         return window
 
     def _transition(self, row: int) -> Any:
         """d3rlpy's Transition of one row; the rewards to go reach to the end of its episode."""
-        log, end = self._log, self._episode_end(row)
+        log, end = self.transitions, self._episode_end(row)
         rewards = np.asarray(log.rewards[row:end], dtype=np.float32)
         return _dataset.Transition(
             observation=log.observations[row],
@@ -202,10 +195,10 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 class LazyReplayBuffer(ColumnarReplayBuffer):
     """A d3rlpy replay buffer over a log on disk; it cannot grow.
 
-    ``sample_transition_batch`` draws from all rows through a ``BlockSampler`` (with next actions): each row
-    once in an epoch, where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all
-    that evaluators read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps
-    raise DataError: they would need all rows of an episode at once.
+    ``sample_transition_batch`` draws from all rows through a ``BlockSampler``: each row once in an epoch,
+    where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all that evaluators
+    read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps raise DataError:
+    they would need all rows of an episode at once.
     """
 
     def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
@@ -214,8 +207,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
 
     def sample_transition_batch(self, batch_size: int) -> Any:
         """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
-        drawn, names = self._sampler.draw(batch_size), (*_DRAWN, "actions", "next_actions")
-        return mini_batch({name: drawn[name] for name in names}, _refuse_whole)
+        return mini_batch(self._sampler.draw(batch_size), _refuse_whole)
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
+import h5py
+
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
 from koffline.data.disk.log import LazyTransitions, in_whole_units
@@ -111,10 +113,10 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
     if one_step and (of_minari or remote.is_folder(name)):
         raise DataError(f"{name} holds episodes; {_NOT_FLAT}")
     if of_minari:
-        identifier = name.removeprefix(MINARI)
-        folder = minari_folder(identifier)
+        folder = minari_folder(name)
         if not folder.exists():
-            raise DataError(f"{name} is not at {folder}; fetch it with `minari download {identifier}`")
+            fetch = f"minari download {name.removeprefix(MINARI)}"
+            raise DataError(f"{name} is not at {folder}; fetch it with `{fetch}`")
         return read_minari(folder, name, action_space)
     if not remote.exists(name):
         raise DataError(f"{name} does not exist; check the path, or {_READABLE}")
@@ -139,7 +141,6 @@ def _is_table(name: str, mapping: _Mapping) -> bool:
 
 
 def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) -> RawLog:
-    import h5py
 
     kind = kind_of(str(path), is_table=True)
     if kind not in (HDF5, NPZ):
@@ -169,10 +170,9 @@ def write_transitions(
     name = os.fspath(target)
     chosen = target_format(name, format)
     if chosen == "minari":
-        identifier, folder = Path(name).name, Path(name)
+        folder, identifier = Path(name), Path(name).name
         if name.startswith(MINARI):
-            identifier = name.removeprefix(MINARI)
-            folder = minari_folder(identifier)
+            folder, identifier = minari_folder(name), name.removeprefix(MINARI)
             folder.parent.mkdir(parents=True, exist_ok=True)
         write_minari(transitions, folder, identifier, force)
     elif chosen in _WRITERS:
@@ -235,13 +235,11 @@ def read_initial_states(source: str) -> np.ndarray:
 
     A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
     """
-    path, magic = Path(source), b""
-    if not source.startswith("minari:") and not path.exists():
+    path = Path(source)
+    if not source.startswith(MINARI) and not path.exists():
         raise DataError(f"initial states {source} do not exist; check the path")
     with reading(f"initial states {path}", "NumPy"):
-        if path.is_file():
-            with path.open("rb") as file:
-                magic = file.read(8)
+        magic = remote.read_bytes(source, 8) if path.is_file() else b""
         if magic.startswith(b"\x93NUMPY"):
             return read_array(path)
         if magic.startswith(b"PK"):

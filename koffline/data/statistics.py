@@ -113,8 +113,7 @@ class EpisodeTally(Tally):
 
     def add(self, block: Transitions) -> None:
         """Add the episodes of a block."""
-        assert block.steps is not None, "called for logs with episodes"
-        episode, last = np.cumsum(block.steps == 0) - 1, block.episode_ends
+        episode, last = block.units - block.units[0], block.episode_ends
         lengths, terminated, truncated = block.episode_lengths, block.terminated[last], block.truncated[last]
         # bincount adds in row order, so that returns do not depend on the cuts between blocks
         self.returns.add(np.bincount(episode, weights=block.rewards))
@@ -135,13 +134,11 @@ class LogTally(Tally):
     observation_shape: None leaves out the observations, which hold most of the numbers.
     """
 
-    def __init__(
-        self, space: ActionSpace, has_episodes: bool, observation_shape: tuple[int, ...] | None = None
-    ) -> None:
+    def __init__(self, space: ActionSpace, observation_shape: tuple[int, ...] | None = None) -> None:
         self.rows = self.terminated = self.truncated = 0
         self.rewards = ColumnStatistics(())
         self.observations = None if observation_shape is None else ColumnStatistics(observation_shape)
-        self.episodes = EpisodeTally() if has_episodes else None
+        self.episodes = EpisodeTally()
         self.action_counts = np.zeros(space.n, dtype=np.int64) if isinstance(space, Discrete) else None
         self.actions = ColumnStatistics((space.k,) if isinstance(space, Continuous) else ())
 
@@ -156,7 +153,7 @@ class LogTally(Tally):
         self.actions.add(block.actions)
         if self.observations is not None:
             self.observations.add(block.observations)
-        if self.episodes is not None and len(block):
+        if block.has_episodes and len(block):
             self.episodes.add(block)
 
     def add_shard(self, log: Transitions | LazyTransitions, shard: int, part: Part | None) -> None:
@@ -167,8 +164,8 @@ class LogTally(Tally):
     @property
     def returns(self) -> tuple[float, float] | None:
         """Smallest and largest return of the episodes; None without episodes."""
-        returns = self.episodes.returns if self.episodes is not None else None
-        return (float(returns.minimum), float(returns.maximum)) if returns and returns.count else None
+        returns = self.episodes.returns
+        return (float(returns.minimum), float(returns.maximum)) if returns.count else None
 
 
 _Tally = TypeVar("_Tally", bound=LogTally)
@@ -176,7 +173,7 @@ _Tally = TypeVar("_Tally", bound=LogTally)
 
 def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
     """The statistics of a log on disk in one pass, over the units of ``part`` alone if given; DataError."""
-    return tally_of(log, LogTally(log.action_space, log.has_episodes, log.observation_shape), part)
+    return tally_of(log, LogTally(log.action_space, log.observation_shape), part)
 
 
 def tally_of(
@@ -214,24 +211,23 @@ def summarise(
     as logged. ``shards`` is the number of files read, where there are several. One pass with bounded memory;
     settings: where it runs. Raises DataError.
     """
-    empty = LogTally(log.action_space, log.has_episodes)
-    tally, shards = tally_of(log, empty, settings=settings, progress=progress), len(log.shard_names)
-    counts, episodes = tally.action_counts, tally.episodes
+    tally = tally_of(log, LogTally(log.action_space), settings=settings, progress=progress)
+    counts, episodes, shards = tally.action_counts, tally.episodes, len(log.shard_names)
     return {
         "source": log.metadata.source,
         "sha256": log.sha256,
         "rows": tally.rows,
-        "episodes": episodes.lengths.count if episodes else 0,
+        "episodes": episodes.lengths.count,
         "observation_shape": log.observation_shape,
         "observation_dtype": str(log.columns["observations"].dtype),
         "action_space": space_to_json(log.action_space),
         "rewards": tally.rewards.spreads()[0],
-        "returns": episodes.returns.spreads()[0] if episodes else None,
-        "lengths": episodes.lengths.spreads()[0] if episodes else None,
+        "returns": episodes.returns.spreads()[0] if log.has_episodes else None,
+        "lengths": episodes.lengths.spreads()[0] if log.has_episodes else None,
         "terminated": tally.terminated,
         "truncated": tally.truncated,
-        "unfinished": episodes.unfinished if episodes else 0,
-        "time_limit": episodes.time_limit if episodes else None,
+        "unfinished": episodes.unfinished,
+        "time_limit": episodes.time_limit,
         "action_counts": None if counts is None else counts.tolist(),
         "action_ranges": None if counts is not None else tally.actions.spreads(),
         "has_log_probabilities": "behavior_log_probabilities" in log.columns,

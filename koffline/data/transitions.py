@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from koffline.data import columns
-from koffline.data.columns import counted, order_rows
+from koffline.data.columns import order_rows
 from koffline.data.spaces import ActionSpace, Continuous, Discrete, Features
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 
 __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "order_rows"]
 
@@ -53,8 +53,6 @@ if TYPE_CHECKING:
 else:  # any array-like; the constructor checks it
     _Array = _Space = Any
 REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-# Columns of a block of rows; ``episode_ids`` and ``steps`` are derived.
-ROW_COLUMNS = (*REQUIRED_COLUMNS, "behavior_log_probabilities", "weights")
 COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights")
 
 
@@ -142,9 +140,7 @@ class Transitions:
 
     @cached_property
     def episode_lengths(self) -> np.ndarray:
-        """Number of rows (E,) of each episode."""
-        if not self.has_episodes:
-            return np.zeros(0, dtype=np.int64)
+        """Number of rows (E,) of each episode; empty without episodes."""
         return columns.read_only(np.diff(np.append(self.episode_starts, len(self))))
 
     @property
@@ -193,7 +189,7 @@ class Transitions:
                 columns.episode_columns(picked["episode_ids"], picked["steps"])
             except DataError:
                 picked = {name: array for name, array in picked.items() if name not in columns.COUNTED}
-        return self._trusted(picked)
+        return self.of_whole_units(picked, self.action_space, self.metadata)
 
     def select_episodes(self, episodes: Any) -> Transitions:
         """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; ids are numbered anew from 0."""
@@ -205,7 +201,7 @@ class Transitions:
         rows = np.repeat(starts, lengths) + steps
         picked = {name: array[rows] for name, array in self.columns.items()}
         picked["episode_ids"] = np.repeat(np.arange(len(chosen)), lengths)
-        return self._trusted(picked)
+        return self.of_whole_units(picked, self.action_space, self.metadata)
 
     def replace(self, **changes: Any) -> Transitions:
         """A copy with the given fields changed, validated anew."""
@@ -252,6 +248,14 @@ class Transitions:
             vars(made)["episode_ids"] = columns.read_only(made.units)
         return made
 
+    @classmethod
+    def of_whole_units(cls, checked: Mapping[str, Any], space: Any, metadata: Metadata) -> Transitions:
+        """Whole episodes, or rows that stand alone, from checked columns; some weight must be positive."""
+        made = cls.of_checked(checked, space, metadata=metadata)
+        if made.weights is not None:
+            columns.check_some_weight(made.weights)
+        return made
+
     shard_names = ("the log",)  # in messages: a log in memory is one shard
 
     def shard_blocks(self, shard: int = 0) -> Iterator[Transitions]:
@@ -262,13 +266,6 @@ class Transitions:
         """Some rows as they are, also from the middle of episodes: a slice gives views, a mask copies."""
         picked = {name: column[rows] for name, column in self.columns.items()}
         return self.of_checked(picked, self.action_space, self.units[rows], self.metadata)
-
-    def _trusted(self, picked: Mapping[str, np.ndarray]) -> Transitions:
-        """Build a log from rows of a valid one without checks, except that some weight must be positive."""
-        selected = self.of_checked(picked, self.action_space, metadata=self.metadata)
-        if selected.weights is not None:
-            columns.check_some_weight(selected.weights)
-        return selected
 
     def _set(self, checked: Mapping[str, np.ndarray]) -> None:
         held = {name: columns.read_only(column) for name, column in checked.items()}

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.columns import counted
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import LazyTransitions, joined
 from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError, counted
 from koffline.jobs import PassSettings
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -167,8 +166,6 @@ def sample_units(
     part: draws from that side of a split of a log on disk alone. settings: where the passes over it run.
     Raises DataError.
     """
-    if rows < 1:
-        raise DataError(f"a sample of rows={rows}; give a positive number")
     total = log.n_episodes if log.has_episodes else len(log)
     wanted = max(1, round(rows * total / len(log)))
     if isinstance(log, Transitions):
@@ -212,17 +209,15 @@ def _read(
     items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
     passes = settings or PassSettings()
     pieces = list(passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name))
-    joined = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    found = Transitions(**joined, action_space=log.action_space, metadata=log.metadata)
+    columns = {name: column for name, column in joined(pieces).columns.items() if name != "episode_ids"}
+    found = Transitions.of_whole_units(columns, log.action_space, log.metadata)
     return UnitSample(found, units, len(units) == int(sizes.sum()))
 
 
-def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> dict[str, np.ndarray]:
+def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> Transitions:
     """All rows of the given units of a shard, which are in order."""
     shard, units = item
-    pieces = [block.part(np.isin(block.units, units)).columns for block in log.shard_blocks(shard)]
-    kept = [name for name in pieces[0] if name != "episode_ids"]
-    return {name: np.concatenate([piece[name] for piece in pieces]) for name in kept}
+    return joined([block.part(np.isin(block.units, units)) for block in log.shard_blocks(shard)])
 
 
 def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
@@ -230,10 +225,8 @@ def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions
     log = without_late_ends(log)
     if held_out == 0.0:
         return log, None
-    units = np.arange(log.n_episodes if log.has_episodes else len(log))
-    chosen = np.isin(units, _held_out_units(len(units), held_out, seed))
-    rows = np.repeat(chosen, log.episode_lengths) if log.has_episodes else chosen
-    return log.select(np.flatnonzero(~rows)), log.select(np.flatnonzero(rows))
+    out = np.isin(log.units, _held_out_units(int(log.units[-1]) + 1, held_out, seed))
+    return log.select(~out), log.select(out)
 
 
 def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.columns import counted
 from koffline.data.transitions import Transitions
 from koffline.data.units import without_late_ends
-from koffline.errors import ConfigError, DataError
+from koffline.errors import ConfigError, DataError, counted
 from koffline.ope.value_functions import ValueFunction, as_value_function, counted_rows, row_fingerprints
 
 _DEVIATIONS = 4.0

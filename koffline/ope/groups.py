@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
 
-from koffline.data.columns import counted, natural_key
+from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
-from koffline.errors import ConfigError, DataError, nearest_name
+from koffline.errors import ConfigError, DataError, counted, nearest_name
 from koffline.ope.last_layer import last_layer, mean_values, sum_starts
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.results import Interval, PointEstimate, Record

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.columns import counted
+from koffline.errors import counted
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
 from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
 from koffline.ope.problem import EvaluationProblem

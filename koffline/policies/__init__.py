@@ -21,8 +21,8 @@ from numpy.typing import ArrayLike
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.envs.finite import Grid
-from koffline.errors import nearest_name
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading, refuse
+from koffline.errors import nearest_name, refuse
+from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
 from koffline.policies.builtin import CHOICES, VECTORS, Mlp, mlp_policy, softmax
 from koffline.store.files import atomic_file
 from koffline.untrusted import arrays as untrusted

@@ -7,8 +7,7 @@ actions (N, k), or (N,) when k = 1. NumPy arrays, torch tensors and nested lists
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.errors import KofflineError, PolicyError
+from koffline.errors import PolicyError, refuse
 from koffline.untrusted.limits import one_line, one_line_errors
 
 CHUNK_ROWS = 4096
@@ -31,10 +30,10 @@ Observations = Shaped[np.ndarray, "row *observation"]
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
-def chunk_rows_for(observation_shape: Sequence[int], repeats: int = 1) -> int:
-    """Rows in one call, so that memory stays bounded; `repeats` is how often the function copies each row."""
-    numbers = max(1, math.prod(observation_shape)) * repeats
-    return max(1, min(CHUNK_ROWS // repeats, CHUNK_NUMBERS // numbers))
+def chunk_rows_for(observation_shape: Sequence[int], copies: int = 1) -> int:
+    """Rows in one call, so that memory stays bounded; `copies` is how often the function copies each row."""
+    numbers = max(1, math.prod(observation_shape)) * copies
+    return max(1, min(CHUNK_ROWS // copies, CHUNK_NUMBERS // numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,13 +42,14 @@ class DiscretePolicy:
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
     observation_shape: shape of one observation; None accepts any.
+    copies: how often the function copies each row, so that it gets fewer rows at a time.
     """
 
     n: int
     function: Callable[..., Any] = field(repr=False)
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
-    chunk_rows: int = CHUNK_ROWS
+    copies: int = 1
 
     def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
@@ -74,7 +74,7 @@ class ContinuousPolicy:
     mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws;
     None where that is unknown.
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
-    observation_shape: shape of one observation; None accepts any.
+    observation_shape, copies: as in `DiscretePolicy`.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
@@ -86,9 +86,9 @@ class ContinuousPolicy:
     sample_function: Callable[..., Any] | None = field(default=None, repr=False)
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
-    chunk_rows: int = CHUNK_ROWS
     density_function: Callable[..., Any] | None = field(default=None, repr=False)
     cut_to: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
+    copies: int = 1
 
     @property
     def deterministic(self) -> bool:
@@ -151,13 +151,6 @@ def describe_actions(space: ActionSpace) -> str:
     return f"{space.k} continuous action dimensions"
 
 
-def refuse(wrong: Mapping[str, Any], name: str = "", kind: type[KofflineError] = PolicyError) -> None:
-    """Raise an error with the first sentence whose condition holds. name: subject of the sentence."""
-    for sentence, holds in wrong.items():
-        if holds:
-            raise kind(f"{name}: {sentence}" if name else sentence)
-
-
 def _in_chunks(
     policy: Policy,
     function: Callable[..., Any],
@@ -168,8 +161,9 @@ def _in_chunks(
 ) -> np.ndarray:
     """Call a function in chunks and check its output (N, *columns); arrays among `more` are chunked too."""
     result = np.empty((len(observations), *columns))
-    for start in range(0, len(observations), policy.chunk_rows):
-        rows = slice(start, start + policy.chunk_rows)
+    size = chunk_rows_for(observations.shape[1:], policy.copies)
+    for start in range(0, len(observations), size):
+        rows = slice(start, start + size)
         given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
         failed = f"the policy failed on observations of shape {given[0].shape}"
         with reading(policy.name, failed, "check that it accepts such a batch"):
@@ -178,8 +172,7 @@ def _in_chunks(
 
 
 def _numbers(raw: Any) -> np.ndarray:
-    if "torch" in sys.modules and isinstance(raw, sys.modules["torch"].Tensor):
-        raw = raw.detach().cpu()
+    raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError
+from koffline.errors import PolicyError, refuse
 from koffline.policies.base import (
     Actions,
     ContinuousPolicy,
@@ -23,8 +23,6 @@ from koffline.policies.base import (
     Observations,
     Policy,
     check_spaces,
-    chunk_rows_for,
-    refuse,
 )  # fmt: skip
 
 CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
@@ -45,14 +43,14 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) 
         n = action_space.n
         return DiscretePolicy(n, lambda rows: np.full((len(rows), n), 1.0 / n), "uniform", shape)
     low, high = finite_box(action_space, "uniform")
-    return ContinuousPolicy(
-        action_space.k,
-        None,
-        lambda rows, generator: generator.uniform(low, high, (len(rows), action_space.k)),
-        "uniform",
-        shape,
-        density_function=lambda _, actions: _uniform_log_density(actions, low, high),
-    )
+
+    def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        return generator.uniform(low, high, (len(observations), action_space.k))
+
+    def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
+        return _uniform_log_density(actions, low, high)
+
+    return ContinuousPolicy(action_space.k, None, sample, "uniform", shape, log_density)
 
 
 def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> Policy:
@@ -67,7 +65,7 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
         def probabilities(observations: np.ndarray) -> np.ndarray:
             return epsilon / n + (1.0 - epsilon) * base.probabilities(observations)
 
-        return DiscretePolicy(n, probabilities, name, base.observation_shape, base.chunk_rows)
+        return DiscretePolicy(n, probabilities, name, base.observation_shape)
     assert isinstance(action_space, Continuous), "the base policy was checked against the space"
     if epsilon == 0.0:
         return base
@@ -89,14 +87,12 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
         return np.logaddexp(uniform, math.log1p(-epsilon) + base.log_density(observations, actions))
 
     density = None if base.why_no_density else log_density
-    shape, rows = base.observation_shape, base.chunk_rows
-    return ContinuousPolicy(base.k, None, sample, name, shape, rows, density, base.cut_to)
+    return ContinuousPolicy(base.k, None, sample, name, base.observation_shape, density, base.cut_to)
 
 
 def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Lower and upper action bounds, (k,) each; PolicyError when one is infinite."""
-    sides = (action_space.low, action_space.high)
-    low, high = (np.broadcast_to(np.asarray(side, float), action_space.k) for side in sides)
+    low, high = np.array(action_space.low), np.array(action_space.high)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise PolicyError(
             f"{name}: a uniform action needs finite bounds, the log declares low={action_space.low} and "
@@ -262,19 +258,19 @@ class Mlp:
 
 def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
     """The network as a policy on a log's spaces; PolicyError when its sizes or its output do not fit."""
-    shape, rows, size = tuple(observation_shape), chunk_rows_for(observation_shape), mlp.outputs
+    shape, size = tuple(observation_shape), mlp.outputs
     is_discrete = mlp.output in ("softmax", "argmax")
     check_spaces(name, Discrete(size) if is_discrete else Continuous(size), None, action_space, shape)
     what = f"the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}"
     refuse({f"{what}; give a policy made for this log": math.prod(shape) != mlp.inputs}, name)
     if is_discrete:
-        return DiscretePolicy(size, mlp.discrete, name, shape, rows)
+        return DiscretePolicy(size, mlp.discrete, name, shape)
     if mlp.output != "gaussian":
-        return ContinuousPolicy(size, mlp.mean, None, name, shape, rows)
+        return ContinuousPolicy(size, mlp.mean, None, name, shape)
     box = None
     if mlp.action_low is not None and mlp.action_high is not None:
         box = np.broadcast_to(mlp.action_low, size), np.broadcast_to(mlp.action_high, size)
-    return ContinuousPolicy(size, mlp.mean, mlp.sample, name, shape, rows, mlp.log_density, box)
+    return ContinuousPolicy(size, mlp.mean, mlp.sample, name, shape, mlp.log_density, box)
 
 
 def softmax(values: np.ndarray, temperature: float = 1.0) -> np.ndarray:

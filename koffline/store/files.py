@@ -23,6 +23,7 @@ from typing import Any
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import one_line, one_line_errors
 
+_BLOCK = 1 << 20  # bytes
 MINARI = "minari:"  # prefix of Minari's dataset names
 
 
@@ -112,12 +113,26 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def minari_folder(identifier: str) -> Path:
-    """Folder of a Minari dataset on this machine, which need not exist. Raises DataError."""
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
+    if path.is_dir():
+        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
+        lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
+        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        left = os.fstat(file.fileno()).st_size  # files of the system, as in /proc, may be endless
+        while left > 0 and (block := file.read(min(left, _BLOCK))):
+            left -= len(block)
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def minari_folder(name: str) -> Path:
+    """Folder of ``minari:<id>`` on this machine, which need not exist. Raises DataError."""
+    identifier = name.removeprefix(MINARI)
     if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
-        raise DataError(
-            f"{MINARI}{identifier} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0"
-        )
+        raise DataError(f"{name} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0")
     root = os.environ.get("MINARI_DATASETS_PATH")
     return (Path(root) if root else Path.home() / ".minari" / "datasets") / identifier
 
@@ -138,7 +153,12 @@ def remove_abandoned(target: Path) -> None:
     """
     with contextlib.suppress(OSError):
         for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
-            if not _is_abandoned(path, target):
+            found = _NAME.fullmatch(path.name)
+            if found is None or found["target"] != target.name or found["place"] != _this_place():
+                continue
+            import psutil  # where something was left, which is rare
+
+            if psutil.pid_exists(int(found["process"])):
                 continue
             if path.name.endswith(_RETIRED) and not os.path.lexists(target):
                 os.rename(path, target)
@@ -171,19 +191,6 @@ def flush_to_disk(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _is_abandoned(path: Path, target: Path) -> bool:
-    found = _NAME.fullmatch(path.name)
-    if found is None or found["target"] != target.name or found["place"] != _this_place():
-        return False
-    try:
-        os.kill(int(found["process"]), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _discard(path: Path) -> None:

@@ -7,7 +7,6 @@ seconds, the machine. The other files of the folder depend on the inputs, the se
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -20,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from koffline.store.files import check_target, minari_folder, remove_abandoned
+from koffline.store.files import check_target, digest_of, minari_folder, remove_abandoned
 
 FILE = "run.json"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -30,9 +29,8 @@ PACKAGES = (
 _ESTIMATES = ("estimate.json", "estimates.json")  # of one command
 FORMAT = 1
 _WHERE = ("--out", "--resume", "--force")  # options on where a result goes, which do not change it
-_BLOCK = 1 << 20
 _EPSILON = re.compile("^(epsilon:[^:]*:)+")
-_arguments: ContextVar[tuple[str, ...] | None] = ContextVar("arguments", default=None)
+_arguments: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
 
 @contextlib.contextmanager
@@ -72,47 +70,27 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any)
     """Content of run.json as a run of the command ``kind`` begins; digests of its inputs are taken now.
 
     inputs: files and folders that it reads without being named on the command line. known: more entries.
+    ``call`` repeats the run; it is None unless the running command is ``kind``.
     """
-    call = describe_call(kind, inputs)
+    arguments, call = _arguments.get(), None
+    if arguments[:1] == (kind,):
+        named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
+        call = {
+            "command": shlex.join(["koffline", *arguments]),
+            "arguments": list(arguments),
+            "directory": str(Path.cwd()),
+            "inputs": digests_of(named),
+            "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
+            "versions": versions(),
+            "machine": f"{platform.system()} {platform.machine()}",
+        }
     return {"format": FORMAT, "kind": kind, **known, "call": call, "started": now(), "finished": None}
-
-
-def describe_call(kind: str, inputs: Iterable[str | Path | None] = ()) -> dict[str, Any] | None:
-    """Call that repeats the run, as plain JSON values; None unless the running command is ``kind``."""
-    arguments = _arguments.get()
-    if arguments is None or arguments[:1] != (kind,):
-        return None
-    named = [*named_in(without_place(arguments)[1:]), *(str(path) for path in inputs if path is not None)]
-    return {
-        "command": shlex.join(["koffline", *arguments]),
-        "arguments": list(arguments),
-        "directory": str(Path.cwd()),
-        "inputs": digests_of(named),
-        "threads": {name: os.environ.get(name) for name in THREADS} | {"cores": available_cores()},
-        "versions": versions(),
-        "machine": f"{platform.system()} {platform.machine()}",
-    }
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
     """SHA-256 of every existing file or folder by name; modules and minari:<id> included."""
     found = {name: path_of(name) for name in dict.fromkeys(names)}
     return {name: digest_of(path) for name, path in found.items() if path is not None}
-
-
-def digest_of(path: Path) -> str:
-    """SHA-256 of a file's bytes; of a folder, of the names and digests of all files in it."""
-    if path.is_dir():
-        files = sorted(part for part in path.rglob("*") if part.is_file() and "__pycache__" not in part.parts)
-        lines = [f"{part.relative_to(path).as_posix()} {digest_of(part)}\n" for part in files]
-        return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        left = os.fstat(file.fileno()).st_size  # files of the system, as in /proc, may be endless
-        while left > 0 and (block := file.read(min(left, _BLOCK))):
-            left -= len(block)
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def versions() -> dict[str, str]:
@@ -131,8 +109,7 @@ def available_cores() -> int:
 
 
 def _running() -> tuple[str, ...]:
-    arguments = _arguments.get()
-    return tuple(sys.argv[1:]) if arguments is None else arguments
+    return _arguments.get() or tuple(sys.argv[1:])
 
 
 def named_in(words: Iterable[str]) -> list[str]:
@@ -152,7 +129,7 @@ def path_of(name: str) -> Path | None:
             return path
     if name.startswith("minari:"):
         with contextlib.suppress(Exception):
-            folder = minari_folder(name.removeprefix("minari:"))
+            folder = minari_folder(name)
             return folder if folder.is_dir() else None
     return _module_file(name)
 

@@ -26,11 +26,12 @@ from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
 from koffline.envs.make import Copies
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, refuse
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
-from koffline.policies.base import describe_actions, refuse
-from koffline.store.run_record import digest_of, start_run, versions
+from koffline.policies.base import describe_actions
+from koffline.store.files import digest_of
+from koffline.store.run_record import start_run, versions
 from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
 
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
@@ -147,7 +148,7 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
     pool = data.log.block_rows_for(memory)
     part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
-    sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part, next_actions=True)
+    sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part)
     return LazyReplayBuffer(sampler, data.rows, data.statistics)
 
 

@@ -17,7 +17,9 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
+from h5py import h5d, h5z
 
 from koffline.untrusted import limits
 from koffline.untrusted.limits import Refused, shown_bytes
@@ -84,8 +86,6 @@ class CheckedFile:
 
     def text(self, attribute: str) -> str | None:
         """The text of a root attribute; None where there is none. Raises Refused for anything else."""
-        import h5py
-
         if attribute not in self.raw.attrs:
             return None
         found = self.raw.attrs.get_id(attribute)
@@ -108,8 +108,6 @@ class CheckedFile:
 @contextlib.contextmanager
 def open_hdf5(path: Path) -> Iterator[CheckedFile]:
     """Open a file for reading. Raises Refused for links that leave it; OSError where it is none."""
-    import h5py
-
     limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
@@ -152,8 +150,6 @@ class _KeptErrors(io.FileIO):
 @contextlib.contextmanager
 def new_hdf5(path: Path) -> Iterator[Any]:
     """A new h5py.File, whole at the end. Raises OSError where the disk does not take it."""
-    import h5py
-
     with _KeptErrors(path, "x+") as output:
         try:
             with h5py.File(output, "w", libver="v108") as file:
@@ -170,8 +166,6 @@ def write_text(file: Any, name: str, text: str) -> None:
 
 def _walk(file: Any) -> list[str]:
     """Paths of all arrays. Raises Refused at a link that leaves the file."""
-    import h5py
-
     links: list[tuple[str, Any]] = []
 
     def take(path: str, link: Any) -> bool | None:
@@ -192,9 +186,6 @@ def check_dataset(found: Any, name: str) -> tuple[int, int]:
 
     Raises Refused unless ``found`` is a readable array of numbers kept inside its file.
     """
-    import h5py
-    from h5py import h5d, h5z
-
     if not isinstance(found, h5py.Dataset):
         raise Refused(f"{name} is a {type(found).__name__.lower()}, not an array; store its numbers in one")
     try:

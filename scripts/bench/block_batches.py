@@ -63,7 +63,7 @@ class Sides:
         self._generator = np.random.default_rng(0)
         self._memory = log.load()
         self._file = h5py.File(log.shards[0].name, "r")
-        self._sampler = BlockSampler(log, 0, pool_rows=pool_rows, next_actions=True)
+        self._sampler = BlockSampler(log, 0, pool_rows=pool_rows)
         self._sampler.draw(BATCH)
 
     def in_memory(self) -> None:

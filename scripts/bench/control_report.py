@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from koffline.builders.control import stem
-from koffline.data.columns import counted
+from koffline.errors import counted
 from koffline.store.files import atomic_file
 
 _DRAWS = 2000

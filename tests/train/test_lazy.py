@@ -63,7 +63,7 @@ def lazy_config(shards, kind="dqn", **data):
 
 def make_buffer(shards) -> LazyReplayBuffer:
     log = open_transitions(shards, lazy=True)
-    sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10, next_actions=True)
+    sampler = BlockSampler(log, 0, pool_rows=40, block_rows=10)
     return LazyReplayBuffer(sampler, sample_units(log, 30, 0).transitions, statistics_of(log))
 
 

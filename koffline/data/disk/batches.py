@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from koffline.data.transitions import ROW_COLUMNS
+from koffline.data.columns import last_rows
 from koffline.data.units import Part
 from koffline.errors import ConfigError
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Smaller blocks mix better, larger ones are read faster.
 _MOST_BLOCK_ROWS, _LEAST_BLOCK_ROWS = 4096, 1024
 _WANTED_BLOCKS, _LEAST_BLOCKS = 256, 64  # blocks per pool
+DRAWN = ("observations", "actions", "rewards", "next_observations", "terminated")  # columns of mini-batches
 _ORDER, _ROWS = 1, 2  # independent random streams of one seed
 
 
@@ -43,9 +44,8 @@ class BlockSampler:
         pool_rows: int,
         block_rows: int | None = None,
         part: Part | None = None,
-        next_actions: bool = False,
     ) -> None:
-        self._log, self._seed, self._part, self._next_actions = log, seed, part, next_actions
+        self._log, self._seed, self._part = log, seed, part
         sizes = [shard.rows for shard in log.shards]
         # compromise: many blocks per pool mix well, large blocks are read fast
         wanted = min(_MOST_BLOCK_ROWS, max(_LEAST_BLOCK_ROWS, pool_rows // _WANTED_BLOCKS))
@@ -63,10 +63,9 @@ class BlockSampler:
         self._order = np.zeros(0, dtype=np.int64)  # of the rows in the pool
 
     def draw(self, count: int) -> dict[str, np.ndarray]:
-        """``count`` rows: their columns by name. Raises DataError where a shard cannot be read.
+        """``count`` rows: columns of d3rlpy's mini-batches by name. Raises DataError for an unreadable shard.
 
-        ``shards`` and ``rows`` (B,) say where they are from; ``next_actions`` (B, ...), where asked for, are
-        those of the row below in the same episode, else the row's own.
+        ``next_actions`` (B, ...) are those of the row below in the same episode, else the row's own.
         """
         pieces: list[dict[str, np.ndarray]] = []
         while count:
@@ -108,7 +107,7 @@ class BlockSampler:
             with self._log.open_shard(shard) as opened:
                 for _, start, stop in ranges:
                     columns = self._read(opened, shard, start, stop)
-                    size = len(columns["rows"])
+                    size = len(columns["rewards"])
                     for name, values in columns.items():
                         if name not in self._columns:
                             self._columns[name] = np.empty((self.pool_rows, *values.shape[1:]), values.dtype)
@@ -121,16 +120,11 @@ class BlockSampler:
     def _read(self, opened: OpenShard, shard: int, start: int, stop: int) -> dict[str, np.ndarray]:
         """Columns of those rows of a block that belong to the part."""
         count = stop - start
-        below = int(self._next_actions and stop < self._log.shards[shard].rows)
+        below = int(stop < self._log.shards[shard].rows)
         block = opened.block(start, stop + below)
         rows = np.arange(count)
         if self._part is not None:
             rows = np.flatnonzero(self._part.holds(shard, block.units[:count]))
-        held = block.columns
-        columns = {name: held[name].take(rows, axis=0) for name in ROW_COLUMNS if name in held}
-        if self._next_actions:
-            goes_on = np.zeros(len(block), dtype=np.bool_)  # whether the row below is the next step
-            if block.steps is not None:
-                goes_on[:-1] = block.steps[1:] > 0
-            columns["next_actions"] = block.actions.take(rows + goes_on[rows], axis=0)
-        return {**columns, "shards": np.full(len(rows), shard), "rows": rows + start}
+        columns = {name: getattr(block, name).take(rows, axis=0) for name in DRAWN}
+        goes_on = ~last_rows(block.columns)
+        return {**columns, "next_actions": block.actions.take(rows + goes_on[rows], axis=0)}

@@ -20,7 +20,7 @@ from koffline.data.columns import COUNTED
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 from koffline.store.files import reading
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import check_memory
@@ -50,13 +50,12 @@ class Column:
 class ShardInfo:
     """One file of a log: its path or URL, the rows and episodes (0 where there are none) in it.
 
-    ``bytes`` and ``sha256`` are those of the file as written. A manifest names it within its folder.
+    ``sha256`` is that of the file as written. A manifest names it within its folder.
     """
 
     name: Annotated[str, Field(alias="file", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
     rows: PositiveInt
     episodes: NonNegativeInt
-    bytes: NonNegativeInt | None = None
     sha256: str | None = None
 
 
@@ -79,14 +78,13 @@ class LazyTransitions:
 
     def __getstate__(self) -> dict[str, Any]:
         """Make paths absolute: the receiver of a pickle may run in another folder."""
-        names = [s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards]
-        named = zip(self.shards, names, strict=True)
-        return {**vars(self), "shards": tuple(dataclasses.replace(s, name=name) for s, name in named)}
+        names = {s: s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards}
+        return {**vars(self), "shards": tuple(dataclasses.replace(s, name=n) for s, n in names.items())}
 
     def __repr__(self) -> str:
         episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
         return (
-            f"LazyTransitions({len(self)} rows in {checks.counted(len(self.shards), 'shard')}, {episodes}, "
+            f"LazyTransitions({len(self)} rows in {counted(len(self.shards), 'shard')}, {episodes}, "
             f"observations {self.observation_shape} {self.columns['observations'].dtype}, "
             f"{self.action_space})"
         )
@@ -168,11 +166,7 @@ class LazyTransitions:
 
         Recorded in the manifest; else computed in one pass, column by column.
         """
-        return self.metadata.sha256 or self.compute_sha256()
-
-    def compute_sha256(self) -> str:
-        """Compute the digest from the rows, without the manifest."""
-        return checks.digest_columns(
+        return self.metadata.sha256 or checks.digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
             for name, column in sorted(self.columns.items())
             if name != "episode_ids"

@@ -25,8 +25,7 @@ from koffline.data.raw import METADATA, describe_columns, metadata_to_json, spac
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import REQUIRED_COLUMNS, Metadata, Transitions
 from koffline.errors import DataError
-from koffline.store.files import atomic_folder
-from koffline.store.run_record import digest_of
+from koffline.store.files import atomic_folder, digest_of
 from koffline.untrusted.hdf5 import new_hdf5, write_text
 from koffline.untrusted.limits import TEXT_BYTES, one_line_errors, parse_json, shown_bytes
 
@@ -221,8 +220,7 @@ class ShardWriter:
         said = describe_columns(self._space, "steps" in self._columns, metadata)
         write_text(self._arrays["rewards"].file, DESCRIPTION, said)
         self._files.close()
-        name, size, digest = str(self._path), self._path.stat().st_size, digest_of(self._path)
-        self._shards.append(ShardInfo(name, self._rows, self._episodes, size, digest))
+        self._shards.append(ShardInfo(str(self._path), self._rows, self._episodes, digest_of(self._path)))
         self._rows = self._episodes = 0
 
     def _finish(self) -> None:
@@ -230,6 +228,7 @@ class ShardWriter:
             raise DataError(f"{self.target}: no rows were given; append at least one")
         if self._rows:
             self._close_shard()
-        log = LazyTransitions(tuple(self._shards), self._space, self._columns, self.metadata)
-        metadata = dataclasses.replace(self.metadata, sha256=log.compute_sha256())
+        metadata = dataclasses.replace(self.metadata, sha256=None)  # which is of the rows as they were read
+        log = LazyTransitions(tuple(self._shards), self._space, self._columns, metadata)
+        metadata = dataclasses.replace(metadata, sha256=log.sha256)
         write_manifest(self._folder, dataclasses.replace(log, metadata=metadata))

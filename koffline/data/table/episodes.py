@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.columns import counted
 from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.table.mapping import CUT
 from koffline.data.table.survey import Table
 from koffline.data.table.values import number_type, read_flags
-from koffline.errors import DataError
+from koffline.errors import DataError, counted
 
 
 def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:

@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 import yaml
 
-from koffline.data.columns import counted
 from koffline.data.flat import REQUIRED, used_keys
 from koffline.data.kinds import CSV, HDF5, NPZ, find_tables, is_log_source
 from koffline.data.raw import ORDER
@@ -21,7 +20,7 @@ from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
 from koffline.data.table.values import CLOCK, Problems, is_pattern
-from koffline.errors import DataError, listed, printable
+from koffline.errors import DataError, counted, listed, printable
 
 _QUESTION = """
 # Which rows belong together? No column says so. Uncomment the line that is true:

@@ -9,9 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.columns import counted
 from koffline.data.table.values import CLOCK, FALSE, TEXT_WAYS, TRUE, as_read, is_pattern, unread
-from koffline.errors import printable
+from koffline.errors import counted, printable
 
 IGNORED = "ignored"
 MOST_ONE_HOT = 50  # at most so many categories become features by default

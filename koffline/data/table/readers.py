@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from koffline.data import remote
 from koffline.data.kinds import CSV, HDF5, NO_TABLE, NPZ, PARQUET, STREAM
@@ -72,8 +73,8 @@ def faults(name: str, kind: str) -> Iterator[None]:
     with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
         try:
             yield
-        except Refused as error:
-            raise DataError(f"{name} is not read: {error}") from None
+        except Refused:
+            raise  # no ValueError of a library
         except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
             reason = " ".join(str(error).partition("You might want")[0].split())[:300]
             if "utf" in reason.lower():
@@ -91,7 +92,6 @@ def open_bytes(name: str) -> Any:
         import fsspec
 
         return fsspec.open(name, "rb")
-    import pyarrow as pa
 
     return pa.OSFile(name)
 
@@ -110,8 +110,6 @@ _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", 
 
 def _csv_reader(name: str) -> Reader:
     """A CSV file as its first line tells: names without blanks around them. Raises DataError."""
-    import pyarrow as pa
-
     with open_bytes(name) as file:
         mark = file.read(4)
         file.seek(0)
@@ -172,8 +170,6 @@ def _csv_frames(
 @cache
 def polars_type(kind: Any) -> Any:
     """The type that polars has for one of Arrow's, below dictionaries; Unknown for none."""
-    import pyarrow as pa
-
     if pa.types.is_dictionary(kind):
         value = polars_type(kind.value_type)
         return pl.Unknown() if value.is_nested() else value  # one list in every row: a small file, long rows
@@ -187,8 +183,6 @@ def polars_type(kind: Any) -> Any:
 
 def _frame(batch: Any) -> pl.DataFrame:
     """Convert a record batch, dictionaries decoded, to a frame. Raises ArrowInvalid if it is damaged."""
-    import pyarrow as pa
-
     batch.validate(full=True)  # an untrusted file may hold wrong offsets or invalid texts
     return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
 
@@ -237,8 +231,6 @@ def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int)
 
 def _arrow_reader(source: Any) -> Reader:
     """A stream, or a file whose end says where its batches are; neither declares sizes."""
-    import pyarrow as pa
-
     opening = pa.ipc.open_stream if source.read(4) == STREAM else pa.ipc.open_file
     source.seek(0)
     with opening(source) as opened:

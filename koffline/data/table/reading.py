@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
+from koffline.data import remote
 from koffline.data.flat import flat_arrays
 from koffline.data.raw import RawLog, describe_log
 from koffline.data.spaces import SpaceRequest
@@ -148,8 +149,6 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where they
     cannot be written.
     """
-    import pyarrow as pa
-
     assert table.runs is not None, "called after a census"
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
     # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
@@ -157,8 +156,8 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     sizes = table.runs.group_by("id", maintain_order=True).agg(pl.col("rows").cast(pl.Int64).sum())
     parts = sizes.select("id", part=part)
     try:
-        with tempfile.TemporaryDirectory(prefix="koffline-") as folder:
-            paths = [Path(folder) / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
+        with remote.temporary_folder() as folder:
+            paths = [folder / f"{i}.arrows" for i in range(int(parts["part"][-1]) + 1)]
             _distribute(table, parts, paths)
             for path in paths:
                 check_room(path.stat().st_size, _SPLIT)
@@ -172,7 +171,6 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 
 def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:
     """Append each row to its part's file; rows keep their order within a part."""
-    import pyarrow as pa
 
     def to_arrow(frame: pl.DataFrame) -> Any:
         return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
@@ -200,7 +198,6 @@ def write_table(log: Transitions, path: Path, format: str, force: bool = False) 
     timeouts, episode_ids, steps and what else the log has. CSV holds the rows alone: numbers are written so
     that they read back exactly, but action space and metadata are lost.
     """
-    import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 

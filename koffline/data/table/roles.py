@@ -14,8 +14,8 @@ from koffline.data.kinds import CSV
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.data.table.mapping import CUT, Formula, TableMapping, parse_formula
 from koffline.data.table.rows import TableRows
-from koffline.data.table.values import TEXT_WAYS, Problems, column_fault, is_pattern, unread
-from koffline.errors import listed
+from koffline.data.table.values import TEXT_WAYS, Problems, is_pattern, unread
+from koffline.errors import DataError, listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST, _MOST_SHOWN = 1000, 10_000, 1000, 60
@@ -183,7 +183,7 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
                 like = " like those above" if above + place else " that is read"
                 said = f"holds {text!r} in row {above + place + 1}, no number or time{like}"
                 remedy = "write all in one way, as in 2024-01-31T12:00:00+01:00"
-                raise column_fault(source, column.name, f"{said}; {remedy}")
+                raise DataError(f"{source}: column {column.name} {said}; {remedy}")
         above += frame.height
     return {name: each[0] for name, each in ways.items() if each}
 
@@ -252,7 +252,7 @@ def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple
     if _are_too_many(values, _MOST_CATEGORIES):
         said = f"{_MOST_CATEGORIES} different actions, or a text of more than {_LONGEST} letters"
         remedy = "group the rare ones, or name another column"
-        raise column_fault(source, column, f"holds more than {said}; {remedy}")
+        raise DataError(f"{source}: column {column} holds more than {said}; {remedy}")
     if not names or not values:
         return tuple(sorted(values))
     kind = type(next(iter(values)))
@@ -265,5 +265,5 @@ def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple
     if unknown[0] not in names or {type(name) for name in names} != {kind}:
         said = f"holds {unknown[0]!r}, action_names are {names!r}"
         remedy = "list all values as the column has them (in YAML put yes and no in quotes)"
-        raise column_fault(source, column, f"{said}; {remedy}")
+        raise DataError(f"{source}: column {column} {said}; {remedy}")
     return names

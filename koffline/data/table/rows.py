@@ -12,7 +12,6 @@ import polars as pl
 
 from koffline.data import remote
 from koffline.data.table.readers import Reader, table_reader, width_of
-from koffline.data.table.values import column_fault
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
@@ -158,14 +157,14 @@ class TableRows:
                     if "," in text:
                         remedy = "write no comma if that marks thousands, or say --decimal-comma"
                     said = f"is not all numbers: row {above + place + 1} holds {text!r}"
-                    raise column_fault(file, name, f"{said}; {remedy}")
+                    raise DataError(f"{file}: column {name} {said}; {remedy}")
                 column = found
             with contextlib.suppress(pl.exceptions.PolarsError):  # no type holds all values of both
                 both = [pl.DataFrame(schema={name: kind}), column.to_frame()]
                 column = pl.concat(both, how="vertical_relaxed")[name]
             if column.dtype != kind:
                 found_types = f"is {frame[name].dtype}, in the first file {kind}"
-                raise column_fault(file, name, f"{found_types}; write all files with one type")
+                raise DataError(f"{file}: column {name} {found_types}; write all files with one type")
             columns.append(column)
         return pl.DataFrame(columns)
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.columns import counted
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.kinds import find_tables
 from koffline.data.raw import FileDescription, read_description, settle_space
@@ -24,7 +23,7 @@ from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
-from koffline.errors import DataError, listed
+from koffline.errors import DataError, counted, listed
 
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.
 SHAPE_KEY = "koffline_observation_shape"

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.columns import counted
 from koffline.data.raw import GAPS, ORDER, UNFOLLOWED
 from koffline.data.spaces import ONE_HOT, Encoding
-from koffline.errors import DataError, nearest_name
+from koffline.errors import DataError, counted, nearest_name
 
 _NARROW = (pl.Boolean, pl.Float16, pl.Float32, pl.Int8, pl.UInt8, pl.Int16, pl.UInt16)
 TRUE, FALSE = ("true", "t", "yes", "y", "1", "1.0"), ("false", "f", "no", "n", "0", "0.0")
@@ -86,7 +85,7 @@ def read_flags(frame: pl.DataFrame, name: str | None, source: str) -> pl.Series:
     if wrong.any():
         compare = f", or compare: \"{name} == '…'\"" if column.dtype == pl.String else ""
         said = f"holds {column[int(wrong.arg_max() or 0)]!r}, neither yes nor no"
-        raise column_fault(source, name, f"{said}; give true and false, or 1 and 0{compare}")
+        raise DataError(f"{source}: column {name} {said}; give true and false, or 1 and 0{compare}")
     return yes.fill_null(False)
 
 
@@ -141,11 +140,6 @@ class Problems:
             more = len(self.found) - len(shown)
             shown += [f"and {more} more"] if more else []
             raise DataError(f"{self.source} has {len(self.found)} problems: {'; '.join(shown)}")
-
-
-def column_fault(source: str, column: str | None, words: str) -> DataError:
-    """The error for a column of a table."""
-    return DataError(f"{source}: column {column} {words}")
 
 
 def is_pattern(name: str) -> bool:
