@@ -39,6 +39,7 @@ from koffline.ope.workspace import Workspace
 
 _FEWEST_WEIGHTED, _ENOUGH_WEIGHTED = 2.0, 30.0  # effective numbers of episodes
 _CRITIC_RIDGE = 0.1  # of DualDICE
+_REACH = "Widened for the features, which are one network's: those of others move the value by {:.3g}."
 _LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero value function are below one
 
 
@@ -232,8 +233,18 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     system = workspace.fixed_system if is_certified else workspace.held_system
     asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})
     result = make_interval(kind, system, **asked)
+    interval, value = result.interval, result.value
     if not is_certified:
-        return result
+        if interval is None or value is None or settings.feature_source == "random":
+            return result
+        reach = workspace.fitted.feature_reach
+        low, high = (
+            value - math.hypot(value - interval.low, reach),
+            value + math.hypot(interval.high - value, reach),
+        )
+        text = f"{interval.assumptions} {_REACH.format(reach)}"
+        wider = dataclasses.replace(interval, low=low, high=high, assumptions=text)
+        return dataclasses.replace(result, interval=wider.within(workspace.limits.bounds))
     interval, told = _say_guesses(settings, result.interval, with_norm=True)
     return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *told))
 

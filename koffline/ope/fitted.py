@@ -132,6 +132,22 @@ class FittedValues:
         solved = dual_of(matrix, starts.to(matrix), self.settings.ridge, self.record.network.sizes[-1])
         return solved * self.systems.weight[:, None]
 
+    @cached_property
+    def feature_reach(self) -> float:
+        """How far the features of one network move a value that all rows give, at the settings' level.
+
+        Student t over the networks, each with the last layer of the least kernel loss on the whole log.
+        """
+        from scipy import stats
+
+        whole = Resampling(self.resampling.seed, len(self.resampling.roles), ())
+        asked = self.record.network, self.instruments, whole, self.settings.gamma, None
+        sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
+        theta = last_layer(minimise_kernel_loss(self.record.network, sums.system, self.settings.ridge))
+        values = mean_values(self.start_features[:, 1], theta, self.problem.reward_scale)[self.alive]
+        quantile = float(stats.t.ppf(0.5 + self.settings.level / 2.0, df=len(values) - 1))
+        return quantile * float(values.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(values))
+
     def values_of(self, head: str) -> Float[np.ndarray, "replica 2"]:
         """J of a head per replica, start states as its sample weighs them and as the log does; else NaN."""
         theta = last_layer(self.network_of(head))

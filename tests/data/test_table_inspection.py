@@ -186,15 +186,23 @@ class TestGuesses:
         assert 4.0 < float(gaps[0].split("about ")[1].split("%")[0]) < 6.0  # of rows that were dropped, 5 %
 
     def test_values_of_last_rows_alone_may_be_ends(self, tmp_path):
-        ends = {"how it is": ["ok", "ok", "ok", "ok", "gone"] * 6 + ["ok"] * 30}
+        usual = ["ok", "ok", "ok", "ok"]
+        ends = {"how it is": [*usual, "gone"] * 6 + [*usual, "left"] * 6}
         table = walk([5] * 12, [True] * 12, done=None, **ends)
         repeated = {name: [*column, column[4]] for name, column in table.items()}
         found = inspect_table(write(repeated, tmp_path / "log.csv"))
         (asked,) = (each for each in found.problems if "last rows" in each)
-        assert asked.endswith("if the world ended there, say terminal: \"`how it is` == 'gone'\"")
+        both = "max(`how it is` == 'gone', `how it is` == 'left')"
+        assert asked.endswith(f'if the world ended there, say terminal: "{both}"')
         assert "how it is" not in found.mapping["observations"]
         told = {**found.mapping, "terminal": "`how it is` == 'gone'"}
         assert open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 6
+        table["how it is"] = [None if text == "ok" else text for text in table["how it is"]]
+        again = inspect_table(write(table, tmp_path / "log.csv"))
+        assert any(both in each for each in again.problems)  # an empty cell is a value, and no end
+        assert (
+            open_transitions(tmp_path / "log.csv", mapping={**told, "terminal": both}).terminated.sum() == 12
+        )
 
     def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
         """A policy's "stop" is no other action in a log that has no "pass"; texts say it without numbers."""

@@ -126,7 +126,7 @@ class TestFormulas:
         assert read(table, tmp_path, reward="x_1 - x_2").rewards.tolist() == [5.0] * 6
         assert "no column 'y' (reward 'y - 1')" in refusal(walk(), tmp_path, reward="y - 1")
         assert "(reward); did you mean" in refusal(walk(), tmp_path, reward="rr")
-        assert "rewards holds inf in row 0" in refusal(walk(), tmp_path, reward="1 / x_1")
+        assert "column 1 / x_1 holds inf (wrong in 1 row)" in refusal(walk(), tmp_path, reward="1 / x_1")
         table = walk(r=[None, *range(7)])
         assert "values are missing (reward: 1, of 8 rows)" in refusal(table, tmp_path, reward="2 * r")
         assert len(read(table, tmp_path, reward="2 * r", impute={"reward": "zero"})) == 6

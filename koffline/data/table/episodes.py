@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from koffline.data.raw import RawLog, followed, shaped_actions
+from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import CUT
 from koffline.data.table.survey import Table
 from koffline.data.table.values import number_type, read_flags
@@ -46,7 +47,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         log["weights"] = _numbers(frame[roles.weight])
     if roles.behavior is not None:
         found = _numbers(frame[roles.behavior])
-        with np.errstate(divide="ignore", invalid="ignore"):  # what is none is refused with the log's columns
+        with np.errstate(divide="ignore", invalid="ignore"):  # what is none is a problem, see below
             log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
     if not roles.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes
@@ -63,11 +64,32 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         counts.left_out = (counts.left_out or 0) + lost
     if marks_cuts:
         counts.cut += int(log["truncated"].sum())
+    _check_numbers(log, table)
     table.problems.refuse()
     labels, ids = log.pop("labels", None), log.get("episode_ids")
     if labels is not None and ids is not None:
         labels = labels[np.append(True, ids[1:] != ids[:-1])[: len(ids)]]
     return RawLog(log, table.action_space, table.metadata, labels) if len(log["rewards"]) else None
+
+
+def _check_numbers(log: dict[str, np.ndarray], table: Table) -> None:
+    """Add as problems, by the names that the table has for them, numbers that no log may hold."""
+    roles = table.roles
+    checked = [
+        ("rewards", roles.reward),
+        ("weights", roles.weight),
+        ("behavior_log_probabilities", roles.behavior),
+    ]
+    for key, name in checked:
+        if name is None:
+            continue
+        bad, remedy, shown = ~np.isfinite(log[key]), "give finite numbers", log[key]
+        if name == roles.behavior_probability:
+            remedy, shown = "give probabilities of the logged actions, above 0 and at most 1", np.exp(shown)
+            bad |= (shown > 1.0 + 1e-4) & bool(isinstance(table.action_space, Discrete))
+        if bad.any():
+            rows = counted(int(bad.sum()), "row")
+            table.problems.add(f"column {name} holds {shown[bad][0]:.6g} (wrong in {rows}); {remedy}")
 
 
 def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np.ndarray]:

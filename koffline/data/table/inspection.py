@@ -138,15 +138,18 @@ def _check_ends(found: Inspection) -> None:
     rows = pl.DataFrame({"episode": roles["episode"], "time": time})
     is_last = rows.select(pl.col("time") == pl.col("time").max().over("episode")).to_series()
     for each in found.columns:
-        if each.role != "observations" or not 2 <= each.distinct <= _FEW_VALUES:
+        several = each.distinct + bool(each.missing)  # an empty cell is a value, too
+        if each.role != "observations" or not 2 <= several <= _FEW_VALUES:
             continue
         seen = pl.DataFrame({"value": each.values, "last": is_last}).drop_nulls().group_by("value")
         ends = seen.agg(pl.len(), pl.col("last").all()).filter(pl.col("last") & (pl.col("len") >= _BY_CHANCE))
-        if 0 < ends.height < each.distinct:
-            end = ends["value"].min()
+        if 0 < ends.height < several:
+            values = ends["value"].sort().to_list()
             name = each.name if each.name.isidentifier() else f"`{each.name}`"
-            told = each.name if each.is_flag else f'"{name} == {end!r}"'
-            each.role, each.reason = IGNORED, f"{end!r} stands in last rows of episodes alone"
+            parts = [f"{name} == {(str(end) if each.missing else end)!r}" for end in values]
+            told = f'"{parts[0]}"' if len(parts) == 1 else f'"max({", ".join(parts)})"'
+            told = each.name if each.is_flag and not each.missing else told
+            each.role, each.reason = IGNORED, f"{listed(map(repr, values))}: in last rows of episodes alone"
             said = f"if the world ended there, say terminal: {told}"
             found.problems.append(f"{each.name}: {each.reason}; {said}")
 

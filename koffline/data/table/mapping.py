@@ -225,7 +225,7 @@ _CALLED: dict[str, Callable[..., pl.Expr]] = {"min": pl.min_horizontal, "max": p
 class Formula:
     """Arithmetic over columns, which polars computes; nothing of the text is executed.
 
-    ``value`` is a column named by the text: null where a value that it needs is missing.
+    ``value`` is a column named by the text: null where a number that it needs is missing.
     """
 
     text: str
@@ -252,9 +252,11 @@ def parse_formula(text: str) -> Formula | None:
 
 
 def _read(name: str, is_text: bool) -> pl.Expr:
-    """A column as texts or as numbers."""
+    """A column as texts, an empty cell as '', or as numbers."""
     column = pl.col(name)
-    return column.cast(pl.String).str.strip_chars() if is_text else column.cast(pl.Float64).fill_nan(None)
+    if is_text:
+        return column.cast(pl.String).str.strip_chars().fill_null("")
+    return column.cast(pl.Float64).fill_nan(None)
 
 
 def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, bool]) -> pl.Expr:
