@@ -104,7 +104,7 @@ def diagnose(
         from koffline.fitting import threads
         from koffline.ope.cross_fit import cross_fit as fit_by_folds
         from koffline.ope.diagnosis import diagnose as diagnose_value_function
-        from koffline.ope.problem import usual_gamma
+        from koffline.ope.limits import usual_gamma
         from koffline.ope.training import fit_value_function
         from koffline.policy_specs import load_policy
 

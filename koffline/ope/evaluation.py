@@ -21,9 +21,9 @@ from koffline.ope import names as known
 from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
+from koffline.ope.limits import usual_gamma
 from koffline.ope.markov import Shift
 from koffline.ope.out_of_bag import drl
-from koffline.ope.problem import usual_gamma
 from koffline.ope.results import (
     Estimate,
     EstimateRow,

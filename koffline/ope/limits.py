@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.disk.log import LazyTransitions
 from koffline.data.statistics import ColumnStatistics
+from koffline.data.transitions import Transitions
+from koffline.errors import DataError
 from koffline.ope.results import Interval, PointEstimate
 
 NO_INTERVAL = "No interval: "  # beginning of a sentence on a missing interval
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
 NOTABLE = 0.02  # smallest gap between estimates that is mentioned, in rms returns
+_ANY_GAMMA = 0.5
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
 _WHERE = "where rewards like the log's put every value"
@@ -110,6 +114,19 @@ class Limits:
             return None, f"{NO_INTERVAL}{text} lies wholly outside {within}."
         is_whole = interval.low >= low - below and interval.high <= high + above
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
+
+
+def usual_gamma(log: Transitions | LazyTransitions) -> float | None:
+    """The log's hint; any where every row ends its episode, so that nothing is discounted; else None.
+
+    Raises DataError for what is no log.
+    """
+    if not isinstance(log, (Transitions, LazyTransitions)):
+        raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
+    blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
+    if log.metadata.gamma is None and all(block.terminated.all() for block in blocks):
+        return _ANY_GAMMA
+    return log.metadata.gamma
 
 
 def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -> list[str]:

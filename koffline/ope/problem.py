@@ -12,18 +12,15 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import DataError
 from koffline.ope.limits import reward_range, value_bounds
 from koffline.policies import DiscretePolicy, Policy
 
-# Bound of standardised next states and policy actions, so that one outlier does not dominate a network.
-_FAR = 10.0
+_FAR = 10.0  # bound of standardised numbers, so that no outlier dominates a network
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
 _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
-_ANY_GAMMA = 0.5
 _HIDING = 0.25  # share of a column's variance in values beyond `_FAR` above which its scale leaves them out
 
 
@@ -113,19 +110,6 @@ class EvaluationProblem(Measures):
     def start_units(self) -> Int[np.ndarray, " start"]:
         """Numbers by which start states are resampled: their units', or their own if they were given."""
         return np.arange(len(self.start_inputs)) if self.fixed_starts else self.units
-
-
-def usual_gamma(log: Transitions | LazyTransitions) -> float | None:
-    """The log's hint; any where every row ends its episode, so that nothing is discounted; else None.
-
-    Raises DataError for what is no log.
-    """
-    if not isinstance(log, (Transitions, LazyTransitions)):
-        raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
-    blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
-    if log.metadata.gamma is None and all(block.terminated.all() for block in blocks):
-        return _ANY_GAMMA
-    return log.metadata.gamma
 
 
 def prepare_problem(
@@ -282,22 +266,19 @@ def _measure(
 def _spread(share: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mean and standard deviation (d,) of columns (N, d), without values that would hide all others.
 
-    Values beyond `_FAR` deviations are cut there. Where they make up the deviation (1e9 by a slip of the
-    pen), they do not count in it.
+    Values beyond `_FAR` deviations are cut there; where they make up the deviation they do not count in it.
     """
     mean = share @ part  # (N,) @ (N, d) = (d,)
     gaps = part - mean
     spread = np.sqrt(share @ np.square(gaps))
     for column in np.flatnonzero((np.abs(gaps) > _FAR * spread).any(axis=0)):
         own, values, gap = share.copy(), part[:, column], gaps[:, column]
-        while own @ (np.square(gap) * (far := np.abs(gap) > _FAR * spread[column])) > _HIDING * (
-            own @ np.square(gap)
-        ):
+        while own[far := np.abs(gap) > _FAR * spread[column]] @ gap[far] ** 2 > _HIDING * (own @ gap**2):
             own[far] = 0.0
             own /= own.sum()
             mean[column] = own @ values
             gap = values - mean[column]
-            spread[column] = np.sqrt(own @ np.square(gap))
+            spread[column] = np.sqrt(own @ gap**2)
     return mean, spread
 
 
@@ -305,9 +286,7 @@ def _check_magnitude(name: str, column: np.ndarray) -> None:
     """Raise DataError for numbers whose squares would overflow."""
     if column.dtype == np.float64 and max(abs(float(column.min())), abs(float(column.max()))) > _LARGEST:
         row = int(np.argmax(np.abs(column).reshape(len(column), -1).max(axis=1)))
-        raise DataError(
-            f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale it below 1e100"
-        )
+        raise DataError(f"{name} reaches {np.abs(column[row]).max():.3g} in row {row}; rescale below 1e100")
 
 
 def _flat(observations: np.ndarray) -> np.ndarray:

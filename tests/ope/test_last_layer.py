@@ -13,6 +13,7 @@ from koffline.kernels import Gaussian, random_fourier_features
 from koffline.ope import estimators
 from koffline.ope.estimators import run_estimator
 from koffline.ope.fitted import ReplicaMean
+from koffline.ope.intervals import make_interval
 from koffline.ope.last_layer import last_layer, minimise_kernel_loss, with_last_layer
 from koffline.ope.learning import make_table
 from koffline.ope.names import CLOSED_FORMS
@@ -35,24 +36,24 @@ def plain_features(network, replica, inputs, readout):
     return np.array(rows)
 
 
-def asked(kind):
+def asked(kind, critics=400):
     """A problem, two networks, its table, instruments and weights of rows (2, N)."""
     problem = prepared(kind)
     network, table = stack(problem)
     weights = torch.rand(2, problem.n_rows, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     generator = torch.Generator().manual_seed(1)
-    instruments = random_fourier_features(Gaussian(1.5), table.kernel_inputs.shape[1], 400, generator)
+    instruments = random_fourier_features(Gaussian(1.5), table.kernel_inputs.shape[1], critics, generator)
     return problem, network, table, instruments, weights
 
 
-@pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_minimiser_solves_the_ridged_least_squares_problem(kind, monkeypatch):
+@pytest.mark.parametrize(("kind", "critics"), [("discrete", 400), ("continuous", 400), ("discrete", 12)])
+def test_minimiser_solves_the_ridged_least_squares_problem(kind, critics, monkeypatch):
     """‖A θ − b‖² + λ ‖P (θ − θ₀)‖² as one stacked problem, λ relative to the mean curvature.
 
     P is the identity but for the same constant added to every output.
     """
     monkeypatch.setattr("koffline.ope.learning._MOST_ROWS", 17)  # several blocks, the last one ragged
-    problem, network, table, instruments, weights = asked(kind)
+    problem, network, table, instruments, weights = asked(kind, critics)
     kept, cuts = torch.rand(problem.n_rows).double(), torch.rand(2, 2, problem.n_rows).double()
     kept[problem.episode_starts - 1] = 0.0  # ends of episodes
     systems = accumulate_systems(network, table, instruments, weights, (kept, lambda rows: cuts[..., rows]))
@@ -152,6 +153,24 @@ def test_each_network_has_the_solution_of_its_own_system(workspace, name):
             theta, _ = reference.minimax(critics, columns, ridge, metric)
             expected = reference.start_mean(columns) @ theta
         assert found[replica, 0] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+def test_kernel_intervals_allow_for_the_features_of_other_networks(workspace):
+    fitted, values, level = workspace.fitted, [], workspace.settings.level
+    for replica in range(4):
+        columns, critics = seen_by(fitted, replica)
+        old = last_layer(fitted.record.network)[replica].numpy()
+        rest = columns["rewards"] - (columns["now"] - columns["discounts"][:, None] * columns["later"]) @ old
+        whole = {"weights": fitted.problem.row_weights, "start_weights": fitted.problem.start_weights}
+        theta, _ = reference.minimax(critics, {**columns, **whole, "rewards": rest}, fitted.settings.ridge)
+        values.append(reference.start_mean({**columns, **whole}) @ (old + theta))
+    deviation = np.std(values, ddof=1) * fitted.problem.reward_scale
+    reach = stats.t.ppf(0.5 + level / 2.0, df=3) * deviation * np.sqrt(1.0 + 1.0 / 4.0)
+    assert fitted.feature_reach == pytest.approx(reach, rel=1e-4)
+    found = estimators.system_interval(workspace, "bootstrap-pivot")
+    bare = make_interval("bootstrap-pivot", workspace.held_system, level=level, seed=workspace.settings.seed)
+    high = found.value + np.hypot(bare.interval.high - bare.value, reach)
+    assert found.interval.high == pytest.approx(min(high, workspace.limits.bounds[1]))
 
 
 def test_estimate_is_the_mean_of_all_networks_and_its_error_their_spread(workspace):

@@ -11,10 +11,11 @@ from koffline.data.copies import without_copies
 from koffline.data.transitions import Transitions
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.limits import Limits, value_bounds
+from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate
 from koffline.ope.verdict import NOT_ANSWERABLE
 from tests.exact_problems import _ANYWHERE, _FORWARD, FiniteCase, _rooms
-from tests.ope.problems import discrete_log, facts_of
+from tests.ope.problems import SOFT, discrete_log, facts_of
 
 QUICK = {"steps": 20, "full_replicas": 2, "hidden_units": (8, 8), "instruments": 40}
 QUICK |= {"feature_source": "random"}
@@ -29,6 +30,18 @@ def cut_after_twenty(episodes: int, gamma: float = 0.95):
 
 def copied(log: Transitions, times: int) -> Transitions:
     return log.select_episodes(np.tile(np.arange(log.n_episodes), times))
+
+
+def test_one_extreme_value_hides_no_feature():
+    log = discrete_log(400)
+    states = np.array(log.observations)
+    states[7, 1], states[9, 1] = 1e9, -1e5
+    found, usual = (
+        prepare_problem(each, SOFT, 0.9, 1, np.random.default_rng(0))
+        for each in (log.replace(observations=states), log)
+    )
+    np.testing.assert_allclose(found.input_scale, usual.input_scale, rtol=0.02)
+    assert found.inputs[[7, 9], 1].tolist() == [10.0, -10.0]
 
 
 class TestCopies:

@@ -64,6 +64,21 @@ def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
         select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9)
 
 
+def test_a_policy_that_the_log_cannot_answer_comes_last_whatever_its_value() -> None:
+    """Action 2 is never logged; its networks say more than those of the others."""
+    log = discrete_log()
+    log = log.select(np.flatnonzero(log.actions < 2))
+    named = {f"act {a}": lambda s, a=a: np.tile(np.eye(3)[a], (len(s), 1)) for a in range(3)}
+    found = select_policies(log, named, 0.9, truths=(1.0, 2.0, 9.0), **QUICK)
+    last = found.policies[-1]
+    assert (last.name, last.interval, last.maybe_best) == ("act 2", None, False)
+    assert last.verdict.answer.startswith("not answerable")
+    (pair,) = found.comparisons  # the other two are compared, and the choice is judged between them
+    assert {pair.better, pair.worse} == {"act 0", "act 1"}
+    assert found.metrics.coverage is not None
+    assert any(text.startswith("act 2: ranked last") for text in found.warnings)
+
+
 def test_estimators_without_replicas_are_compared_by_intervals() -> None:
     found = select_policies(discrete_log(), ["uniform", SOFT], 0.9, estimator="lstdq", seed=7, **QUICK)
     (pair,) = found.comparisons
@@ -82,6 +97,7 @@ def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given
     [
         ({"policies": "uniform"}, ConfigError, "give a list of two or more"),
         ({"truths": (1.0,)}, ConfigError, "truths gives 1 values for"),
+        ({"truths": (1.0, np.inf)}, ConfigError, "truths holds 1.0, inf; give finite numbers"),
         ({"policies": ["uniform", "missing.d3"]}, PolicyError, "no such file"),
         ({"transitions": discrete_log(weights=np.eye(60)[0])}, DataError, "give at least two rows"),
     ],
