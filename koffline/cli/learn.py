@@ -13,6 +13,7 @@ from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set
 from koffline.cli.targets import claim, long_part
 from koffline.errors import ConfigError, printable
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
+from koffline.store import stored_run
 from koffline.store.run_record import shown_command
 
 if TYPE_CHECKING:
@@ -56,11 +57,12 @@ def train(
       koffline train configs/kloss_sac.yaml --out runs/b --resume
     """
     folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
+    stored_run(folder, "train", resume)
     check_source(data)
     from koffline.train.config import load_config
 
     settings = load_config(config, assignments, data)
-    # After the settings: what is misspelt is said before torch is loaded.
+    # After the checks: what is wrong is said before torch is loaded.
     from koffline.train.run import train as run
 
     with long_part(f"the epochs that had ended are in {folder}; go on with --resume"):

@@ -108,11 +108,14 @@ def open_run(
     no run of this kind, or that belongs to another one. Other versions than it was begun with are warned of.
     """
     with locked(out / RECORD):
-        stored = None if is_free(out) else _stored_run(out, record, identity_of, resume)
+        stored = stored_run(out, record["kind"], resume)
         if stored is None:
             write_record(out, record)
-        elif stored.get("versions") != record["versions"]:
-            _LOG.warning("%s was begun with other versions; the numbers may differ in the last digits", out)
+        else:
+            _check_same(out, identity_of(stored), identity_of(record))
+            if stored.get("versions") != record["versions"]:
+                said = "%s was begun with other versions; the numbers may differ in the last digits"
+                _LOG.warning(said, out)
         if not (out / CONFIG).exists():
             write_config(out / CONFIG, record["config"])
         yield stored or record
@@ -149,22 +152,23 @@ def is_free(out: Path) -> bool:
     return not out.exists() or all(path.name.startswith("." + RECORD) for path in out.iterdir())
 
 
-def _stored_run(
-    out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
-) -> Record:
-    """The record of a run that may go on. Raises ConfigError, as `open_run`."""
-    stored = read_record(out, record["kind"])
+def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
+    """The record of the run that may go on in a folder, None where one may begin. Raises ConfigError."""
+    if is_free(out):
+        return None
+    stored = read_record(out, kind)
     if stored is None:
-        raise ConfigError(
-            f"{out} holds something that is not {_NAMES[record['kind']]}; choose another folder"
-        )
+        raise ConfigError(f"{out} holds something that is not {_NAMES[kind]}; choose another folder")
     if not resume:
-        option = f"--resume {out}" if record["kind"] == "online" else "--resume"
+        option = f"--resume {out}" if kind == "online" else "--resume"
         raise ConfigError(f"{out} holds a run already; go on with it by {option}, or choose another --out")
-    found, asked = identity_of(stored), identity_of(record)
+    return stored
+
+
+def _check_same(out: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a stored run is of other settings than those asked for."""
     for name in {**asked, **found}:
         if found.get(name) != asked.get(name):
             there, here = (str(said.get(name, "not set"))[:20] for said in (found, asked))
             said = f"{out} is a run of another config: {name} is {there} there and {here} here"
             raise ConfigError(f"{said}; resume it with its own config or choose another --out")
-    return stored
