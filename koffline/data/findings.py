@@ -22,6 +22,7 @@ from koffline.jobs import PassSettings
 from koffline.store.files import digest_of
 
 _FEW_EPISODES = 10
+_FAR = 30.0  # standard deviations
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,25 @@ class WarningTally(LogTally):
             elif same.any():
                 constant = np.flatnonzero(same)
                 yield f"{name}: {constant.size} of {same.size} columns are constant ({listed(constant, 8)})"
+            if found is not None:
+                yield from _extremes(name, found)
         missing = np.flatnonzero(self.action_counts == 0) if self.action_counts is not None else np.zeros(0)
         if missing.size:
             yield f"actions {listed(missing)} never appear: nothing can be learnt of them"
         if not isinstance(space, Discrete) and not np.isfinite([*space.low, *space.high]).all():
             yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"
+
+
+def _extremes(name: str, found: ColumnStatistics) -> Iterator[str]:
+    """Yield a sentence if single numbers lie far from all others; flags of rare categories are none."""
+    gaps = np.ravel(found.maximum - found.mean), np.ravel(found.mean - found.minimum)
+    is_flag = np.ravel((found.minimum == 0.0) & (found.maximum == 1.0))
+    far = np.flatnonzero((np.maximum(*gaps) > _FAR * np.ravel(found.deviation)) & ~is_flag)
+    if far.size:
+        side = found.maximum if gaps[0][far[0]] > gaps[1][far[0]] else found.minimum
+        columns = f" in column {listed(far, 8)}" if is_flag.size > 1 else ""
+        said = f"{name}{columns} reach {np.ravel(side)[far[0]]:g}, more than {_FAR:.0f} standard deviations"
+        yield f"{said} from the mean; check whether that is an error"
 
 
 def inspect_log(

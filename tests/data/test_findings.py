@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from koffline.data.findings import inspect_log
+from koffline.data.findings import _extremes, inspect_log
 from koffline.data.raw import RawLog
 from koffline.data.spaces import Discrete
-from koffline.data.statistics import summarise
+from koffline.data.statistics import ColumnStatistics, summarise
 from koffline.data.transitions import Metadata
 from tests.data.logs import drawn_logs, in_shards, leaves, numbered_log, roll_out
 
@@ -59,6 +59,12 @@ class TestSummary:
 class TestWarningsInMemory:
     def test_a_sound_log_has_none(self, log):
         assert inspect_log(raw_of(log)) == []
+
+    def test_a_value_far_from_all_others_is_named_and_a_rare_flag_is_not(self):
+        column = np.random.default_rng(0).normal(size=(2000, 3))
+        column[5, 1], column[:, 2] = 1e9, np.arange(2000) == 0
+        (said,) = _extremes("observations", ColumnStatistics.of(column))
+        assert said.startswith("observations in column 1 reach 1e+09, more than 30 standard deviations")
 
     @pytest.mark.parametrize(
         ("change", "words"),
