@@ -89,7 +89,6 @@ def test_what_a_model_was_fitted_to() -> None:
         ((*SELECT, "--policies", "uniform"), "--policies names uniform; give two or more"),
         ((*SELECT, "--policies", "uniform", "uniform"), "each once"),
         ((*SELECT, *TWO, "--truths", "1", "x"), "'x' is not a valid float"),
-        ((*SELECT, *TWO, "--set", "step=3"), "did you mean 'steps'"),
         ((*SELECT, *TWO, "--set", "interval=bootstrp"), "did you mean 'bootstrap'?"),
         ((*SELECT, "--policies", "--json"), "Missing option '--policies'"),
     ],
