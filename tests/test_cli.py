@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from click.testing import Result
 
 import koffline
 from koffline.store.files import digest_of
+from tests.data.logs import write_arrays
 from tests.refusals import assert_refused, run_cli
 
 QUICK = ("--set", "steps=60", "--set", "full_replicas=1", "--set", "resampled_replicas=2")
@@ -42,11 +42,7 @@ def columns(n: int = 120) -> dict[str, np.ndarray]:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("log") / "log.hdf5"
-    with h5py.File(path, "w") as file:
-        for name, column in columns().items():
-            file[name] = column
-    return path
+    return write_arrays(tmp_path_factory.mktemp("log") / "log.hdf5", columns())
 
 
 def test_evaluate_prints_one_json_object_on_stdout(log: Path) -> None:

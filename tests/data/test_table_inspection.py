@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import h5py
 import numpy as np
 import polars as pl
 import pytest
@@ -14,6 +13,7 @@ from koffline.data.sources import open_transitions, write_transitions
 from koffline.data.table.inspection import inspect_table
 from koffline.errors import DataError, PolicyError
 from koffline.policy_specs import as_policy
+from tests.data.logs import write_arrays
 from tests.data.table_rows import MAPPING, walk, write, write_text
 from tests.refusals import assert_refused, run_cli, succeed
 
@@ -39,9 +39,8 @@ def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
         mixed["act"] = np.array(["go", "stay", "turn"])[mixed["act"]]
         np.savez(path, **mixed)
     else:
-        with h5py.File(path, "w") as file:
-            for name, column in mixed.items():
-                file[f"data/{name}" if name == "rew" else name] = column
+        mixed["data/rew"] = mixed.pop("rew")
+        write_arrays(path, mixed)
     assert_refused(run_cli("data", "info", path), "lacks observations", f"koffline data inspect {path}")
     assert inspect_table(path).problems == []
     assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
