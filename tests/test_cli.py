@@ -157,6 +157,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
         (f"good.npz {PLAIN} --device cuda:99", "cuda"),
         (f"good.npz {PLAIN} --estimator all,kloss", "'all' or 'auto' by itself"),
         (f"good.npz {PLAIN} --estimator ,", "give names separated by commas"),
+        (f"good.npz {PLAIN} --interval hoeffding", "auto has no interval of kind 'hoeffding'"),
         ("good.npz", "--policy"),
     ],
 )
