@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +40,11 @@ def hit_at(monkeypatch: pytest.MonkeyPatch, writer, number: int, also_after: boo
         if writer is not None:
             patch.setattr(*writer, counted(getattr(*writer)))
         yield
+
+
+def contents_of(folder: Path) -> dict[Path, bytes]:
+    """What must not change where a run is refused."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def hear_interrupts() -> None:

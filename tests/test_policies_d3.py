@@ -52,6 +52,7 @@ def test_continuous_models_have_predict_as_mean_with_both_scalers(algorithm, tmp
     policy = load_policy(saved(algo, tmp_path), BOX, SHAPE)
     observations = raw_observations()
     np.testing.assert_array_equal(policy.mean(observations), algo.predict(observations))
+    np.testing.assert_array_equal(as_policy(algo, BOX, SHAPE).mean(observations), policy.mean(observations))
     assert policy.deterministic == (algorithm in DETERMINISTIC)
     draws = policy.sample(observations, np.random.default_rng(0))
     assert (draws == policy.mean(observations)).all() == policy.deterministic
@@ -70,12 +71,6 @@ def test_draws_belong_to_the_generator(algorithm, tmp_path):
     np.testing.assert_array_equal(policy.mean(observations), policy.mean(observations))
     assert (first != second).any()
     assert torch.equal(state, torch.random.get_rng_state()), "torch's global generator is left as it was"
-
-
-def test_an_algorithm_in_memory_is_a_policy():
-    algo = build("SAC", 2, action_scaler=action_scaler())
-    policy = as_policy(algo, BOX, SHAPE)
-    np.testing.assert_array_equal(policy.mean(raw_observations()), algo.predict(raw_observations()))
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import koffline
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, succeed
 
 UNIFORM = ("uniform", "--env", "koffline/PuddleWorld-v0", "--n", "30", "--policy", "uniform")
 ROLLOUTS = ("rollouts", "--env", "CartPole-v1", "--policy", "uniform", "--episodes", "5", "--time-limit", "8")
@@ -39,8 +39,7 @@ def test_formats_agree(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("build", [UNIFORM, (*ROLLOUTS, "--num-envs", "2")])
 def test_shards_hold_the_same_rows(run, tmp_path, build):
     assert run(*build, "--out", "a.hdf5").exit_code == 0
-    done = run(*build, "--out", "shards", "--shard-rows", "11")
-    assert done.exit_code == 0, done.output
+    succeed("build", *build, "--out", "shards", "--shard-rows", "11")
     lazy = koffline.open_transitions("shards", lazy=True)
     assert lazy.sha256 == koffline.open_transitions("a.hdf5").sha256
     assert len(lazy.shards) > 1
@@ -63,7 +62,6 @@ BAD = [
     ((*UNIFORM, "--out", "broken/x.hdf5"), "is not a manifest"),
     ((*UNIFORM[:4], "10000000000000", *UNIFORM[5:]), "not enough memory"),
     ((*ROLLOUTS[:6], "0"), "episodes"),
-    (("rollouts", "--env", "CartPoel-v1", *ROLLOUTS[3:]), "did you mean CartPole-v1?"),
     ((*ROLLOUTS, "--policy", "uniform", "--weight", "1"), "2 policies"),
     ((*ROLLOUTS, "--weight", "-1"), "weights"),
     ((*ROLLOUTS, "--num-envs", "0"), "num_envs is 0"),

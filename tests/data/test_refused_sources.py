@@ -1,7 +1,5 @@
 """Every bad source is one line with a remedy."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -43,7 +41,6 @@ NO_FILE = "is no data file that koffline knows, whatever its name says; give a"
 BAD = {
     "missing": (lambda path: None, "does not exist; check the path"),
     "text": (content(b"episode,reward\n0,1.0\n"), NO_FILE),
-    "pickle": (content(pickle.dumps({"a": [1]})), NO_FILE),
     "empty": (content(b""), r"is empty \(0 bytes\); copy or export it again"),
     "cut HDF5": (ours("hdf5", 500), "truncated or corrupt HDF5 file .*; copy or export it again"),
     "cut NPZ": (ours("npz", 200), "truncated or corrupt NPZ"),

@@ -54,7 +54,6 @@ FILES = [
     ("b.csv", "id,t,x_1,a,r,done\n", "no rows"),
     ("a.parquet", b"a,b\n1,2\n", "corrupt Parquet"),
     ("a.csv", b"\x80\x04\x95pickle", "is no table that koffline knows"),
-    ("log.hdf5", b"\x89HDF\r\n\x1a\n" + bytes(100), "corrupt HDF5"),
     ("a.csv", BODY.encode("utf-16"), "not UTF-8"),
     ("a.csv", LATIN, "not UTF-8"),
     ("a.csv", BODY + "e,2,3,0,1,1,9\n", "more fields than the first line, its header (id, t,"),

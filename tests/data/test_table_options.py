@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 import koffline
-from koffline.cli import cli
 from koffline.data.sources import open_transitions
 from koffline.data.table.mapping import parse_formula
 from koffline.errors import DataError, PolicyError
 from tests.data.table_rows import MAPPING, assert_same_in_pieces, read, refusal, shuffled, walk, write_text
+from tests.refusals import succeed
 
 N = 8  # rows of walk(): episodes of 3 (ends), 1 and 4
 CITY = ["b", "a", "c", "a", "b", "b", "c", "a"]
@@ -37,9 +36,8 @@ class TestCategories:
         whole = read(shuffled(walk(city=CITY)), tmp_path, **encoded)
         words = f"data convert log.parquet {name} --observations x_1,city --action a --reward r "
         words += "--episode id --time t --terminal done --encode city=one-hot"
-        done = CliRunner().invoke(cli, words + " --shard-rows 4" * (name == "shards"))
-        assert done.exit_code == 0
-        assert "put together and in time order" in done.output
+        words += " --shard-rows 4" * (name == "shards")
+        assert "put together and in time order" in succeed(*words.split())
         log = open_transitions(name)
         assert log.sha256 == whole.sha256
         assert log.feature_names == ("x_1", "city=a", "city=b", "city=c")

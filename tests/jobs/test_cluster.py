@@ -11,13 +11,12 @@ import pytest
 
 from koffline import evaluate, open_transitions
 from koffline.builders.rollouts import RolloutSettings, build_rollouts
-from koffline.data.disk.writer import ShardWriter
 from koffline.data.findings import inspect_log
 from koffline.data.statistics import summarise
 from koffline.data.units import sample_units
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import StreamSettings
-from tests.data.logs import roll_out
+from tests.data.logs import in_shards, roll_out
 from tests.jobs import functions
 
 pytest.importorskip("ray")
@@ -56,8 +55,7 @@ def shards(tmp_path: Path) -> Path:
     walk = roll_out(["terminated", "truncated"] * 30, lengths, discrete=True, seed=1)
     played = np.full(sum(lengths), np.log(0.4))
     log = walk.transitions(behavior_log_probabilities=played)
-    with ShardWriter(tmp_path / "log", shard_rows=len(log) // 5 + 10) as writer:
-        writer.append(log)
+    in_shards(log, tmp_path / "log", len(log) // 5 + 10)
     return tmp_path / "log"
 
 

@@ -24,7 +24,6 @@ def test_configs_load(path):
     ("assignments", "message"),
     [
         ("max_divergance=1", "max_divergance is unknown; did you mean 'max_divergence'?"),
-        ("environment=Other-v0", "environment is unknown; did you mean 'env'"),
         ("environment_options=1", "environment_options is unknown; did you mean 'env_options'"),
         ("n_environments=1", "n_environments is unknown; did you mean 'num_envs'"),
         ("gamma=.nan", "gamma is nan: input should be a finite number"),

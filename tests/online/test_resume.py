@@ -13,7 +13,7 @@ from koffline.checkpoints import checkpoints
 from koffline.errors import ConfigError
 from koffline.online.lockstep import LockStep
 from koffline.online.run import train
-from tests.interrupts import Hit, hear_interrupts, hit_at
+from tests.interrupts import Hit, contents_of, hear_interrupts, hit_at
 from tests.online.small_online import check_equal, small
 from tests.refusals import one_line
 
@@ -74,15 +74,11 @@ def test_every_kind_goes_on_to_the_bit(changes, tmp_path, monkeypatch):
     check_equal(train(small(**changes), tmp_path / "whole", 2).out, killed)
 
 
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_finished_run_is_reported_and_not_touched(tmp_path):
     first = train(small(), tmp_path / "run", 1)
-    before = contents(first.out)
+    before = contents_of(first.out)
     assert train(None, resume=first.out) == first
-    assert contents(first.out) == before
+    assert contents_of(first.out) == before
 
 
 @pytest.mark.parametrize(
@@ -95,10 +91,10 @@ def test_a_finished_run_is_reported_and_not_touched(tmp_path):
     ],
 )
 def test_another_run_is_refused(changes, options, message, whole):
-    before = contents(whole)
+    before = contents_of(whole)
     with one_line(ConfigError, message):
         train(small(**changes), resume=whole, **options)
-    assert contents(whole) == before
+    assert contents_of(whole) == before
 
 
 @pytest.mark.parametrize("damage", ["cut", "junk"])
@@ -109,10 +105,10 @@ def test_damaged_checkpoints(damage, tmp_path, caplog, monkeypatch):
     kept = older.read_bytes()
     for path in (older, newer):
         path.write_bytes({"cut": path.read_bytes()[:-1000], "junk": b"junk"}[damage])
-    before = contents(killed)
+    before = contents_of(killed)
     with pytest.raises(ConfigError, match="is damaged and no older one can be read; the run cannot go on"):
         train(resume=killed)
-    assert contents(killed) == before
+    assert contents_of(killed) == before
     older.write_bytes(kept)
     train(resume=killed)
     assert f"checkpoint {newer} is damaged; going on from the one before" in caplog.text

@@ -15,17 +15,13 @@ from tests.ope.test_verdict import FOUND, LIMITS, ROBUST
 SMALL = {"steps": 1000, "hidden_units": (32, 32), "instruments": 300}
 
 
-def uniform(states: np.ndarray) -> np.ndarray:
-    return np.full((len(states), 3), 1.0 / 3.0)
-
-
 def test_complete_episodes_say_it_by_their_returns() -> None:
     log = discrete_log()
     ended = np.arange(len(log)) % 10 == 9
     weights = np.repeat([1.0, 2.0, 1.0, 1.0, 3.0, 1.0], 10)
     log = log.replace(terminated=ended, truncated=np.zeros(len(log), bool), weights=weights)
     log = log.with_metadata(log.metadata.with_notes("it assumed something"))
-    found = koffline.evaluate(log, uniform, 0.9, **QUICK)
+    found = koffline.evaluate(log, "uniform", 0.9, **QUICK)
     assert found.notes == ("it assumed something",)
     assert not any("assumed" in text for text in found.warnings)
     expected = np.average(log.returns(0.9), weights=weights[::10])
@@ -41,7 +37,7 @@ def test_a_return_goes_on_after_the_cut() -> None:
         terminated=np.zeros(600, bool),
         truncated=np.arange(600) % 10 == 9,
     )
-    found = koffline.evaluate(log, uniform, 0.9, **{**QUICK, "steps": 500})
+    found = koffline.evaluate(log, "uniform", 0.9, **{**QUICK, "steps": 500})
     assert found.diagnostics["logged_return"] == pytest.approx(6.516, abs=1e-3)
     assert found.diagnostics["beyond_cuts"] == pytest.approx(0.9**10)
     assert found.behavior_value == pytest.approx(10.0, abs=0.05)
@@ -81,7 +77,7 @@ def test_uplift_intervals_hold_the_uplift_in_most_logs(name: str) -> None:
 def test_nothing_is_said_of_actions_that_are_not_known() -> None:
     log = discrete_log()
     starts = np.zeros((4, 2))
-    assert koffline.evaluate(log, uniform, 0.9, initial_observations=starts, **QUICK).uplift is None
+    assert koffline.evaluate(log, "uniform", 0.9, initial_observations=starts, **QUICK).uplift is None
     assert koffline.evaluate(continuous_log(), lambda s: 0.0 * s[:, :1], 0.9, **QUICK).uplift is None
 
 

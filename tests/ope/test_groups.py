@@ -8,9 +8,9 @@ import pytest
 from scipy import stats
 
 import koffline
-from koffline.data.disk.writer import ShardWriter
 from koffline.errors import ConfigError, DataError
 from koffline.ope import evaluation
+from tests.data.logs import in_shards
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, discrete_log
 from tests.refusals import assert_refused, run_cli, succeed
 
@@ -65,9 +65,7 @@ def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
     assert [row.group for row in named.groups] == ["all others", "vip"]
     assert named.by == "segment"
     assert [row.value for row in named.groups] == [row.value for row in feature.groups]
-    with ShardWriter(tmp_path / "log", shard_rows=70) as writer:
-        writer.append(log)
-    shards = koffline.open_transitions(tmp_path / "log", lazy=True)
+    shards = in_shards(log, tmp_path / "log", 70)
     lazy = koffline.evaluate(shards, SOFT, 0.9, **QUICK, by=0, sample_rows=120)
     held = koffline.evaluate(log, SOFT, 0.9, **QUICK, by={"segment": labels}, sample_rows=120)
     assert [row.starts for row in lazy.groups] == [20, 10]

@@ -8,7 +8,6 @@ import pytest
 
 import koffline
 from koffline.data.sources import write_transitions
-from koffline.errors import ConfigError
 from koffline.ope.evaluation import estimate_all
 from koffline.ope.names import ESTIMATORS
 from tests.ope.problems import discrete_log
@@ -63,8 +62,6 @@ def test_gamma_changes_nothing() -> None:
     for name in ESTIMATORS:
         values = [found[name].estimate.value for found in with_gamma]
         assert values[0] == pytest.approx(values[1], rel=1e-6), name
-    with pytest.raises(ConfigError, match="gamma is missing"):
-        koffline.evaluate(discrete_log(), lambda s: np.full((len(s), 3), 1 / 3), **SMALL)
 
 
 def test_the_command_needs_no_gamma_and_knows_a_bandits_names(tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 
 import koffline
 from koffline.config import EvaluationSettings
-from koffline.data.disk.writer import ShardWriter
 from koffline.data.raw import UNFOLLOWED
 from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
@@ -20,6 +19,7 @@ from koffline.ope.stream_settings import StreamSettings, remove_saved
 from koffline.ope.working_log import hold
 from koffline.ope.workspace import open_workspace
 from koffline.policies import ContinuousPolicy, DiscretePolicy
+from tests.data.logs import in_shards
 from tests.ope.problems import mortal_log, uneven_log
 from tests.refusals import Attack
 
@@ -37,9 +37,7 @@ def stored(tmp_path_factory):
         folder, log = tmp_path_factory.mktemp("logs") / kind, uneven_log(kind.replace("left out", "discrete"))
         if kind == "left out":
             log = log.with_metadata(log.metadata.with_notes(UNFOLLOWED))
-        with ShardWriter(folder, shard_rows=90) as writer:
-            writer.append(log)
-        found[kind] = log, koffline.open_transitions(folder, lazy=True)
+        found[kind] = log, in_shards(log, folder, 90)
     return found
 
 
@@ -120,11 +118,8 @@ def test_records_of_a_sampled_log_count_all_rows(stored) -> None:
 
 def test_shards_that_cannot_be_read(stored, tmp_path) -> None:
     """Refused with their name, in the sample and in the passes."""
-    memory, _ = stored["discrete"]
-    with ShardWriter(tmp_path / "log", shard_rows=90) as writer:
-        writer.append(memory)
+    log = in_shards(stored["discrete"][0], tmp_path / "log", 90)
     (tmp_path / "log" / "shard-00001.hdf5").write_bytes(b"no shard")
-    log = koffline.open_transitions(tmp_path / "log", lazy=True)
     for rows in (200_000, 150):
         with pytest.raises(DataError, match=r"shard-00001\.hdf5"):
             koffline.evaluate(log, TILTED, 0.9, sample_rows=rows, **QUICK)

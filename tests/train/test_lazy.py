@@ -20,6 +20,7 @@ from koffline.store import read_record
 from koffline.train.config import DataSettings, load_config
 from koffline.train.prepare import open_data
 from koffline.train.run import train
+from tests.data.logs import in_shards
 from tests.ope.problems import mortal_log
 from tests.train.small_runs import check_killed_run, make_config, make_log
 
@@ -33,8 +34,7 @@ NAMES = ("observations", "actions", "rewards", "next_observations", "next_action
 
 def test_late_ends_are_left_out_in_memory_and_named_from_disk(tmp_path, caplog) -> None:
     log = mortal_log(rows_after=False)
-    with ShardWriter(tmp_path / "log", shard_rows=2000) as writer:
-        writer.append(log)
+    in_shards(log, tmp_path / "log", 2000)
     settings = DataSettings(source=str(tmp_path / "log"), split={"held_out": 0.2})
     data = open_data(settings)
     assert not caplog.records
@@ -45,8 +45,7 @@ def test_late_ends_are_left_out_in_memory_and_named_from_disk(tmp_path, caplog) 
 
 def write_shards(folder, discrete=True, **changes) -> str:
     log = make_log(discrete, episodes=20).replace(**changes)
-    with ShardWriter(folder / "shards", shard_rows=50) as writer:
-        writer.append(log)
+    in_shards(log, folder / "shards", 50)
     return str(folder / "shards")
 
 

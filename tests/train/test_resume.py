@@ -10,7 +10,7 @@ from koffline.algos.options import algorithm_types
 from koffline.errors import ConfigError
 from koffline.train.config import load_config
 from koffline.train.run import train
-from tests.interrupts import Hit, hit_at
+from tests.interrupts import Hit, contents_of, hit_at
 from tests.refusals import one_line
 from tests.train.small_runs import check_equal, check_killed_run, is_discrete, make_config, write_log
 
@@ -33,10 +33,6 @@ def again(whole, tmp_path):
     """The run, to be changed, and what it is trained by."""
     shutil.copytree(whole, tmp_path / "run")
     return tmp_path / "run", load_config(whole / "config.yaml")
-
-
-def content_of(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.mark.parametrize("also_after", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -79,11 +75,11 @@ def test_schedules_of_learning_rates_go_on(tmp_path, monkeypatch):
 
 def test_a_finished_run_is_reported_and_not_touched(again):
     out, config = again
-    before = content_of(out)
+    before = contents_of(out)
     assert train(config, out, resume=True).steps == 25
     with pytest.raises(ConfigError, match="holds a run already; go on with it by --resume"):
         train(config, out)
-    assert content_of(out) == before
+    assert contents_of(out) == before
 
 
 @pytest.mark.parametrize(
@@ -101,10 +97,10 @@ def test_the_folder_of_another_run(assignment, message, whole, tmp_path):
         assignment = f"data.source={write_log(tmp_path, seed=1)}"
     if assignment.startswith("algo.type"):
         content = make_config(content["data"]["source"], "kloss_dqn")
-    before = content_of(whole)
+    before = contents_of(whole)
     with one_line(ConfigError, match=message):
         train(load_config(content, [assignment]), whole, resume=True)
-    assert content_of(whole) == before
+    assert contents_of(whole) == before
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -133,11 +129,11 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, messag
     (out / name).unlink()
     if damaged is not None:
         (out / name).write_bytes(damaged)
-    before = content_of(out)
+    before = contents_of(out)
     with pytest.raises(ConfigError, match=message) as caught:
         train(config, out, resume=True)
     assert "delete it" not in str(caught.value)
-    assert content_of(out) == before
+    assert contents_of(out) == before
 
 
 def test_a_diverged_run_is_a_failure_that_its_record_keeps(tmp_path, monkeypatch):

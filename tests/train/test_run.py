@@ -23,7 +23,7 @@ from koffline.policies.files import read_d3
 from koffline.train.config import load_config
 from koffline.train.prepare import EnvironmentEvaluator
 from koffline.train.run import train
-from tests.refusals import run_cli
+from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import is_discrete, make_config, make_log, metric_files, write_log
 
 
@@ -177,9 +177,7 @@ def test_stdout_belongs_to_the_result_and_out_has_a_default(config, tmp_path, mo
     assert "25 steps" in done.stdout
     assert (tmp_path / "runs" / "small" / "config.yaml").exists()
     for arguments, words in (((), "go on with it by --resume"), (("--data", "no.hdf5"), "does not exist")):
-        again = run_cli("train", config, *arguments)
-        assert (again.exit_code, again.stderr.count("\n")) == (2, 1)
-        assert words in again.stderr
+        assert_refused(run_cli("train", config, *arguments), words)
 
 
 def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
