@@ -57,8 +57,8 @@ def train(
       koffline train configs/kloss_sac.yaml --out runs/b --resume
     """
     folder = claim(Path("runs") / Path(config).stem if out is None else out, is_whole=False)
-    stored_run(folder, "train", resume)
     check_source(data)
+    stored_run(folder, "train", resume)
     from koffline.train.config import load_config
 
     settings = load_config(config, assignments, data)
