@@ -233,20 +233,23 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
     system = workspace.fixed_system if is_certified else workspace.held_system
     asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})
     result = make_interval(kind, system, **asked)
-    interval, value = result.interval, result.value
     if not is_certified:
-        if interval is None or value is None or settings.feature_source == "random":
-            return result
-        reach = workspace.fitted.feature_reach
-        low, high = (
-            value - math.hypot(value - interval.low, reach),
-            value + math.hypot(interval.high - value, reach),
-        )
-        text = f"{interval.assumptions} {_REACH.format(reach)}"
-        wider = dataclasses.replace(interval, low=low, high=high, assumptions=text)
-        return dataclasses.replace(result, interval=wider.within(workspace.limits.bounds))
+        return result if settings.feature_source == "random" else _widened(workspace, result)
     interval, told = _say_guesses(settings, result.interval, with_norm=True)
     return dataclasses.replace(result, interval=interval, warnings=(*result.warnings, *told))
+
+
+def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
+    """An interval around a value in one network's features, widened for those of the other networks."""
+    interval, value = result.interval, result.value
+    if interval is None or value is None:  # an interval around no value holds for all in the class
+        return result
+    reach = workspace.fitted.feature_reach
+    low = value - math.hypot(value - interval.low, reach)
+    high = value + math.hypot(interval.high - value, reach)
+    text = f"{interval.assumptions} {_REACH.format(reach)}"
+    wider = dataclasses.replace(interval, low=low, high=high, assumptions=text)
+    return dataclasses.replace(result, interval=wider.within(workspace.limits.bounds))
 
 
 def _say_guesses(

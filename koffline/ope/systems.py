@@ -67,7 +67,7 @@ def accumulate_systems(
     zeros = partial(torch.zeros, dtype=torch.float64, device=table.inputs.device)
     instruments = 0 if critics is None else critics(table.compared[:1].double()).shape[1]
     kernel = zeros(count, instruments, p + 1)
-    asked = (0 if critics else count, 1), (count if logged else 0, 3)
+    asked = (count if critics is None else 0, 1), (0 if logged is None else count, 3)
     temporal, own = (zeros(number, outputs, width, p + more) for number, more in asked)
     for rows in row_blocks(network, len(table), table.draws):
         order: Any = slice(0, rows.stop - rows.start)
