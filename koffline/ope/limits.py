@@ -96,6 +96,9 @@ class Limits:
         elif interval is not None:
             interval, note = self.cut(interval)
             warnings += [note] if note else []
+        if found.uplift is not None and (logged := found.uplift.behavior_interval) is not None:
+            uplift = dataclasses.replace(found.uplift, behavior_interval=logged.within(self.bounds))
+            found = dataclasses.replace(found, uplift=uplift)
         return dataclasses.replace(found, value=value, interval=interval, warnings=tuple(warnings))
 
     def impossible(self, value: float) -> str | None:

@@ -286,7 +286,10 @@ def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
             known = ", ".join([*played, "a loss"])
             raise ConfigError(f"the config does not say which metric counts; name it with --metric: {known}")
         name = played[0]
-    return name, types.get(name, name) in _FALLS or name.endswith("loss") or name.startswith("time_")
+    elif name not in types and not name.endswith("loss"):
+        known = ", ".join([*types, "a loss"])
+        raise ConfigError(f"the config measures no '{name}'; --metric takes {known}")
+    return name, types.get(name, name) in _FALLS or name.endswith("loss")
 
 
 def _as_json(value: Any) -> str:

@@ -59,6 +59,11 @@ def test_what_is_refused(grid, seeds, message):
         plan_of(*grid, seeds=seeds)
 
 
+def test_a_metric_that_is_not_measured_is_refused_before_any_run():
+    with one_line(ConfigError, match="no 'tderror'; --metric takes td_error, average_value, a loss"):
+        make_plan(make_config("/nowhere"), metric="tderror")
+
+
 @pytest.mark.parametrize(
     ("evaluators", "name", "expected"),
     [
@@ -77,11 +82,11 @@ def test_which_metric_counts(evaluators, name, expected):
 
 def record_of(value):
     """As training leaves it: None where the metric is not finite, no metrics where it diverged."""
-    metrics = {"environment": None if math.isnan(value) else value, "loss": 1.0}
+    metrics = {"average_value": None if math.isnan(value) else value, "loss": 1.0}
     return {"seconds": 2.0} if math.isinf(value) else {"metrics": metrics, "seconds": 2.0}
 
 
-def summary_of(scores, seeds, metric="environment", maximize=None, failures=None):
+def summary_of(scores, seeds, metric="average_value", maximize=None, failures=None):
     """One axis, a list of scores per value: shorter ones lack their last seeds."""
     plan = make_plan(
         make_config("/nowhere"), [f"{RATE}={','.join(scores)}"], seeds, (), None, metric, maximize
