@@ -100,6 +100,8 @@ def kind_of(name: str, is_table: bool) -> str | None:
         if lower.endswith(_SUFFIXES[kind]):
             said = f"{name} is a truncated or corrupt {kind} table (damaged header)"
             raise DataError(f"{said}; copy or export it again")
+    if is_table and head.lstrip()[:1] in (b"{", b"["):
+        raise DataError(f"{name} is JSON, which is not read; write it as Parquet or CSV (polars.read_ndjson)")
     return CSV if is_table or lower.endswith(_SUFFIXES[CSV]) else None
 
 

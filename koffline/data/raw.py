@@ -23,6 +23,9 @@ from koffline.untrusted.limits import parse_json
 UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
 GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
+STARTS = "starts: "  # beginning of a note on episodes whose beginning is missing
+SHARED = "units: "  # beginning of a note on rows that are not independent
+SHUFFLED = "rows of the episodes were mixed up"  # beginning of a note: the order of episodes means nothing
 # Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
 METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.
@@ -70,8 +73,10 @@ def settle_space(
     if declared is not None:
         return declared, ()
     space = _assumed_space(actions, source)
-    remedy = "--discrete N" if isinstance(space, Discrete) else "--continuous LOW HIGH"
-    said = f"the file declares no action space; assumed {space} from the actions ({remedy} declares it)"
+    remedy = "--continuous LOW HIGH declares it"
+    if isinstance(space, Discrete):
+        remedy = "--discrete N declares it, --continuous LOW HIGH says that they are quantities"
+    said = f"the file declares no action space; assumed {space} from the actions ({remedy})"
     return space, (said,)
 
 

@@ -170,8 +170,9 @@ class Features:
         return pl.DataFrame(list(columns.values()))
 
     def numbers(self, actions: Any, policy: str) -> Any:
-        """Convert a policy's output to numbers: action texts to indices, columns named by action to (N, n).
+        """Convert a policy's output to numbers: actions to indices, columns named by action to (N, n).
 
+        Actions are texts, or whole numbers (N,) where the log's actions are numbers other than 0, 1, 2, …
         A frame (polars, pandas) or a mapping with a column for each action may have them in any order.
         Anything else stays as it is. Raises PolicyError for names that are no actions of the log.
         """
@@ -185,6 +186,11 @@ class Features:
             texts: Any = np.zeros(0) if hasattr(actions, "detach") else np.asarray(actions)
         except ValueError:  # rows of several lengths
             return actions
+        is_coded = self.actions != tuple(map(str, range(len(self.actions)))) and all(
+            name.lstrip("-").isdecimal() for name in self.actions
+        )
+        if is_coded and texts.dtype.kind in "iuf" and texts.ndim and texts.size == len(texts):
+            texts = np.array([f"{code:.0f}" if code % 1 == 0 else f"{code:g}" for code in texts.ravel().tolist()])
         if not self.actions or not any(isinstance(text, str) for text in texts.flat[:1]):
             return actions
         numbers = {name: number for number, name in enumerate(self.actions)}

@@ -12,7 +12,7 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.raw import GAPS, ORDER
+from koffline.data.raw import GAPS, ORDER, SHARED, STARTS
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
@@ -40,6 +40,7 @@ from koffline.policies import DiscretePolicy, Policy
 
 _FEW_ACTIONS = 8
 _ATOM = 0.2  # share of episodes of one length above which it is no chance
+_FEW_ZEROS = 0.05  # share of the other rewards
 
 
 def evaluate(
@@ -135,8 +136,9 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     robust = None
     if found.name not in known.OVER_EPISODES:  # of the rows in memory: all would need another pass
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
-    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith((GAPS, ORDER))]
-    gaps += _unforeseen_end(workspace.transitions)
+    of_care = (GAPS, ORDER, STARTS, SHARED)
+    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(of_care)]
+    gaps += [*_unforeseen_end(workspace.transitions), *_late_rewards(workspace.transitions)]
     if robust is not None and found.interval is not None:
         gaps += _assumptions(robust.value, found.interval, workspace)
     scale = workspace.problem.reward_scale
@@ -157,6 +159,17 @@ def _unforeseen_end(log: Transitions) -> list[str]:
     told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
     remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
     return [f"{told} longer, and no feature tells that step; {remedy}"]
+
+
+def _late_rewards(log: Transitions) -> list[str]:
+    """Reason for care if first rewards alone are zero: each reward may stand one row too late."""
+    if not log.has_episodes or not FEW_EPISODES <= log.n_episodes < len(log):
+        return []
+    zero = np.asarray(log.rewards) == 0.0
+    if not zero[log.episode_starts].all() or np.delete(zero, log.episode_starts).mean() > _FEW_ZEROS:
+        return []
+    told = "the first reward of every episode is 0 and hardly any other is"
+    return [f"rewards: {told}; if each row holds the reward of the row before, move them up by one row"]
 
 
 def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:

@@ -26,7 +26,7 @@ _ANY_GAMMA = 0.5
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
 _WHERE = "where rewards like the log's put every value"
-_ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "beyond", "weights")
+_ADDED = ("rows", "episodes", "terminated", "truncated", "starts", "returns", "sizes", "beyond", "weights")
 _NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 
 
@@ -163,8 +163,8 @@ def reward_range(rewards: np.ndarray) -> tuple[float, float]:
 @dataclass(frozen=True)
 class LogFacts:
     """Additive facts of a log at a ``gamma``. ``returns``: discounted, of episodes up to their cuts.
-    ``beyond``: share γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of
-    each unit's rows.
+    ``sizes``: |return|. ``beyond``: share γ^length of the horizon after a cut, 0 after a termination.
+    ``weights``: mean weight of each unit's rows.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
     weight, of those after which an episode goes on and of those that end one, as by `reward_range`.
@@ -180,6 +180,7 @@ class LogFacts:
     going_on: tuple[float, float]
     final: tuple[float, float]
     returns: ColumnStatistics
+    sizes: ColumnStatistics
     beyond: ColumnStatistics
     weights: ColumnStatistics
 
@@ -241,6 +242,7 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         going_on=reward_range(rewards[counted & ~terminated]),
         final=reward_range(rewards[counted & terminated]),
         returns=ColumnStatistics.of(returns),
+        sizes=ColumnStatistics.of(np.abs(returns)),
         beyond=ColumnStatistics.of(np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]),
         weights=ColumnStatistics.of(np.add.reduceat(weights, firsts) / lengths),
     )

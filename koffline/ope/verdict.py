@@ -17,12 +17,14 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage, percent
 
 LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
+_MUCH_UNLOGGED, _UNLOGGED = 0.1, 0.01  # above the first the log does not answer
 _REFERENCE_ROWS = 20_000
 _QUERY_ROWS = 2_000
 _NEAR_QUANTILE = 0.95
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
+_WIDE_OF_USUAL = 0.5  # half width in mean |return|s
 _FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics of weights
 
 
@@ -41,9 +43,16 @@ class Coverage:
     @property
     def reasons(self) -> list[str]:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
-        if self.fraction >= NO_COVERAGE:
-            return []
-        return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
+        if self.fraction < NO_COVERAGE:
+            return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
+        if self.unlogged > _MUCH_UNLOGGED:
+            return [f"{self.unlogged:.0%} of the policy's actions are ones that the log never takes"]
+        return []
+
+    @property
+    def unlogged(self) -> float:
+        """Share of the policy's weight on discrete actions that the log holds less than twice."""
+        return float(self.weights[np.isinf(self.ratios)].sum() / max(self.weights.sum(), 1e-300))
 
 
 def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator) -> Coverage:
@@ -118,7 +127,7 @@ def judge(
         what = "result" if hopeless.startswith("interval") else "log"
         why = f"This {what} does not say what the policy is worth: {_detail(hopeless)}."
         return Verdict(NOT_ANSWERABLE, (hopeless,), why)
-    doubts = [*gaps, *_doubts(found, limits, coverage.fraction, scale, robust)]
+    doubts = [*gaps, *_doubts(found, limits, coverage, scale, robust)]
     near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
     care = f"take it with care: {_detail(doubts[0])}{more}" if doubts else f"coverage is good ({near})"
@@ -169,12 +178,14 @@ def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> str | No
 
 
 def _doubts(
-    found: PointEstimate, limits: Limits, coverage: float, scale: float, robust: PointEstimate | None
+    found: PointEstimate, limits: Limits, coverage: Coverage, scale: float, robust: PointEstimate | None
 ) -> Iterator[str]:
     """Yield reasons to act on an answer with care."""
     assert found.interval is not None
-    if coverage < LOW_COVERAGE:
-        yield f"support: {describe_coverage(coverage)}"
+    if coverage.fraction < LOW_COVERAGE:
+        yield f"support: {describe_coverage(coverage.fraction)}"
+    if coverage.unlogged > _UNLOGGED:
+        yield f"support: {coverage.unlogged:.0%} of the policy's actions are ones that the log never takes"
     if limits.facts.units < FEW_EPISODES:
         yield f"size: {counted(round(limits.facts.units), 'independent unit')} (episodes or rows) in the log"
     if limits.facts.endings is not None and limits.facts.endings < _FEW_WEIGHTED:
@@ -185,6 +196,8 @@ def _doubts(
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield f"size: the interval reaches {half:.0%} of the rms return either way"
+    elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * float(limits.facts.sizes.mean):
+        yield "size: the interval reaches half of the mean |return| either way: few returns make up the value"
     if robust is None:
         size = found.effective_sample_size
         if size is not None and size < _FEW_WEIGHTED:

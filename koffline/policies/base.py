@@ -188,6 +188,8 @@ def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
         indices = _finite(output.reshape(rows), "probabilities")
         if n == 1:  # the single action is certain, given as a probability or an index
             return np.ones((rows, 1))
+        if output.dtype == bool and n > 2:
+            raise PolicyError(f"the output is yes or no, for {n} actions; return action indices")
         wrong = (indices != np.floor(indices)) | (indices < 0) | (indices >= n)
         if wrong.any():
             row = int(wrong.argmax())

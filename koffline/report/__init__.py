@@ -71,15 +71,13 @@ class Report:
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
 
     def print(self, page: Path | None = None) -> None:
-        """Print result, warnings, how many notes there are, what was found in a sentence, the page's path."""
-        console, notes = make_console(), len(getattr(self.found, "notes", ()))
+        """Print result, warnings, notes on how the log was read, what was found in a sentence, the page's path."""
+        console, notes = make_console(), getattr(self.found, "notes", ())
         self.show(console)
         for warning in self.context.get("warnings", self.found.warnings):
             print_labelled(console, "warning", warning)
-        if notes:
-            where = "the report" if page else "--json or 'koffline data info'"
-            said = f"{words.count_of(notes, 'note')} on how the log was read: see {where}"
-            console.print(said, style="dim", soft_wrap=True)
+        for note in notes:
+            console.print(f"note: {note}", style="dim", soft_wrap=True)
         if hasattr(self.found, "verdict"):
             console.print(self.found.verdict.sentence, style="bold", soft_wrap=True)
         if page is not None:

@@ -177,7 +177,7 @@ def test_a_messy_csv_leads_to_the_right_number(tmp_path, monkeypatch):
     truth = mdp.policy_value(np.stack([1 - offer, offer], axis=1), GAMMA)
     said = json.loads(succeed("evaluate", table, "--mapping", mapping, *options))
     assert said["interval"]["low"] < truth < said["interval"]["high"]
-    assert said["interval"]["high"] - said["interval"]["low"] < 0.5
+    assert said["interval"]["high"] - said["interval"]["low"] < 0.8
     assert abs(said["value"] - mdp.policy_value(np.full((9, 2), 0.5), GAMMA)) > 0.1  # of another policy
 
 

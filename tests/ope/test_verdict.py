@@ -20,7 +20,9 @@ from koffline.report.words import action_shares
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, discrete_log, facts_of
 from tests.refusals import run_cli, succeed
 
-FACTS = facts_of(discrete_log(2000, 20), 0.9)
+FACTS = dataclasses.replace(
+    facts_of(discrete_log(2000, 20), 0.9), sizes=ColumnStatistics.of(np.full(100, 9.0))
+)
 LIMITS = Limits(FACTS, (-99.0, 99.0))
 ALIKE = {"going_on": (1.0, 1.0), "final": (0.0, 0.0)}  # ranges of rewards
 WEIGHTS = {"effective_units": 60.0, "mass": 1.02, "negative_share": 0.1}
@@ -48,6 +50,9 @@ def robust(**changed: float) -> PointEstimate:
         (SUPPORTED, "", {"limits": limits(**ALIKE, terminated=10)}),
         (WITH_CARE, "size", {"scale": 3.0}),
         (NOT_ANSWERABLE, "size", {"scale": 0.9}),
+        (WITH_CARE, "size", {"limits": limits(sizes=ColumnStatistics.of(np.full(100, 1.9)))}),
+        (WITH_CARE, "support", {"unlogged": 0.05}),
+        (NOT_ANSWERABLE, "support", {"unlogged": 0.2}),
         (WITH_CARE, "gaps", {"gaps": ["gaps: 3 steps are longer than others"]}),
         (WITH_CARE, "horizon", {"limits": limits(longest=10)}),
         (WITH_CARE, "contradiction", {"robust": robust(value=12.0)}),
@@ -59,7 +64,8 @@ def robust(**changed: float) -> PointEstimate:
 )
 def test_what_is_missing_decides(answer, missing, changed) -> None:
     given = {"found": FOUND, "limits": LIMITS, "coverage": 0.95, "scale": 10.0, "robust": ROBUST, **changed}
-    given["coverage"] = Coverage(given["coverage"], np.zeros(0), np.zeros(0))
+    share = given.pop("unlogged", 0.0)
+    given["coverage"] = Coverage(given["coverage"], np.array([np.inf, 0.5]), np.array([share, 1.0 - share]))
     verdict = judge(**given)
     assert verdict.answer == answer
     assert [reason.split(":")[0] for reason in verdict.reasons] == ([missing] if missing else [])

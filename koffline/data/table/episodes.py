@@ -18,8 +18,8 @@ from koffline.errors import DataError, counted
 def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     """Aligned columns of a piece that holds whole episodes; None where no row is left.
 
-    Episodes are in order of first appearance, rows in time order. ``table.counts`` gets what was done. Raises
-    DataError with all that is wrong.
+    Episodes are in the order of their first dates, else of first appearance, rows in time order.
+    ``table.counts`` gets what was done. Raises DataError with all that is wrong.
     """
     roles, counts = table.roles, table.counts
     if table.is_open:
@@ -34,6 +34,10 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     for flag, is_so in (("terminated", "terminal"), ("truncated", "cut")):
         if roles.last_row == is_so:
             log[flag] = log[flag] | (last & ~log["terminated"] & ~log["truncated"])
+    frame, episodes = _without_next(frame, episodes, log, table)
+    if not frame.height:
+        return None
+    last = _last(episodes)
     marks_cuts = roles.truncated is None and not roles.stands_alone
     if marks_cuts:
         log["truncated"] = last & ~log["terminated"]
@@ -63,7 +67,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         log, lost = followed(log, last)
         counts.left_out = (counts.left_out or 0) + lost
     if marks_cuts:
-        counts.cut += int(log["truncated"].sum())
+        counts.cut += int((log["truncated"] & ~log["terminated"]).sum())
     _check_numbers(log, table)
     table.problems.refuse()
     labels, ids = log.pop("labels", None), log.get("episode_ids")
@@ -97,6 +101,8 @@ def _flags(frame: pl.DataFrame, table: Table) -> tuple[dict[str, np.ndarray], np
     roles = table.roles
     named = {"terminated": roles.terminal, "truncated": roles.truncated}
     log = {flag: read_flags(frame, name, table.source).to_numpy() for flag, name in named.items()}
+    if table.is_done:
+        log["terminated"] = log["terminated"] & ~log["truncated"]
     if roles.one_step:
         log["terminated"] = np.ones(frame.height, dtype=bool)
     if roles.stands_alone:
@@ -127,7 +133,7 @@ def _cut(
     """The rows before the first missing value of each episode, where that is to end it.
 
     Where only the rest of that row is missing, its observation is the last one: it stays as a row that has no
-    next observation. Changes the flags in ``log``.
+    next observation, and if it is flagged terminal, the row above it is. Changes the flags in ``log``.
     """
     roles = table.roles
     named = [name for name in frame.columns if roles.impute.get(name) == CUT and table.missing[name]]
@@ -141,12 +147,16 @@ def _cut(
     count = pl.col("missing").cum_sum().over("episode")
     first = pl.col("missing") & (count == 1)
     kept = first & ~pl.col("unseen") & may_stay
+    final = first & ~pl.col("unseen") & (count.shift(fill_value=0).over("episode") == 0)
     ends = (first & ~kept).shift(-1, fill_value=False).over("episode")  # above the first row that goes
-    found = rows.select(gone=count > 0, kept=kept, shortened=kept | ends)
-    gone, stays, shortened = (found[name].to_numpy() for name in found.columns)
+    found = rows.select(gone=count > 0, kept=kept, shortened=kept | ends, final=final)
+    gone, stays, shortened, final_state = (found[name].to_numpy() for name in found.columns)
     table.counts.ended += int(gone.sum())
     if gone.all():
         return frame.clear(), episodes[:0]
+    passed = np.append((log["terminated"] & final_state)[1:], False) & ~_last(episodes)
+    table.counts.ends_lost += int((log["terminated"] & gone).sum() - passed.sum())
+    log["terminated"] = log["terminated"] | passed
     log["terminated"], log["truncated"] = log["terminated"] & ~gone, (log["truncated"] & ~gone) | shortened
     log.update({flag: column[~gone | stays] for flag, column in log.items()})
     # What stands in for missing values goes away with its row.
@@ -155,15 +165,53 @@ def _cut(
     return frame, pl.Series(episodes[~gone | stays]).rle_id().cast(pl.Int64).to_numpy()
 
 
+def _without_next(
+    frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table
+) -> tuple[pl.DataFrame, np.ndarray]:
+    """The rows whose next observation is there; a terminal row needs none, and its own one stands in.
+
+    A last row without one is left out, like the last row of a table that has no next observations; any other
+    is a problem. Changes the flags in ``log``.
+    """
+    roles = table.roles
+    named = [name for name in roles.next_observations if table.missing[name] and name not in roles.impute]
+    if not named:
+        return frame, episodes
+    columns = (pl.col(n).fill_nan(None) if frame.schema[n].is_float() else pl.col(n) for n in named)
+    unseen = frame.select(pl.any_horizontal(each.is_null() for each in columns)).to_series().to_numpy()
+    lost = unseen & ~log["terminated"]
+    if inside := int((lost & ~_last(episodes)).sum()):
+        rows = counted(inside, "row")
+        said = f"next observations are missing in {rows} whose episode goes on ({named[0]})"
+        table.problems.add(f"{said}; mend them, or leave next_observations out: rows that follow have them")
+    stand_in = pl.when(pl.Series(unseen & log["terminated"]))
+    pairs = zip(roles.observations, roles.next_observations, strict=True)
+    frame = frame.with_columns(
+        stand_in.then(pl.col(now)).otherwise(pl.col(later)).alias(later) for now, later in pairs
+    )
+    table.counts.left_out = (table.counts.left_out or 0) + int(lost.sum())
+    above = np.append(lost[1:] & ~_last(episodes)[:-1], False)
+    log["truncated"] = log["truncated"] | above
+    log.update({flag: column[~lost] for flag, column in log.items()})
+    return frame.filter(pl.Series(~lost)), pl.Series(episodes[~lost]).rle_id().cast(pl.Int64).to_numpy()
+
+
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
-    """Rows by episode, in order of first appearance, and time. Two at one time are a problem."""
+    """Rows by episode, in order of first dates, else of first appearance, and time.
+
+    Two at one time are a problem.
+    """
     roles, counts = table.roles, table.counts
     row = pl.int_range(pl.len(), dtype=pl.Int64)
     keys = frame.select(id=roles.episode or pl.lit(0), first=row, time=roles.time or row)
-    keys = keys.select(pl.col("first").first().over("id"), "time")
+    start = pl.col("time").to_physical().min().over("id") if table.is_dated else pl.lit(0)
+    turned = pl.col("time").to_physical().diff().over("id") < 0
+    keys = keys.select(pl.col("first").first().over("id"), "time", start=start, turned=turned)
     same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
-    if not keys.select(((pl.col("first").diff() > 0) | (same & later)).all()).item():
-        order = keys.select(pl.arg_sort_by("first", "time", maintain_order=True)).to_series()
+    begins = (pl.col("start").diff() > 0) | ((pl.col("start").diff() == 0) & (pl.col("first").diff() > 0))
+    if not keys.select((begins | (same & later)).all()).item():
+        counts.shuffled |= not table.is_dated and bool(keys["turned"].any())
+        order = keys.select(pl.arg_sort_by("start", "first", "time", maintain_order=True)).to_series()
         keys, counts.reordered = keys[order], True
         frame = pl.DataFrame([column.rechunk().gather(order) for column in frame])
     if roles.time is None:
@@ -178,6 +226,8 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
         frame, keys = frame.filter(kept), keys.filter(kept)
         doubles = keys.select(repeats).to_series()
     counts.steps.add(keys["time"], keys.select(same.fill_null(False)).to_series())
+    if roles.episode is not None and not table.is_dated and keys["time"].dtype.is_integer():
+        counts.firsts.update(keys.filter(pl.col("first").diff().fill_null(1) != 0)["time"].to_list())
     if doubles.any():
         place = int(doubles.arg_max() or 0)
         where = f"{roles.time} {keys['time'].cast(pl.String)[place]}"
@@ -185,6 +235,8 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
         if roles.episode is not None:
             where = f"episode {frame[roles.episode][place]!r}, {where}"
             remedy = "name a finer time column, or drop doubles (--drop-duplicates exact, first or last)"
+            if len(table.rows.files) > 1:
+                remedy += "; where ids begin anew in every file, make them different first"
         said = f"{counted(int(doubles.sum()), 'row', 'has', 'have')} the time of another row of their episode"
         table.problems.add(f"{said} (first: {where}); {remedy}")
     return frame

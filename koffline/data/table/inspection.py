@@ -19,7 +19,7 @@ from koffline.data.table.profiles import IGNORED, NEXT, Profile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
-from koffline.data.table.values import CLOCK, Problems, is_pattern
+from koffline.data.table.values import CLOCK, TRUE, Problems, is_pattern
 from koffline.errors import DataError, counted, listed, printable
 
 _QUESTION = """
@@ -119,8 +119,8 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
         if each.role == "time" and (rule := each.time_rule()):
             found.notes.append(f"times in {each.name}: {rule}")
     _check_ends(found)
-    _propose(found, held)
     _check_states(found)
+    _propose(found, held)
     found.is_open = "episode" not in found.mapping
     missing = [key for key in ("observations", "action", "reward") if key not in found.mapping]
     problems += [f"no column looks like {key}; name one in the mapping" for key in missing]
@@ -146,24 +146,27 @@ def _check_ends(found: Inspection) -> None:
         if 0 < ends.height < several:
             values = ends["value"].sort().to_list()
             name = each.name if each.name.isidentifier() else f"`{each.name}`"
-            parts = [f"{name} == {(str(end) if each.missing else end)!r}" for end in values]
+            is_text = each.missing or each.values.dtype == pl.Boolean
+            parts = [f"{name} == {(str(end).lower() if is_text else end)!r}" for end in values]
             told = f'"{parts[0]}"' if len(parts) == 1 else f'"max({", ".join(parts)})"'
-            told = each.name if each.is_flag and not each.missing else told
+            is_yes = each.is_flag and str(values[0]).lower() in TRUE
+            told = each.name if is_yes and not each.missing else told
             each.role, each.reason = IGNORED, f"{listed(map(repr, values))}: in last rows of episodes alone"
             said = f"if the world ended there, say terminal: {told}"
             found.problems.append(f"{each.name}: {each.reason}; {said}")
 
 
 def _check_states(found: Inspection) -> None:
-    """Report features whose every value occurs with one action only: they may be results of the action."""
+    """Leave out features whose every value occurs with one action only: they may be results of the action."""
     actions = [each for each in found.columns if each.role == "action" and each.distinct > 1]
     for each in found.columns if len(actions) == 1 else ():
         if each.role == "observations" and 2 <= each.distinct <= found.rows // 10:
             both = pl.DataFrame([each.values, actions[0].values.cast(pl.String)]).drop_nulls()
             if both.n_unique() == both[each.name].n_unique():
                 name = actions[0].name
-                said = f"each value goes with one {name} only; leave it out if it is what the {name} led to"
-                found.problems.append(f"{each.name}: {said}")
+                each.role, each.reason = IGNORED, f"each value goes with one {name} only"
+                said = f"add it to the observations if it was known before the {name}"
+                found.problems.append(f"{each.name}: {each.reason}: left out, as if it came of it; {said}")
 
 
 def _propose(found: Inspection, held: pl.DataFrame) -> None:
@@ -176,7 +179,7 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
             mapping[each.role] = each.name
         if each.role == "observations" and each.values.dtype == pl.String:
             mapping.setdefault("encode", {})[each.name] = "one-hot"
-        if each.role == "action" and each.values.dtype == pl.String:
+        if each.role == "action" and each.is_choice:
             mapping["action_names"] = sorted(each.values.drop_nulls().unique())
     following = {NEXT.sub(r"\1\2", name): name for name in mapping.pop("next_observations", [])}
     if following and following.keys() == set(mapping.get("observations", [])):
@@ -186,7 +189,7 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
             each.role, each.reason = IGNORED, "only some observations have a next one"
     used = [each for each in found.columns if each.role != IGNORED]
     for each in used:
-        if each.missing:
+        if each.missing and each.role != "next_observations":  # an episode's last state may have none
             found.problems.append(f"{each.name}: {counted(each.missing, 'value', 'is', 'are')} missing")
             if each.role in ("episode", "time", "terminal", "truncated") or each.values.dtype.is_nested():
                 continue

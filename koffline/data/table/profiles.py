@@ -9,7 +9,16 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.table.values import CLOCK, FALSE, TEXT_WAYS, TRUE, as_read, is_pattern, unread
+from koffline.data.table.values import (
+    CLOCK,
+    FALSE,
+    TEXT_WAYS,
+    TRUE,
+    as_read,
+    is_pattern,
+    looks_like_id,
+    unread,
+)
 from koffline.errors import counted, printable
 
 IGNORED = "ignored"
@@ -21,8 +30,9 @@ DECIMAL_COMMA = "numbers with decimal commas"
 _MOSTLY = 0.8  # share of numbers above which the texts among them are errors
 _SHARED = 0.2  # share of rows: if more share their guessed time with others, it is no time
 _DECIMAL_COMMA = r"^[+-]?\d+,\d+$"
-_THOUSANDS = r"^[+-]?\d{1,3},\d{3}$"
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"
 _NONE = 1000  # rank of a name without a word of the role
+_CODES = 20  # most whole numbers that are taken to be codes
 NEXT = re.compile(r"^(?:next|new)[_. -]?(.+)$|^(.+)[_. -]next$", re.I)
 
 
@@ -64,6 +74,12 @@ class Profile:
     def is_time(self) -> bool:
         """Whether values are instants, dates or durations, or meant as such."""
         return self.kind == _MIXED or self.values.dtype.is_temporal()
+
+    @property
+    def is_choice(self) -> bool:
+        """Whether values are texts, or a few whole numbers other than 0, 1, 2, …"""
+        is_code = self.values.dtype.is_integer() and 0 < self.distinct <= _CODES
+        return self.values.dtype == pl.String or (is_code and (self.low, self.high) != (0, self.distinct - 1))
 
     @property
     def range(self) -> str:
@@ -224,6 +240,8 @@ def _as_observation(each: Profile) -> tuple[str, str]:
         if each.distinct > min(MOST_ONE_HOT, each.present // 2):
             return IGNORED, f"{each.distinct} different texts; encode it (one-hot, ordinal) if they matter"
         return "observations", counted(each.distinct, "categor").replace("categors", "categories")
+    if looks_like_id(each.name) and (each.values.dtype.is_integer() or each.values.dtype == pl.String):
+        return IGNORED, f"an id by its name; {counted(each.distinct, 'value')}"
     is_whole = each.values.dtype.is_integer() and each.distinct == each.present
     if is_whole and each.present > 2 and each.high - each.low == each.present - 1:
         return IGNORED, "it counts the rows"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import polars as pl
 
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.kinds import find_tables
-from koffline.data.raw import FileDescription, read_description, settle_space
+from koffline.data.raw import SHARED, FileDescription, read_description, settle_space
 from koffline.data.spaces import ACTIONS, ActionSpace, Discrete, Encoding, Features, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
@@ -21,12 +21,14 @@ from koffline.data.table import values
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
 from koffline.data.table.rows import TableRows, header_of, open_rows
-from koffline.data.table.values import Problems, TableCounts, read_flags
+from koffline.data.table.values import Problems, TableCounts, looks_like_id, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
 
 # Beside the description of the log: the shape of an observation that is stored as one list of numbers.
 SHAPE_KEY = "koffline_observation_shape"
+_NOT_BY_CHANCE = 3  # rows
+_A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 
 
 @dataclass(eq=False)
@@ -35,8 +37,10 @@ class Table:
 
     By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``flagged``: flags that
     a row has. ``seen``: whole-number actions, the least and the greatest of each frame. ``categories`` of the
-    action in their order. ``runs``: rows of one id that lie together in a frame. ``origin``: columns of
-    categories by the features that they became. ``counts``: what is done to the rows afterwards.
+    action in their order. ``runs``: rows of one id that lie together in a frame, with the first time of them.
+    ``origin``: columns of categories by the features that they became. ``counts``: what is done to the rows
+    afterwards. ``cut_rows``: flagged truncated, ``done_rows`` of them also terminal. ``earliest``: least time
+    that is a number.
     """
 
     source: str
@@ -61,7 +65,23 @@ class Table:
     is_open: bool = False  # whether the mapping leaves open which rows form an episode
     categories: tuple[Any, ...] = ()
     seen: list[Any] = field(default_factory=list)
+    cut_rows: int = 0
+    done_rows: int = 0
+    earliest: float = 0.0
     runs: pl.DataFrame | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether ``terminal`` says that an episode is over for any reason: all truncated rows have it, too."""
+        return not self.is_own and self.cut_rows == self.done_rows >= _NOT_BY_CHANCE
+
+    @property
+    def is_dated(self) -> bool:
+        """Whether times are dates, or count seconds since one: then episodes are in their order."""
+        roles, kind = self.roles, self.rows.schema.get(self.roles.time or "", pl.Null())
+        if self.is_own or roles.episode is None or self.texts.get(roles.time or "") == values.CLOCK:
+            return False
+        return kind == pl.Date or isinstance(kind, pl.Datetime) or self.earliest >= _A_DATE
 
     @property
     def noted(self) -> Metadata:
@@ -163,7 +183,7 @@ def _open_questions(table: Table) -> list[str]:
         where = "where a local clock was set back, rows of that hour may be out of order"
         notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
     if roles.one_step:
-        return [*notes, ONE_STEP_NOTE]
+        return [*notes, ONE_STEP_NOTE, *_shared_ids(table)]
     if table.is_own or table.is_open:
         return notes
     if roles.stands_alone:
@@ -174,10 +194,27 @@ def _open_questions(table: Table) -> list[str]:
         notes.append("no time column is named: rows were taken in the order of the table")
     if roles.terminal is None and roles.last_row != "terminal":
         notes.append("no terminal column is named: no episode was taken to have ended by itself")
+    if table.is_done:
+        said = f"all {table.done_rows} rows flagged {roles.truncated} are flagged {roles.terminal} too"
+        notes.append(f"{said}: they were taken to be cut, not to have ended by themselves")
     if roles.last_row is not None:
         ended = {"terminal": "to have ended by itself", "cut": "to be cut by the end of logging"}
         notes.append(f"an episode whose last row has no flag was taken {ended[roles.last_row]} (last_row)")
     return notes
+
+
+def _shared_ids(table: Table) -> Iterator[str]:
+    """Note on a column that the mapping leaves out and that looks like the id of several rows."""
+    rows, used = table.rows, {*table.rows.types, *table.origin.values()}
+    for name, kind in header_of(rows.files[0], rows.kind).fields:
+        if name in used or not looks_like_id(name) or not (kind.is_integer() or kind == pl.String):
+            continue
+        read = replace(rows, types={name: kind}, computed=(), held=None).frames()
+        distinct = pl.concat([frame[name] for frame in read]).n_unique()
+        if 1 < distinct <= table.n_rows / 2:
+            said = f"{table.n_rows} rows share {distinct} values of {name}"
+            remedy = f"rows of one {name} may not be independent, and then the interval is too narrow"
+            yield f"{SHARED}{said}; {remedy}: keep one row of each to check"
 
 
 def hashed(ids: pl.Series) -> pl.Series:
@@ -189,14 +226,24 @@ def _look_through(table: Table, census: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError."""
     roles, runs, categories = table.roles, [], set[Any]()
     is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
-    flags = [name for name in (roles.terminal, roles.truncated) if name]
+    named, earliest = (roles.terminal, roles.truncated), list[Any]()
+    time = None if roles.one_step else roles.time
     for frame in table.rows.frames():
         table.n_rows += frame.height
         if census and roles.episode is not None:
-            runs.append(hashed(frame[roles.episode]).rle().struct.rename_fields(["rows", "id"]))
+            keys = [hashed(frame[roles.episode]), *([frame[time].alias("time")] if time else [])]
+            run = pl.col("id").rle_id().alias("run")
+            start = pl.col("time").to_physical().min() if time else pl.lit(0)
+            by_run = pl.DataFrame(keys).group_by(run, maintain_order=True)
+            runs.append(by_run.agg(pl.col("id").first(), pl.len().alias("rows"), start.alias("start")))
         for column in frame:
             _look_at(table, column)
-        table.flagged |= {name for name in flags if read_flags(frame, name, table.source).any()}
+        found = [read_flags(frame, name, table.source) for name in (roles.terminal, roles.truncated)]
+        table.flagged |= {each for each, flag in zip(named, found, strict=True) if each and flag.any()}
+        table.cut_rows += int(found[1].sum())
+        table.done_rows += int((found[0] & found[1]).sum())
+        if time is not None and frame.schema[time].is_numeric():
+            earliest.append(frame[time].min())
         actions = frame[roles.action[0]].drop_nulls()
         if is_category and len(roles.action) == 1:
             applied.gather(categories, actions)
@@ -206,7 +253,8 @@ def _look_through(table: Table, census: bool) -> None:
         raise DataError(f"{table.source} has no rows; give a table with at least one transition")
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
-    table.runs = pl.concat(runs).struct.unnest() if runs else None
+    table.runs = pl.concat(runs) if runs else None
+    table.earliest = float(min((each for each in earliest if each is not None), default=0.0))
     with table.problems.noted():
         table.categories = applied.ordered_actions(categories, roles, table.source)
 
@@ -237,7 +285,8 @@ def _check_counts(table: Table) -> None:
     missing = {
         spelled.get(name, name): count
         for name, count in table.missing.items()
-        if count and name not in roles.impute and (name != roles.by or name in roles.needed)
+        if count and name not in {*roles.impute, *roles.next_observations}
+        and (name != roles.by or name in roles.needed)
     }
     if missing:
         cut = "leave such rows out (COLUMN=cut), or mend them"
@@ -246,7 +295,7 @@ def _check_counts(table: Table) -> None:
             cut = f"end episodes before such rows (COLUMN=cut), or mend them: {joins}"
         shown = ", ".join(f"{name}: {count}" for name, count in missing.items())
         shown = f"values are missing ({shown}, of {counted(table.n_rows, 'row')})"
-        problems.add(f"{shown}; replace them (--impute COLUMN=mean), {cut}")
+        problems.add(f"{shown}; replace them (--impute COLUMN=mean, of categories zero), {cut}")
     for name in table.means:
         if table.missing[name] == table.n_rows:
             problems.add(f"column {name} has no value to take the mean of; leave it out")

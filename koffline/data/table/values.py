@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.raw import GAPS, ORDER, UNFOLLOWED
+from koffline.data.raw import GAPS, ORDER, SHUFFLED, STARTS, UNFOLLOWED
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.errors import DataError, counted, nearest_name
 
@@ -101,6 +102,9 @@ def features(column: str, encoding: Encoding) -> list[pl.Expr]:
 
 
 _MOST_LISTED = 20
+_ID = re.compile(
+    r"(?:^|[_. -])(?i:id|uid|guid|uuid|user|customer|patient|client|visitor|subscriber)$|[a-z]I[dD]$"
+)
 
 
 class Problems:
@@ -147,11 +151,17 @@ def is_pattern(name: str) -> bool:
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
+def looks_like_id(name: str) -> bool:
+    """Whether a column's name ends in a word for an id: user_id, userId, customer, session."""
+    return _ID.search(name) is not None
+
+
 _FEW = 0.01  # share of the steps: fewer gaps are only a note
 _PARTS = 16  # bins per octave: steps of about equal length share a bin
 _LONGER = int(np.ceil(np.log2(1.5) * _PARTS))  # bins from the usual step of a regular log to a gap
 _FAR = 3.0  # Tukey's "far out": this many interquartile ranges above the third quartile (of the logarithm)
 _PER_SECOND = {"ms": 1e3, "us": 1e6, "ns": 1e9}
+_FEW_LATE, _LATE = 5, 0.1  # episodes, and share of them, that begin after the first step
 
 
 @dataclass
@@ -228,16 +238,20 @@ class TableCounts:
     """Counts of changes to the rows, summed over all pieces of a table.
 
     ``left_out``: rows without a next observation; None where none was taken from the row that follows.
+    ``ends_lost``: rows flagged terminal among those left out. ``firsts``: episodes by their first step.
     """
 
     episodes: int = 0
     repeated: int = 0
     ended: int = 0
+    ends_lost: int = 0
     reordered: bool = False
+    shuffled: bool = False
     left_out: int | None = None
     cut: int = 0
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
     steps: StepLengths = field(default_factory=StepLengths)
+    firsts: Counter[int] = field(default_factory=Counter)
 
     def sentences(self, is_timed: bool) -> Iterator[str]:
         """Notes for people, in the order in which things were done."""
@@ -249,7 +263,12 @@ class TableCounts:
         if self.ended:
             lost = counted(self.ended, "row", "was", "were")
             yield f"{lost} left out: from a missing value on, as asked, to the end of the episode"
-        if self.reordered and is_timed:
+        if self.ends_lost:
+            said = f"{counted(self.ends_lost, 'row', 'is', 'are')} flagged terminal among those left out for"
+            yield f"{GAPS}{said} missing values: these ends are lost; replace what is missing in them instead"
+        if self.shuffled:
+            yield f"{SHUFFLED}: they were put together and in time order"
+        elif self.reordered and is_timed:
             yield "the rows of each episode were put together and in time order"
         elif self.reordered:
             said = "rows of several episodes are mixed; without a time column the table's order was taken"
@@ -260,4 +279,8 @@ class TableCounts:
         if self.cut:
             ending = counted(self.cut, "episode", "that ends", "that end")
             yield f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated"
+        late = sum(self.firsts.values()) - self.firsts[min(self.firsts)] if self.firsts else 0
+        if min(self.firsts, default=2) in (0, 1) and late >= max(_FEW_LATE, _LATE * sum(self.firsts.values())):
+            said = f"{late} of {sum(self.firsts.values())} episodes begin after the first step"
+            yield f"{STARTS}{said}: the value is that of such states too; leave these out if it should not be"
         yield from self.steps.sentences()
