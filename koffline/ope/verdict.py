@@ -196,7 +196,9 @@ def _doubts(
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
         yield f"size: the interval reaches {half:.0%} of the rms return either way"
-    elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * float(limits.facts.sizes.mean):
+    elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * float(
+        limits.facts.sizes.mean
+    ):
         yield "size: the interval reaches half of the mean |return| either way: few returns make up the value"
     if robust is None:
         size = found.effective_sample_size

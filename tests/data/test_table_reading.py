@@ -186,7 +186,7 @@ REFUSALS = [
     ({"done": ["0"] * 7 + ["maybe"]}, {}, "holds 'maybe', neither yes nor no"),
     ({"p": [1.5] + [0.5] * 7}, {"behavior_probability": "p"}, "p holds 1.5 (wrong in 1 row)"),
     ({"x_1": [None, np.nan, *range(6)], "r": [None, *range(7)], "a": [None, *"1234567"]}, {},
-     "values are missing (x_1: 2, r: 1, a: 1, of 8 rows); replace them (--impute COLUMN=mean, of categories zero), end episodes"),
+     "values are missing (x_1: 2, r: 1, a: 1, of 8 rows); replace them (--impute COLUMN=mean, of categories"),
     ({"x_1": [None, *range(7)], "x_2": [None, *range(7)]}, {"impute": "forward"},
      ("x_1 has 1 missing value with no earlier", "x_2 has 1 missing value with no earlier")),
     ({}, {"time": None, "drop_duplicates": "exact"}, "needs a time column"),
@@ -266,7 +266,7 @@ class TestEndsAndBeginnings:
     @pytest.mark.parametrize("missing", [("a", "r"), ("r",)])
     def test_a_flag_on_a_row_of_the_last_state_alone_ends_the_row_above(self, tmp_path, missing):
         table = walk((3, 3), (True, False))
-        table |= {name: [None if i % 3 == 2 else value for i, value in enumerate(table[name])] for name in missing}
+        table |= {name: [*table[name][:2], None, *table[name][3:5], None] for name in missing}
         mapping = {"impute": dict.fromkeys(missing, "cut")}
         log = read(table, tmp_path, **mapping)
         np.testing.assert_array_equal(log.terminated, [0, 1, 0, 0])

@@ -21,8 +21,8 @@ from koffline.data.table.episodes import assemble
 from koffline.data.table.mapping import MappingRequest
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import check_room, frame_bytes
-from koffline.data.table.survey import SHAPE_KEY, Table, hashed, prepare_table
-from koffline.data.table.values import TableCounts, read_flags
+from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
+from koffline.data.table.values import TableCounts, hashed, read_flags
 from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.store.files import atomic_file

@@ -11,7 +11,9 @@ from typing import Any
 import polars as pl
 
 from koffline.data import remote
+from koffline.data.raw import SHARED
 from koffline.data.table.readers import Reader, table_reader, width_of
+from koffline.data.table.values import looks_like_id
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
@@ -190,3 +192,17 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
         if first is not None and count >= first:
             break
     return replace(rows, held=pl.concat(frames, rechunk=False).head(first or count))
+
+
+def shared_ids(rows: TableRows, count: int, used: set[str]) -> Iterator[str]:
+    """Notes on columns outside ``used`` that look like ids of several of the ``count`` rows."""
+    for name, kind in header_of(rows.files[0], rows.kind).fields:
+        if name in used or not looks_like_id(name) or not (kind.is_integer() or kind == pl.String):
+            continue
+        read = replace(rows, types={name: kind}, computed=(), held=None).frames()
+        distinct = pl.concat([frame[name] for frame in read]).n_unique()
+        if 1 < distinct <= count / 2:
+            said = (
+                f"{count} rows share {distinct} values of {name}; if rows of one {name} are not independent"
+            )
+            yield f"{SHARED}{said}, the interval is too narrow: keep one row of each to check"

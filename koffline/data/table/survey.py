@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,20 +13,19 @@ import polars as pl
 
 from koffline.data.flat import ONE_STEP_NOTE
 from koffline.data.kinds import find_tables
-from koffline.data.raw import SHARED, FileDescription, read_description, settle_space
+from koffline.data.raw import FileDescription, read_description, settle_space
 from koffline.data.spaces import ACTIONS, ActionSpace, Discrete, Encoding, Features, SpaceRequest
 from koffline.data.table import mapping as mappings
 from koffline.data.table import roles as applied
 from koffline.data.table import values
 from koffline.data.table.mapping import Formula, TableMapping
 from koffline.data.table.readers import faults, width_of
-from koffline.data.table.rows import TableRows, header_of, open_rows
-from koffline.data.table.values import Problems, TableCounts, looks_like_id, read_flags
+from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids
+from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
 
-# Beside the description of the log: the shape of an observation that is stored as one list of numbers.
-SHAPE_KEY = "koffline_observation_shape"
+SHAPE_KEY = "koffline_observation_shape"  # of one that is stored as a list of numbers
 _NOT_BY_CHANCE = 3  # rows
 _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 
@@ -67,21 +66,21 @@ class Table:
     seen: list[Any] = field(default_factory=list)
     cut_rows: int = 0
     done_rows: int = 0
-    earliest: float = 0.0
+    earliest: float = np.inf
     runs: pl.DataFrame | None = None
 
     @property
     def is_done(self) -> bool:
-        """Whether ``terminal`` says that an episode is over for any reason: all truncated rows have it, too."""
+        """Whether ``terminal`` means that an episode is over for any reason: truncated rows have it, too."""
         return not self.is_own and self.cut_rows == self.done_rows >= _NOT_BY_CHANCE
 
     @property
     def is_dated(self) -> bool:
         """Whether times are dates, or count seconds since one: then episodes are in their order."""
-        roles, kind = self.roles, self.rows.schema.get(self.roles.time or "", pl.Null())
-        if self.is_own or roles.episode is None or self.texts.get(roles.time or "") == values.CLOCK:
-            return False
-        return kind == pl.Date or isinstance(kind, pl.Datetime) or self.earliest >= _A_DATE
+        time, counts = self.roles.time or "", _A_DATE <= self.earliest < np.inf
+        kind, is_clock = self.rows.schema.get(time), self.texts.get(time) == values.CLOCK
+        is_date = counts or kind == pl.Date or isinstance(kind, pl.Datetime)
+        return is_date and not is_clock and not self.is_own and self.roles.episode is not None
 
     @property
     def noted(self) -> Metadata:
@@ -183,7 +182,8 @@ def _open_questions(table: Table) -> list[str]:
         where = "where a local clock was set back, rows of that hour may be out of order"
         notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
     if roles.one_step:
-        return [*notes, ONE_STEP_NOTE, *_shared_ids(table)]
+        shared = shared_ids(table.rows, table.n_rows, {*table.rows.types, *table.origin.values()})
+        return [*notes, ONE_STEP_NOTE, *shared]
     if table.is_own or table.is_open:
         return notes
     if roles.stands_alone:
@@ -203,47 +203,27 @@ def _open_questions(table: Table) -> list[str]:
     return notes
 
 
-def _shared_ids(table: Table) -> Iterator[str]:
-    """Note on a column that the mapping leaves out and that looks like the id of several rows."""
-    rows, used = table.rows, {*table.rows.types, *table.origin.values()}
-    for name, kind in header_of(rows.files[0], rows.kind).fields:
-        if name in used or not looks_like_id(name) or not (kind.is_integer() or kind == pl.String):
-            continue
-        read = replace(rows, types={name: kind}, computed=(), held=None).frames()
-        distinct = pl.concat([frame[name] for frame in read]).n_unique()
-        if 1 < distinct <= table.n_rows / 2:
-            said = f"{table.n_rows} rows share {distinct} values of {name}"
-            remedy = f"rows of one {name} may not be independent, and then the interval is too narrow"
-            yield f"{SHARED}{said}; {remedy}: keep one row of each to check"
-
-
-def hashed(ids: pl.Series) -> pl.Series:
-    """Hash ids to 64 bits. A collision is harmless: both ids go to the same temporary file."""
-    return ids.hash(0).alias("id")
-
-
 def _look_through(table: Table, census: bool) -> None:
     """Pass over all rows and fill in the table's statistics. Raises DataError."""
     roles, runs, categories = table.roles, [], set[Any]()
     is_category = bool(roles.action_names) or table.rows.schema[roles.action[0]] in (pl.String, pl.Boolean)
-    named, earliest = (roles.terminal, roles.truncated), list[Any]()
-    time = None if roles.one_step else roles.time
+    time, flags = None if roles.one_step else roles.time, (roles.terminal, roles.truncated)
     for frame in table.rows.frames():
         table.n_rows += frame.height
         if census and roles.episode is not None:
-            keys = [hashed(frame[roles.episode]), *([frame[time].alias("time")] if time else [])]
-            run = pl.col("id").rle_id().alias("run")
-            start = pl.col("time").to_physical().min() if time else pl.lit(0)
-            by_run = pl.DataFrame(keys).group_by(run, maintain_order=True)
-            runs.append(by_run.agg(pl.col("id").first(), pl.len().alias("rows"), start.alias("start")))
+            start = frame[time].to_physical() if time else pl.repeat(0, frame.height, eager=True)
+            keys = pl.DataFrame([values.hashed(frame[roles.episode]), start.alias("start")])
+            by_run = keys.group_by(pl.col("id").rle_id().alias("run"), maintain_order=True)
+            runs.append(by_run.agg(pl.first("id"), pl.len().alias("rows"), pl.min("start")))
         for column in frame:
             _look_at(table, column)
-        found = [read_flags(frame, name, table.source) for name in (roles.terminal, roles.truncated)]
-        table.flagged |= {each for each, flag in zip(named, found, strict=True) if each and flag.any()}
-        table.cut_rows += int(found[1].sum())
-        table.done_rows += int((found[0] & found[1]).sum())
+        ended, cut = (read_flags(frame, name, table.source) for name in flags)
+        table.flagged |= {name for name, rows in zip(flags, (ended, cut), strict=True) if name and rows.any()}
+        table.cut_rows += int(cut.sum())
+        table.done_rows += int((ended & cut).sum())
         if time is not None and frame.schema[time].is_numeric():
-            earliest.append(frame[time].min())
+            least: Any = frame[time].min()
+            table.earliest = min(table.earliest, least or 0.0)
         actions = frame[roles.action[0]].drop_nulls()
         if is_category and len(roles.action) == 1:
             applied.gather(categories, actions)
@@ -254,7 +234,6 @@ def _look_through(table: Table, census: bool) -> None:
     for name, total in table.means.items():
         table.means[name] = total / max(1, table.n_rows - table.missing[name])
     table.runs = pl.concat(runs) if runs else None
-    table.earliest = float(min((each for each in earliest if each is not None), default=0.0))
     with table.problems.noted():
         table.categories = applied.ordered_actions(categories, roles, table.source)
 
@@ -285,7 +264,8 @@ def _check_counts(table: Table) -> None:
     missing = {
         spelled.get(name, name): count
         for name, count in table.missing.items()
-        if count and name not in {*roles.impute, *roles.next_observations}
+        if count
+        and name not in {*roles.impute, *roles.next_observations}
         and (name != roles.by or name in roles.needed)
     }
     if missing:

@@ -151,6 +151,11 @@ def is_pattern(name: str) -> bool:
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
+def hashed(ids: pl.Series) -> pl.Series:
+    """Hash ids to 64 bits. A collision is harmless: both ids go to the same temporary file."""
+    return ids.hash(0).alias("id")
+
+
 def looks_like_id(name: str) -> bool:
     """Whether a column's name ends in a word for an id: user_id, userId, customer, session."""
     return _ID.search(name) is not None
@@ -280,7 +285,9 @@ class TableCounts:
             ending = counted(self.cut, "episode", "that ends", "that end")
             yield f"{ending} without a flag {'was' if self.cut == 1 else 'were'} marked as truncated"
         late = sum(self.firsts.values()) - self.firsts[min(self.firsts)] if self.firsts else 0
-        if min(self.firsts, default=2) in (0, 1) and late >= max(_FEW_LATE, _LATE * sum(self.firsts.values())):
+        if min(self.firsts, default=2) in (0, 1) and late >= max(
+            _FEW_LATE, _LATE * sum(self.firsts.values())
+        ):
             said = f"{late} of {sum(self.firsts.values())} episodes begin after the first step"
             yield f"{STARTS}{said}: the value is that of such states too; leave these out if it should not be"
         yield from self.steps.sentences()
