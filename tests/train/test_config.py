@@ -104,6 +104,7 @@ def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
         ("algo.type=tacr", "algo.type is 'tacr': it acts on histories"),
         ("algo.params.gama=0.9", "algo.params.gama is unknown; did you mean 'gamma'"),
         ("algo.params.gamma=1.5", "algo.params.gamma is 1.5: input should be less than or equal to 1"),
+        ("algo.params.reward_scaler=clip", "algo.params.reward_scaler clips at no bound; give params.low"),
         ("train.n_step=5", "train.n_step is unknown; did you mean 'n_steps'"),
         ("train.n_steps=true", "train.n_steps is true: a yes or no"),
         ("evaluators.td_eror={}", "the type 'td_eror' is unknown; did you mean 'td_error'"),
