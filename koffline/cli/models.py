@@ -26,7 +26,8 @@ _OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasiu
 def export(model_path: str, output_path: str, force: bool) -> None:
     """Export the greedy policy of a .d3 model as TorchScript (.pt) or ONNX (.onnx), scalers included.
 
-    The file takes any number of observations at once and needs neither koffline nor d3rlpy.
+    The file takes any number of observations at once and needs neither koffline nor d3rlpy. Where d3rlpy's
+    own predict draws actions (BCQ, BEAR, CRR), so does the file, and a line says so.
 
     \b
     Examples:

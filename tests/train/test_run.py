@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 
 import d3rlpy
 import gymnasium
@@ -178,6 +180,12 @@ def test_stdout_belongs_to_the_result_and_out_has_a_default(config, tmp_path, mo
     assert (tmp_path / "runs" / "small" / "config.yaml").exists()
     for arguments, words in (((), "go on with it by --resume"), (("--data", "no.hdf5"), "does not exist")):
         assert_refused(run_cli("train", config, *arguments), words)
+
+
+def test_a_closed_stdout_is_no_error(config, tmp_path):
+    command = f"{sys.executable} -m koffline train {config} --out {tmp_path}/run --quiet >&-"
+    assert subprocess.run(command, shell=True, check=True, capture_output=True).stderr == b""
+    assert (tmp_path / "run" / "model_25.d3").exists()
 
 
 def test_an_interrupt_says_how_to_go_on(config, tmp_path, monkeypatch):
