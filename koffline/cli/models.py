@@ -59,6 +59,8 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     """
     import numpy as np
 
+    if command == "export":
+        raise ConfigError("d3rlpy export fails with this torch; use koffline export MODEL OUTPUT")
     need_models = command in ("record", "play") and "--help" not in arguments
     if need_models and command == "record" and find_spec("moviepy") is None:
         raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
@@ -72,7 +74,9 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
             raise
         except Exception as error:  # errors of any kind: d3rlpy's commands check little
             see = f"see 'koffline d3rlpy {command} --help'"
-            raise ConfigError(f"d3rlpy {command}: {one_line(error)}; {see}") from error
+            empty = f"there is no *.csv in {' '.join(arguments)}"  # plot-all divides by their number
+            reason = empty if isinstance(error, ZeroDivisionError) else one_line(error)
+            raise ConfigError(f"d3rlpy {command}: {reason}; {see}") from error
 
 
 def _commands_of_d3rlpy(need_models: bool) -> Any:
