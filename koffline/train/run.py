@@ -148,7 +148,7 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
         "progress": json.dumps(astuple(progress)),
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
-        "with_gradient": [name for name, parameter in parameters_of(algo) if parameter.grad is not None],
+        "gradients": {name: each.grad for name, each in parameters_of(algo) if each.grad is not None},
         "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
         "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
     }
@@ -178,13 +178,12 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         return Progress()
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
+        gradients = state["gradients"]
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
     algo.set_grad_step(state["grad_step"])
-    with_gradient = set(state["with_gradient"])
-    for name, parameter in parameters_of(algo):
-        # optimisers step parameters with a gradient of zero, and skip those without one
-        parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
+    for name, parameter in parameters_of(algo):  # some sum up over steps; optimisers skip what has none
+        parameter.grad = gradients[name].to(parameter) if name in gradients else None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))
     return Progress(*json.loads(state["progress"]))

@@ -18,7 +18,7 @@ METRICS = (koffline.algos.training.RunLogger, "write_metric")
 
 
 def small(folder, kind="dqn"):
-    return load_config(make_config(write_log(folder, is_discrete(kind)), kind), ["logger.gradients=false"])
+    return load_config(make_config(write_log(folder, is_discrete(kind)), kind))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     assert number > 15  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
 
 
-KINDS = ("kloss_sac", "bcq", "discrete_trust_pcl", "kloss_dqn")
+KINDS = ("kloss_sac", "bcq", "bear", "discrete_trust_pcl", "kloss_dqn")
 OTHERS = [kind for kind in algorithm_types() if kind not in (*KINDS, "fqe", "kloss_fqe")]
 
 
