@@ -14,24 +14,26 @@ SGD = d3rlpy.optimizers.SGDFactory
 WEIGHTS = (None, 0.0, 0.3, 1.0)
 
 
-def batch_of(discrete: bool, seed: int = 0):
+def batch_of(discrete: bool, seed: int = 0, length: int | None = None):
+    """Rows, or paths of at most `length` steps, which is 3."""
+    lead = (ROWS,) if length is None else (ROWS, length)
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     actions = (
-        torch.randint(0, ACTIONS, (ROWS, 1), generator=generator).double()
+        torch.randint(0, ACTIONS, (*lead, 1), generator=generator).double()
         if discrete
-        else torch.rand(ROWS, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
+        else torch.rand(*lead, ACTIONS, generator=generator, dtype=torch.float64) * 2 - 1
     )
     following, lengths = normal(ROWS, COLUMNS), torch.randint(1, 4, (ROWS, 1), generator=generator).double()
     return d3rlpy.torch_utility.TorchMiniBatch(
-        observations=normal(ROWS, COLUMNS),
+        observations=normal(*lead, COLUMNS),
         actions=actions,
-        rewards=normal(ROWS, 1),
+        rewards=normal(ROWS, length or 1),
         next_observations=following,
-        next_actions=actions,
+        next_actions=actions if length is None else actions[:, 0],
         returns_to_go=torch.zeros(ROWS, 1, dtype=torch.float64),
         terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
         intervals=lengths,
