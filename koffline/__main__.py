@@ -2,10 +2,15 @@
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
     """Entry point of the ``koffline`` command."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by >&-: the next file opened would take its place
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), "r+", encoding="utf-8"))
+            os.set_inheritable(getattr(sys, name).fileno(), True)
     heard = signal.getsignal(signal.SIGINT)
     try:
         if callable(heard):  # background commands of a shell ignore Ctrl-C

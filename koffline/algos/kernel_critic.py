@@ -219,7 +219,9 @@ class KernelImpl(QLearningAlgoImplBase):
 
     @property
     def policy(self) -> Any:
-        """The actor."""
+        """The actor; without one as in d3rlpy."""
+        if not hasattr(self._modules, "policy"):
+            raise NotImplementedError
         return self._modules.policy
 
 

@@ -133,7 +133,7 @@ def export_policy(algo: Any, path: str | Path) -> None:
 
     Observations go in as floats in the units of the log, a tensor (N, …), or one per part; actions come out,
     (N,) int64 or (N, k) float32. Algorithms whose predict draws candidates (BCQ, BEAR, CRR) draw in the file
-    too. The algorithm is left as it was, and an existing file is replaced.
+    too, which a warning says. The algorithm is left as it was, and an existing file is replaced.
     Raises PolicyError for an algorithm without networks or with another kind of policy, ConfigError for
     another ending than .pt and .onnx and for a missing `onnx` package.
     """
@@ -146,7 +146,14 @@ def export_policy(algo: Any, path: str | Path) -> None:
     with atomic_file(path, force=True) as temporary, quiet(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of tracing, and that both formats are deprecated
         with torch.random.fork_rng(devices=[]), mock.patch.object(iqn, "get_batch_size", _batch_size):
-            _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
+            draws = _write(_copy_on_cpu(algo), temporary, is_onnx=path.suffix == ".onnx")
+    if draws:
+        _LOG.warning(
+            "%s draws its actions, as the predict of %s does: the same observation gets another each time; "
+            "let koffline evaluate the .d3",
+            path,
+            type(algo).__name__,
+        )
 
 
 def check_acts(algo: Any, name: str) -> None:
@@ -173,7 +180,8 @@ def _copy_on_cpu(algo: Any) -> Any:
     return copy
 
 
-def _write(algo: Any, path: Path, is_onnx: bool) -> None:
+def _write(algo: Any, path: Path, is_onnx: bool) -> bool:
+    """Write the file; return whether the policy answers the same observations in another way each time."""
     shape = algo.observation_shape
     shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
@@ -187,13 +195,15 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> None:
         return action if algo.action_scaler is None else algo.action_scaler.reverse_transform(action)
 
     script = torch.jit.trace(act, examples, check_trace=False)
+    draws = not torch.allclose(act(*examples), act(*examples), rtol=0, atol=1e-6, equal_nan=True)
     if not is_onnx:
         script.save(str(path))
-        return
+        return draws
     names, target = [f"input_{i}" for i in range(len(examples))], ["output_0"]
     free = {name: {0: "batch"} for name in (*names, *target)}
     options: dict[str, Any] = {"input_names": names, "output_names": target, "dynamic_axes": free}
     torch.onnx.export(script, examples, str(path), **options, opset_version=_OPSET, dynamo=False)
+    return draws
 
 
 def _batch_size(x: Any) -> Any:

@@ -172,4 +172,7 @@ def _factory(
         names = [*known, "none"] if may_be_none else known
         raise ConfigError(f"{where}.type is {kind!r}; {nearest_name(str(kind), names)}")
     laid_over = default["params"] if kind == default["type"] else None
-    return {"type": kind, "params": _filled(known[kind], params, f"{where}.params", laid_over)}
+    filled = _filled(known[kind], params, f"{where}.params", laid_over)
+    if kind == "clip" and filled["low"] is filled["high"] is None:
+        raise ConfigError(f"{where} clips at no bound; give params.low, params.high or both")
+    return {"type": kind, "params": filled}

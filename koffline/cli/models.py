@@ -26,7 +26,8 @@ _OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasiu
 def export(model_path: str, output_path: str, force: bool) -> None:
     """Export the greedy policy of a .d3 model as TorchScript (.pt) or ONNX (.onnx), scalers included.
 
-    The file takes any number of observations at once and needs neither koffline nor d3rlpy.
+    The file takes any number of observations at once and needs neither koffline nor d3rlpy. Where d3rlpy's
+    own predict draws actions (BCQ, BEAR, CRR), so does the file, and a line says so.
 
     \b
     Examples:
@@ -58,6 +59,8 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     """
     import numpy as np
 
+    if command == "export":
+        raise ConfigError("d3rlpy export fails with this torch; use koffline export MODEL OUTPUT")
     need_models = command in ("record", "play") and "--help" not in arguments
     if need_models and command == "record" and find_spec("moviepy") is None:
         raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
@@ -71,7 +74,9 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
             raise
         except Exception as error:  # errors of any kind: d3rlpy's commands check little
             see = f"see 'koffline d3rlpy {command} --help'"
-            raise ConfigError(f"d3rlpy {command}: {one_line(error)}; {see}") from error
+            empty = f"there is no *.csv in {' '.join(arguments)}"  # plot-all divides by their number
+            reason = empty if isinstance(error, ZeroDivisionError) else one_line(error)
+            raise ConfigError(f"d3rlpy {command}: {reason}; {see}") from error
 
 
 def _commands_of_d3rlpy(need_models: bool) -> Any:

@@ -99,6 +99,8 @@ class _Training:
                 "run is as good as, but not equal to, one that was never stopped",
                 self._config.env,
             )
+        for folder in self._folders.values():  # the first checkpoint may come before the first evaluation
+            folder.mkdir(exist_ok=True)
         self._found = GroupResult.model_validate(saved or {})
         self._started = time.perf_counter() - self._found.seconds  # earlier processes of the run included
 
@@ -161,7 +163,6 @@ class _Training:
 
 def _write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write the rows of a log as CSV, whole or not at all; without any there is no file."""
-    path.parent.mkdir(exist_ok=True)
     if rows:
         lines = [",".join(rows[0]), *(",".join(map(repr, row.values())) for row in rows)]
         write_text(path, "\n".join(lines) + "\n")

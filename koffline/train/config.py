@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
@@ -21,6 +21,7 @@ from koffline.train.spelling import refuse_misspelt
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
 FILES = ("data.source", "algo.policy")
 Part = Literal["train", "held_out"]
+_Given = Annotated[dict[str, Any], BeforeValidator(lambda value: {} if value is None else value)]
 _MOST_RUNS = 100_000
 _FALLS = ("td_error", "continuous_action_diff")
 
@@ -61,7 +62,7 @@ class AlgoSettings(Section):
     """
 
     type: Any = None
-    params: dict[str, Any] = Field(default_factory=dict)
+    params: _Given = Field(default_factory=dict)
     policy: str | None = None
 
 

@@ -30,7 +30,7 @@ _HUGE = 1e12  # largest weight: products with larger ones soon overflow
 
 
 class DivergedError(ConfigError):
-    """Raised if the networks of a run are no longer finite."""
+    """Raised if the networks or losses of a run are no longer finite."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
     steps = min(config.train.n_steps_per_epoch, config.train.n_steps - progress.steps)
     started, algo = time.perf_counter(), parts.algo
     before = progress.epochs, progress.steps
+    networks = ["the networks' values are"]
     try:
         ((_, metrics),) = algo.fit(
             parts.buffer,
@@ -108,17 +109,20 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
             evaluators=parts.evaluators,
             callback=lambda _, __, step: show(progress.steps + step),
         )
-        diverged = not all(bool(p.isfinite().all()) for _, p in parameters_of(algo))
+        losses = [name for name in metrics if name.endswith("loss") and name not in parts.evaluators]
+        wrong = [f"the epoch's mean {name} is" for name in losses if not math.isfinite(metrics[name])]
+        if not all(bool(p.isfinite().all()) for _, p in parameters_of(algo)):
+            wrong = networks
     except KofflineError:
         raise
     except (ValueError, RuntimeError) as error:  # torch's errors about NaN
         bounded = all((p.abs() < _HUGE).all() for _, p in parameters_of(algo))
         if bounded and not re.search(r"\b(nan|inf)\b", str(error)):
             raise
-        diverged = True
-    if diverged:
+        wrong = networks
+    if wrong:
         raise DivergedError(
-            f"training diverged after step {progress.steps}: the networks' values are not finite; lower the "
+            f"training diverged after step {progress.steps}: {wrong[0]} not finite; lower the "
             "learning rates, clip gradients (…_optim_factory.params.clip_grad_norm) or scale the rewards"
         )
     numbers = {name: float(value) for name, value in metrics.items()}
@@ -144,7 +148,7 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
         "progress": json.dumps(astuple(progress)),
         "model": torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8),
         "grad_step": int(algo.grad_step),
-        "with_gradient": [name for name, parameter in parameters_of(algo) if parameter.grad is not None],
+        "gradients": {name: each.grad for name, each in parameters_of(algo) if each.grad is not None},
         "random": {**random_state(), "buffer": json.dumps(parts.buffer.state_dict())},
         "sizes": {path.name: path.stat().st_size for path in folder.glob("*.csv")},
     }
@@ -174,13 +178,12 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
         return Progress()
     try:
         algo.impl.load_model(io.BytesIO(state["model"].numpy().tobytes()))
+        gradients = state["gradients"]
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
     algo.set_grad_step(state["grad_step"])
-    with_gradient = set(state["with_gradient"])
-    for name, parameter in parameters_of(algo):
-        # optimisers step parameters with a gradient of zero, and skip those without one
-        parameter.grad = torch.zeros_like(parameter) if name in with_gradient else None
+    for name, parameter in parameters_of(algo):  # some sum up over steps; optimisers skip what has none
+        parameter.grad = gradients[name].to(parameter) if name in gradients else None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))
     return Progress(*json.loads(state["progress"]))

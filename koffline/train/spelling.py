@@ -21,13 +21,18 @@ _TYPE = re.compile(r'(?:def get_type\(\) -> str:\n +return |@registered\()"(\w+)
 
 
 @functools.cache
-def _declared() -> tuple[frozenset[str], frozenset[str]]:
-    """Types and options that the sources of d3rlpy and koffline declare, those of factories among them."""
+def _declared() -> tuple[frozenset[tuple[str, str]], frozenset[str]]:
+    """Types and options that the sources of d3rlpy and koffline declare, those of factories among them.
+
+    Each type comes after its family: algo, or the name of the module of a kind of factory.
+    """
     found = {name: Path(str(find_spec(name).origin)).parent for name in _SOURCES}  # type: ignore[union-attr]
     files = [file for name in found for each in _SOURCES[name] for file in found[name].glob(f"{each}.py")]
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    options = (name for text in texts for part in _OPTIONS.findall(text) for name in _FIELD.findall(part))
-    return frozenset(name for text in texts for name in _TYPE.findall(text)), frozenset(options)
+    texts = {file: file.read_text(encoding="utf-8") for file in files}
+    families = {file: "algo" if {"algos", "ope"} & {*file.parts[-3:]} else file.stem for file in files}
+    parts = (part for text in texts.values() for part in _OPTIONS.findall(text))
+    types = ((families[file], name) for file, text in texts.items() for name in _TYPE.findall(text))
+    return frozenset(types), frozenset(name for part in parts for name in _FIELD.findall(part))
 
 
 def refuse_misspelt(kind: Any, params: Any, where: str = "algo") -> None:
@@ -37,7 +42,10 @@ def refuse_misspelt(kind: Any, params: Any, where: str = "algo") -> None:
     ``algos.options.resolve_params`` checks types, names and values against the algorithm itself.
     """
     types, options = _declared()
-    asked = [(f"{where}.type is {kind!r}", kind, types)] if isinstance(kind, str) and kind != "none" else []
+    words = where.rpartition(".")[2].removesuffix("_factory").split("_")  # actor_optim: of the optimizers
+    names = tuple("_".join(words[start:]) for start in range(len(words)))
+    family = frozenset(name for module, name in types if module.startswith(names))
+    asked = [(f"{where}.type is {kind!r}", kind, family)] if isinstance(kind, str) and kind != "none" else []
     for name, value in params.items() if isinstance(params, Mapping) else ():
         asked.append((f"{where}.params.{name} is unknown", str(name), options))
         if isinstance(value, Mapping):

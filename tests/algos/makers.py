@@ -116,9 +116,5 @@ def scalers(discrete: bool) -> dict[str, Any]:
 
 def fit(algo: Any, buffer: Any, steps: int = 4, **options: Any) -> Any:
     """Train without files or progress."""
-    defaults = {
-        "n_steps_per_epoch": steps,
-        "logger_adapter": d3rlpy.logging.NoopAdapterFactory(),
-        "show_progress": False,
-    }
-    return algo.fit(buffer, n_steps=steps, **{**defaults, **options})
+    silent = {"logger_adapter": d3rlpy.logging.NoopAdapterFactory(), "show_progress": False}
+    return algo.fit(buffer, n_steps=steps, **{"n_steps_per_epoch": steps, **silent, **options})

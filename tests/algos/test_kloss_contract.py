@@ -111,6 +111,12 @@ def test_actions_come_back_in_the_units_of_the_log(name: str) -> None:
         assert actions.max() <= 20.0
 
 
+def test_copying_a_policy_that_there_is_not_fails_as_in_d3rlpy() -> None:
+    algo = make("KLossDQN", build=True)
+    with pytest.raises(NotImplementedError):
+        algo.copy_policy_from(algo)
+
+
 def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algo, path = make("KLossDQN", build=True), tmp_path / "model.d3"
     algo.save(str(path))

@@ -16,7 +16,6 @@ from tests.algos.hand_steps import (
     batch_of,
     bellman_residual,
     critics,
-    hand_losses,
     in_float64,
     row_values,
     squashed,
@@ -183,7 +182,6 @@ def test_iql_critic_and_value() -> None:
     values = critics(algo, batch.observations, batch.actions)
     next_value = value_func(batch.next_observations)[:, 0].detach()
     residual = bellman_residual(batch, next_value, values)
-    expected_q = stepped(algo.impl.q_function, hand_losses(residual, batch, None, discrete=False))
     with torch.no_grad():
         for parameter in algo.impl.modules.slow_q_funcs.parameters():
             parameter.add_(0.05)
@@ -192,9 +190,9 @@ def test_iql_critic_and_value() -> None:
         )
     gap = slow.min(dim=0).values - value_func(batch.observations)[:, 0]
     weights = torch.where(gap > 0, 0.8, 0.2)
-    expected_v = stepped(value_func, (weights * gap.square()).mean())
-    update(algo, batch)
-    assert_stepped(algo.impl.q_function, expected_q)
+    value_loss = (weights * gap.square()).mean()
+    expected_v = stepped(value_func, value_loss)
+    assert_critic_step(algo, batch, residual, value_loss)
     assert_stepped(value_func, expected_v)
 
 
@@ -305,10 +303,8 @@ def test_a_slow_copy_values_what_follows() -> None:
         next_value = critics(algo, batch.next_observations).max(dim=2).values.detach()
         put(algo, held)
         residual = bellman_residual(batch, next_value, row_values(critics(algo, batch.observations), batch))
-        expected = stepped(algo.impl.q_function, hand_losses(residual, batch, 0.3, discrete=True))
-        update(algo, batch, critic_only=False)
-        assert_stepped(algo.impl.q_function, expected)
-        slow = [0.75 * old + 0.25 * new for old, new in zip(slow, expected, strict=True)]
+        assert_critic_step(algo, batch, residual, critic_only=False)
+        slow = [0.75 * old + 0.25 * new.detach() for old, new in zip(slow, present, strict=True)]
         assert_stepped(algo.impl.modules.slow_q_funcs, slow)
 
 
@@ -323,9 +319,7 @@ def test_rebrac_critic() -> None:
         slow = [q(batch.next_observations, acted).q_value[:, 0] for q in modules.targ_q_funcs]
         later = torch.stack(slow).min(dim=0).values - 0.2 * (acted - batch.next_actions).square().sum(dim=1)
     residual = bellman_residual(batch, later, critics(algo, batch.observations, batch.actions))
-    expected = stepped(algo.impl.q_function, hand_losses(residual, batch, 0.3, discrete=False))
-    update(algo, batch)
-    assert_stepped(algo.impl.q_function, expected)
+    assert_critic_step(algo, batch, residual)
 
 
 @pytest.mark.parametrize("name", COMPOSED)

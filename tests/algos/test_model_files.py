@@ -68,7 +68,7 @@ def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("name", DISCRETE + CONTINUOUS)
-def test_stock_policies(name: str, tmp_path: Path) -> None:
+def test_stock_policies(name: str, tmp_path: Path, caplog) -> None:
     scaled = {"observation_scaler": standard_scaler()}
     if name in CONTINUOUS:
         scaled = {"observation_scaler": minmax_scaler(), "action_scaler": action_scaler()}
@@ -76,6 +76,7 @@ def test_stock_policies(name: str, tmp_path: Path) -> None:
     for suffix in FORMATS:
         export_policy(algo, tmp_path / f"policy{suffix}")
         assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "KLossBCQ"])  # it draws, as BCQ does
@@ -90,10 +91,11 @@ def test_our_policies(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("name", DRAWING)
-def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_path: Path) -> None:
-    """Actions stay those of the box; equal observations get draws of their own."""
+def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_path: Path, caplog) -> None:
+    """And a warning says so. Actions stay those of the box; equal observations get draws of their own."""
     algo = build(name, 2, action_scaler=action_scaler())
     export_policy(algo, tmp_path / f"policy{suffix}")
+    assert f"policy{suffix} draws its actions, as the predict of {name} does" in caplog.text
     actions = run_file(tmp_path / f"policy{suffix}", np.repeat(raw_observations(1), 40, axis=0))
     assert actions.shape == (40, 2)
     assert len(np.unique(actions, axis=0)) > 1

@@ -12,10 +12,10 @@ import torch
 from koffline.algos.paths import PathReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import DataError
-from tests.algos.hand_steps import GAMMA, RATE, assert_stepped, hand_loss, in_float64, stepped
-from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, fit, make, make_log
+from tests.algos.hand_steps import GAMMA, RATE, ROWS, assert_stepped, batch_of, hand_loss, in_float64, stepped
+from tests.algos.makers import ACTIONS, d3rlpy, fit, make, make_log
 
-LENGTH, ROWS = 3, 7
+LENGTH = 3
 ENTROPY, KL, CLIP, DECAY = 0.2, 0.5, 0.4, 0.9
 
 
@@ -61,32 +61,6 @@ def test_values_start_at_that_of_a_constant_reward_whatever_the_length_of_paths(
         assert algo._initial_value(batch) == pytest.approx(1.0 / (1.0 - algo.config.gamma), rel=1e-5)
 
 
-def make_paths(discrete: bool, seed: int = 0) -> Any:
-    """Paths of true lengths 1 to 3."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    lengths = torch.randint(1, LENGTH + 1, (ROWS, 1), generator=generator).double()
-    states = normal(ROWS, LENGTH, COLUMNS)
-    if discrete:
-        actions = torch.randint(0, ACTIONS, (ROWS, LENGTH, 1), generator=generator).double()
-    else:
-        actions = normal(ROWS, LENGTH, ACTIONS).clamp(-1, 1)
-    return d3rlpy.torch_utility.TorchMiniBatch(
-        observations=states,
-        actions=actions,
-        rewards=normal(ROWS, LENGTH),
-        next_observations=normal(ROWS, COLUMNS),
-        next_actions=actions[:, 0],
-        returns_to_go=torch.zeros(ROWS, 1),
-        terminals=(torch.rand(ROWS, 1, generator=generator) < 0.3).double(),
-        intervals=lengths,
-        device="cpu:0",
-    )
-
-
 def with_slow_copies(name: str, critic: str):
     own = {"path_length": LENGTH, "entropy_coef": ENTROPY, "kl_coef": KL, "clip_adv": CLIP}
     rate = {"target_decay": DECAY, "actor_learning_rate": RATE}
@@ -116,7 +90,7 @@ def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: boo
 @pytest.mark.parametrize("name", ["TrustPCL", "DiscreteTrustPCL"])
 def test_one_step_by_hand(name: str, critic: str) -> None:
     discrete = name.startswith("Discrete")
-    algo, paths = with_slow_copies(name, critic), make_paths(discrete)
+    algo, paths = with_slow_copies(name, critic), batch_of(discrete, length=LENGTH)
     names = ("policy", "targ_policy", "q_funcs", "targ_q_funcs")
     modules = SimpleNamespace(**{name: copy.deepcopy(getattr(algo.impl.modules, name)) for name in names})
     with torch.no_grad():  # the slow copies move first
@@ -169,7 +143,7 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
 
 def test_implied_action_values_satisfy_path_consistency() -> None:
     """Q(s, a) = V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
-    algo, paths = with_slow_copies("DiscreteTrustPCL", "kloss"), make_paths(discrete=True)
+    algo, paths = with_slow_copies("DiscreteTrustPCL", "kloss"), batch_of(discrete=True, length=LENGTH)
     modules, states, actions = algo.impl.modules, paths.observations[:, 0], paths.actions[:, 0]
     with torch.no_grad():
         here, slow = (

@@ -82,9 +82,7 @@ def test_a_result_comes_back_as_it_was_learned(fake_stack: type[fake.FakeLockSte
 
 def test_a_killed_cell_goes_on_from_its_checkpoint(fake_stack, tmp_path, monkeypatch):
     cell = make_cell(steps=500, interval=100)
-    whole, path = (tmp_path / name / "cell.npz" for name in ("whole", "cut"))
-    for folder in (whole.parent, path.parent):
-        folder.mkdir()
+    whole, path = tmp_path / "whole.npz", tmp_path / "cut.npz"
     write_mujoco(whole, cell)
     monkeypatch.setattr(mujoco, "_CHECKPOINT_SECONDS", 0.0)
     fake_stack.stop_at = 330

@@ -46,13 +46,9 @@ def test_the_committed_tables_are_those_of_the_committed_numbers(name: str) -> N
 
 
 def lines_of(axes: Axes, method: str, stroke: str = "-") -> list[Line2D]:
-    return [
-        line
-        for line in axes.lines
-        if line.get_color() == COLOURS[method]
-        and line.get_linestyle() == stroke
-        and len(line.get_xdata()) > 1
-    ]
+    look = COLOURS[method], stroke
+    lines = [line for line in axes.lines if (line.get_color(), line.get_linestyle()) == look]
+    return [line for line in lines if len(line.get_xdata()) > 1]
 
 
 def best_of(name: str, world: str, method: str, curve: str, truth: str = "monte_carlo") -> np.ndarray:

@@ -1,4 +1,3 @@
-import contextlib
 import multiprocessing
 import os
 import re
@@ -86,7 +85,8 @@ def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path: Pat
     driver = subprocess.Popen(
         command, cwd=Path(__file__).parents[2], start_new_session=True, preexec_fn=hear_interrupts
     )
-    pids = [wait_for(lambda name=name: read_pid(tmp_path / name)) for name in ("long0.pid", "long1.pid")]
+    noted = [tmp_path / name for name in ("long0.pid", "long1.pid")]
+    pids = [int(wait_for(lambda path=path: path.exists() and path.read_text())) for path in noted]
     # To the whole group, as a terminal does on Ctrl-C; a kill reaches the driver alone.
     (os.killpg if how == signal.SIGINT else os.kill)(driver.pid, how)
     assert driver.wait(20) == (130 if how == signal.SIGINT else -how)
@@ -114,12 +114,6 @@ def test_ray_runs_the_same_jobs(tmp_path: Path, capfd: pytest.CaptureFixture[str
         assert int(process) != os.getpid()
     assert run_jobs(jobs, ray="local") == {}  # nothing to do, nothing started
     assert capfd.readouterr() == ("", "")
-
-
-def read_pid(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
 
 
 def alive(pid: int) -> bool:

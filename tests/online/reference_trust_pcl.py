@@ -134,8 +134,8 @@ def residuals_of(agent, windows, settings):
     return torch.stack([residual(agent, path, start, settings) for path, start in windows])
 
 
-def policy_surrogate(agent, windows, settings, residuals):
-    """−Σ sg(clip(R)) Σ_t γ^t log π(a_t|s_t) / B, B counting paths, however many windows each has."""
+def policy_gradient(agent, windows, settings, residuals):
+    """Of −Σ sg(clip(R)) Σ_t γ^t log π(a_t|s_t) / B, B counting paths, however many windows each has."""
     total = torch.zeros((), dtype=torch.float64)
     for (path, start), advantage in zip(windows, residuals.tolist(), strict=True):
         if settings.clip_adv > 0.0:
@@ -143,7 +143,8 @@ def policy_surrogate(agent, windows, settings, residuals):
         for t in range(window_end(path, start, settings.window_length) - start):
             log_probability = agent.log_probability(path.observations[start + t], path.actions[start + t])
             total = total - advantage * settings.gamma**t * log_probability
-    return total / len({id(path) for path, _ in windows})
+    surrogate = total / len({id(path) for path, _ in windows})
+    return torch.autograd.grad(surrogate, agent.policy_parameters())
 
 
 def kernel_points(agent, windows, settings):
@@ -187,11 +188,6 @@ def critic_loss(agent, windows, settings, residuals):
     return (1.0 - w) * off / (m * (m - 1)) + w * diagonal / m
 
 
-def policy_gradient(agent, windows, settings, residuals):
-    surrogate = policy_surrogate(agent, windows, settings, residuals.detach())
-    return torch.autograd.grad(surrogate, agent.policy_parameters())
-
-
 def critic_gradient(agent, windows, settings, residuals):
     loss = critic_loss(agent, windows, settings, residuals)
     return torch.autograd.grad(loss, agent.value_parameters()), float(loss.detach())
@@ -202,19 +198,15 @@ def all_windows(paths):
     return [(path, start) for path in paths for start in range(len(path))]
 
 
-def random_path(rng, length, observation_dim, actions, discrete, **ending):
-    drawn = rng.integers(actions, size=length) if discrete else rng.normal(size=(length, actions))
-    return Path(rng.normal(size=(length + 1, observation_dim)), drawn, rng.normal(size=length), **ending)
-
-
 def random_paths(rng, observation_dim=3, actions=2, discrete=False, longest=10):
     """Long, short and one-step paths, each merely cut, terminated and truncated."""
-    endings = ({}, {"terminated": True}, {"truncated": True})
-    return [
-        random_path(rng, length, observation_dim, actions, discrete, **ending)
-        for length in (longest, 1, longest // 2)
-        for ending in endings
-    ]
+    paths = []
+    for length in (longest, 1, longest // 2):
+        for ending in ({}, {"terminated": True}, {"truncated": True}):
+            drawn = rng.integers(actions, size=length) if discrete else rng.normal(size=(length, actions))
+            seen, rewards = rng.normal(size=(length + 1, observation_dim)), rng.normal(size=length)
+            paths.append(Path(seen, drawn, rewards, **ending))
+    return paths
 
 
 def divergence(returns, coefficient):

@@ -87,11 +87,8 @@ def pad(path, filler=9.0):
     rewards = np.full(LONGEST, filler)
     if actions.dtype.kind == "f":
         actions[:] = filler
-    observations[: length + 1], actions[:length], rewards[:length] = (
-        path.observations,
-        path.actions,
-        path.rewards,
-    )
+    observations[: length + 1] = path.observations
+    actions[:length], rewards[:length] = path.actions, path.rewards
     number, zero = np.array(length), np.array(0)
     terminated, truncated = np.array(path.terminated), np.array(path.truncated)
     return Paths(observations, actions, rewards, number, terminated, truncated, zero, zero, zero)
@@ -121,8 +118,3 @@ def compute(agents, settings, per_run, starts=None, **others):
     residual = Residual(learner.networks, learner._slow, batch, coefficients).windows
     diagnostics = learner.compute_gradient(batch, coefficients)
     return SimpleNamespace(gradient=learner.gradient, residual=residual, diagnostics=diagnostics), batch
-
-
-def windows_of(paths, starts=None):
-    """(path, start) of every window, or of one on each path."""
-    return reference.all_windows(paths) if starts is None else list(zip(paths, starts, strict=True))

@@ -24,7 +24,9 @@ def check(agents, settings, per_run, starts=None, **others):
     step, batch = stacks.compute(agents, settings, per_run, starts, **others)
     valid = batch.valid.flatten(1).bool()
     for run, (agent, one, paths) in enumerate(zip(agents, settings, per_run, strict=True)):
-        windows = stacks.windows_of(paths, None if starts is None else starts[run])
+        windows = reference.all_windows(paths)
+        if starts is not None:
+            windows = list(zip(paths, starts[run], strict=True))
         residuals = reference.residuals_of(agent, windows, one)
         found = step.residual[run][valid[run]]
         torch.testing.assert_close(found, residuals.detach(), rtol=1e-11, atol=1e-11)
@@ -79,12 +81,18 @@ def test_three_steps_of_the_optimiser(largest):
     agents, per_run = stacks.make_agents(5), stacks.draw(5)
     learner, batch, coefficients = stacks.prepare(agents, settings, per_run, **changes)
     parameters = [[*agent.policy_parameters(), *agent.value_parameters()] for agent in agents]
+    copies = [
+        [*agent.slow_policy.parameters(), agent.slow_log_std, *agent.slow_value.parameters()]
+        for agent in agents
+    ]
     optimisers = [torch.optim.Adam(own, lr=0.01, eps=1e-3) for own in parameters]
     for _ in range(3):
         learner.move_targets()
         found = learner.update(batch, coefficients)
         for run, (agent, one, paths) in enumerate(zip(agents, settings, per_run, strict=True)):
-            move_slow_copies(agent, 0.9)
+            with torch.no_grad():
+                for slow, now in zip(copies[run], parameters[run], strict=True):
+                    slow.copy_(0.9 * slow + 0.1 * now)
             windows = reference.all_windows(paths)
             residuals = reference.residuals_of(agent, windows, one)
             policy = reference.policy_gradient(agent, windows, one, residuals)
@@ -98,22 +106,9 @@ def test_three_steps_of_the_optimiser(largest):
             optimisers[run].step()
     for run, agent in enumerate(agents):
         online = stacks.flat_row(agent.policy_parameters(), agent.value_parameters())
-        slow = stacks.flat_row(
-            [*agent.slow_policy.parameters(), agent.slow_log_std], agent.slow_value.parameters()
-        )
+        slow = stacks.flat_row(copies[run][: len(agent.policy_parameters())], agent.slow_value.parameters())
         torch.testing.assert_close(learner.online.flat[run], online, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(learner.target.flat[run], slow, rtol=1e-9, atol=1e-9)
-
-
-def move_slow_copies(agent, decay):
-    with torch.no_grad():
-        pairs = [
-            (agent.slow_log_std, agent.log_std),
-            *zip(agent.slow_policy.parameters(), agent.policy.parameters(), strict=True),
-            *zip(agent.slow_value.parameters(), agent.value.parameters(), strict=True),
-        ]
-        for slow, online in pairs:
-            slow.copy_(decay * slow + (1.0 - decay) * online)
 
 
 def test_a_run_that_broke_never_moves_again():

@@ -26,17 +26,12 @@ from tests.online.lockstep_runs import (
 )
 
 
-def exploring_runs():
-    config = OnlineConfig("CartPole-v1", critic="td0", **SMALL)
-    return [OnlineRun(config.with_changes(exploration=scale), 3) for scale in (0.0, 0.5, 2.0)]
-
-
 @pytest.mark.parametrize(
     "runs",
     [
         *map(make_runs, ENVIRONMENTS),
         make_runs("CartPole-v1", streaming=True),  # where one run played one path and another two
-        exploring_runs(),
+        [OnlineRun(OnlineConfig("CartPole-v1", critic="td0", exploration=x, **SMALL), 3) for x in (0, 1, 2)],
     ],
     ids=[*ENVIRONMENTS, "streaming", "exploring"],
 )

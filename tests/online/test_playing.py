@@ -53,12 +53,10 @@ def replayed(world, observation, action):
     inner = world.unwrapped
     if isinstance(action, np.ndarray):
         cosine, sine, speed = observation.astype(float)
-        inner.state = np.array([math.atan2(sine, cosine), speed])
-        following, reward, terminated, _, _ = inner.step(np.clip(action, -2.0, 2.0))
-        return following, reward, terminated
-    inner.state, inner.steps_beyond_terminated = observation.astype(float), None
-    following, reward, terminated, _, _ = inner.step(int(action))
-    return following, reward, terminated
+        inner.state, action = np.array([math.atan2(sine, cosine), speed]), np.clip(action, -2.0, 2.0)
+    else:
+        inner.state, inner.steps_beyond_terminated, action = observation.astype(float), None, int(action)
+    return inner.step(action)[:3]
 
 
 def test_played_actions_follow_the_policy():

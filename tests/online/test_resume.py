@@ -62,7 +62,7 @@ def hit_run(folder, monkeypatch, **changes):
     "changes",
     [
         {"env": "Pendulum-v1", "critic": "td0", "num_envs": 2, "capacity": 300},
-        {"critic": "rg"},
+        {"critic": "rg", "checkpoint_interval": 50, "evaluation_interval": 300},
         {"critic": "fvi", "entropy_coef": 0.1, "entropy_decay": 0.1},
         {"critic": "td0", "exploration": 0.5},
     ],

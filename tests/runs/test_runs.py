@@ -106,6 +106,8 @@ def test_d3rlpy_never_runs_what_a_model_holds(tmp_path: Path) -> None:
     [
         (("stats", "nothing.csv"), "nothing.csv not found"),
         (("plot", "--nonsense"), "there is no option '--nonsense'"),
+        (("plot-all", "no-run"), "there is no *.csv in no-run"),
+        (("export", "model.d3", "policy.onnx"), "use koffline export MODEL OUTPUT"),
         (("prance",), "there is no command 'prance'"),
         (("play", "nothing.d3", "--env-id", WORLD), "No such file"),
     ],

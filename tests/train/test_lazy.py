@@ -27,7 +27,7 @@ from tests.train.small_runs import check_killed_run, make_config, make_log
 SCALERS = {
     "observation_scaler": ("standard", "min_max"),
     "action_scaler": ("min_max",),
-    "reward_scaler": ("standard", "min_max", "return", "clip", "multiply"),
+    "reward_scaler": ("standard", "min_max", "return", "multiply", {"type": "clip", "params": {"low": 0.0}}),
 }
 NAMES = ("observations", "actions", "rewards", "next_observations", "next_actions", "terminals", "intervals")
 

@@ -18,7 +18,7 @@ METRICS = (koffline.algos.training.RunLogger, "write_metric")
 
 
 def small(folder, kind="dqn"):
-    return load_config(make_config(write_log(folder, is_discrete(kind)), kind), ["logger.gradients=false"])
+    return load_config(make_config(write_log(folder, is_discrete(kind)), kind))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_hit_at_every_write(also_after, tmp_path, monkeypatch):
     assert number > 15  # 2 × (5 metrics, a model, a checkpoint), config, params and two records
 
 
-KINDS = ("kloss_sac", "bcq", "discrete_trust_pcl", "kloss_dqn")
+KINDS = ("kloss_sac", "bcq", "bear", "discrete_trust_pcl", "kloss_dqn")
 OTHERS = [kind for kind in algorithm_types() if kind not in (*KINDS, "fqe", "kloss_fqe")]
 
 
@@ -136,10 +136,17 @@ def test_damaged_files_end_in_one_line_and_nothing_is_lost(name, damaged, messag
     assert contents_of(out) == before
 
 
-def test_a_diverged_run_is_a_failure_that_its_record_keeps(tmp_path, monkeypatch):
-    content = make_config(write_log(tmp_path), "kloss_dqn")
-    config = load_config(content, ["algo.params.learning_rate=1e30"])
-    with pytest.raises(ConfigError, match="training diverged after step") as caught:
+@pytest.mark.parametrize(
+    ("assignment", "what"),
+    [
+        ("learning_rate=1e30", "the networks' values are not finite"),
+        # Squares of rewards overflow, Adam's steps do not.
+        ("reward_scaler={type: multiply, params: {multiplier: 1e25}}", "critic_loss is not finite"),
+    ],
+)
+def test_a_diverged_run_is_a_failure_that_its_record_keeps(assignment, what, tmp_path, monkeypatch):
+    config = load_config(make_config(write_log(tmp_path), "kloss_dqn"), [f"algo.params.{assignment}"])
+    with pytest.raises(ConfigError, match=f"training diverged after step 0: .*{what}") as caught:
         train(config, tmp_path / "run")
     monkeypatch.setattr("koffline.train.run._train_epoch", None)  # nothing is trained again
     with pytest.raises(ConfigError) as again:

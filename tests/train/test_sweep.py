@@ -72,10 +72,6 @@ def sweep(config, out, *options, grid=GRID, seeds=2, metric="td_error"):
     )
 
 
-def lines_of(result):
-    return [line for line in result.stderr.splitlines() if line]
-
-
 def test_real_runs_leave_folders_and_a_summary(whole):
     out, done = whole
     assert (done.exit_code, done.stderr) == (0, ""), done.output
@@ -129,7 +125,7 @@ def test_one_broken_run_does_not_lose_the_others(config, tmp_path, trained):
     done = sweep(config, out, seeds=3)
     assert done.exit_code == 2
     assert len(trained.calls) == 6
-    (line,) = lines_of(done)
+    (line,) = done.stderr.splitlines()
     assert line.startswith("error: 2 of 6 runs failed, learning_rate=0.001-seed1-")
     assert line.endswith(
         f"first: the disk is full; make room; see {out}/summary.json, the same command runs them again"
@@ -170,7 +166,7 @@ def test_an_interrupted_sweep_goes_on_and_is_the_same_to_the_bit(config, tmp_pat
     monkeypatch.setattr(koffline.train.run, "save_state", save_or_end)
     done = sweep(config, out)
     assert done.exit_code == 130
-    assert lines_of(done) == [f"interrupted; what is trained is in {out}/runs: the same command goes on"]
+    assert done.stderr == f"interrupted; what is trained is in {out}/runs: the same command goes on\n"
     before = finished(out)
     assert len(before) == 1
     assert sweep(config, out).exit_code == 0
@@ -206,11 +202,11 @@ def test_bad_input_is_one_line_and_nothing_is_written(config, tmp_path, options,
 def test_folders_of_others_are_left_alone(config, tmp_path, trained):
     out = tmp_path / "other"
     (out / "runs" / "precious").mkdir(parents=True)
-    refusal = f"error: {out} holds something that is not a sweep; choose another --out"
+    refusal = f"error: {out} holds something that is not a sweep; choose another --out\n"
     for record in ("{}", "half a fi"):
-        assert lines_of(sweep(config, out, "--force")) == [refusal]
+        assert sweep(config, out, "--force").stderr == refusal
         (out / "run.json").write_text(record)
-        assert lines_of(sweep(config, out, "--force")) == [refusal]
+        assert sweep(config, out, "--force").stderr == refusal
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert trained.calls == []
 

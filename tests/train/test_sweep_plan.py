@@ -28,10 +28,8 @@ def test_every_combination_with_every_seed():
     plan = plan_of(f"{RATE}=1e-3,3e-4", f"{GAMMA}=0.9,0.98,0.99", seeds=2, seed=7)
     assert plan.seeds == (7, 8)
     rates, gammas = (0.001, 0.0003), (0.9, 0.98, 0.99)
-    assert [
-        (setting.config.algo.params["learning_rate"], setting.config.algo.params["gamma"])
-        for setting in plan.settings
-    ] == list(itertools.product(rates, gammas))
+    params = [setting.config.algo.params for setting in plan.settings]
+    assert [(p["learning_rate"], p["gamma"]) for p in params] == list(itertools.product(rates, gammas))
     assert plan.settings[4].values == {"learning_rate": "3e-4", "gamma": "0.98"}
 
 
