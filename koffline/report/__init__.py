@@ -71,7 +71,7 @@ class Report:
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
 
     def print(self, page: Path | None = None) -> None:
-        """Print result, warnings, notes on the log, what was found in a sentence, and the path of the page."""
+        """Print result, warnings, notes on the log, what was found in a sentence, and where the page is."""
         console, notes = make_console(), getattr(self.found, "notes", ())
         self.show(console)
         for warning in self.context.get("warnings", self.found.warnings):
