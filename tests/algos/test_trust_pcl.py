@@ -12,7 +12,8 @@ import torch
 from koffline.algos.paths import PathReplayBuffer
 from koffline.data.replay import ColumnarReplayBuffer
 from koffline.errors import DataError
-from tests.algos.hand_steps import GAMMA, RATE, ROWS, assert_stepped, batch_of, hand_loss, in_float64, stepped
+from tests.algos import hand_steps as by_hand
+from tests.algos.hand_steps import GAMMA, RATE, ROWS, assert_stepped, batch_of, in_float64, stepped
 from tests.algos.makers import ACTIONS, d3rlpy, fit, make, make_log
 
 LENGTH = 3
@@ -122,12 +123,8 @@ def test_one_step_by_hand(name: str, critic: str) -> None:
         surrogates.append(surrogate)
     residual = torch.stack(residuals)
     if critic.startswith("kloss"):
-        acted = actions[:, 0]
-        if discrete:
-            acted = torch.eye(ACTIONS, dtype=torch.float64)[acted[:, 0].long()]
-        rows = torch.cat([states[:, 0], acted], dim=1)
-        gram = torch.exp(-((rows[:, None] - rows[None]) ** 2).sum(dim=2) / 0.8**2)
-        critic_loss = hand_loss(residual, gram, None)
+        first = SimpleNamespace(observations=states[:, 0], actions=actions[:, 0])
+        critic_loss = by_hand.hand_loss(residual, by_hand.hand_gram(first, "gaussian", 0.8, discrete), None)
     else:
         critic_loss = (residual**2).mean()
     advantage = residual.detach().clamp(-CLIP, CLIP)

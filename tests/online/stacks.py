@@ -15,7 +15,6 @@ from koffline.online.paths import Paths
 from tests.online import reference_trust_pcl as reference
 
 STATE, ACTIONS, HIDDEN, LONGEST = 3, 2, (7, 5), 10
-COEFFICIENTS = ("kl_coef", "entropy_coef")
 
 
 def make_config(settings, **others):
@@ -108,7 +107,7 @@ def prepare(agents, settings, per_run, starts=None, **others):
         batch = learner.windows.sample(paths, [np.random.default_rng(0)] * len(agents), moments)
     else:
         batch = learner.windows.cut(paths, np.asarray(starts)[..., None], moments)
-    numbers = [[getattr(one, name) for one in settings] for name in COEFFICIENTS]
+    numbers = [[one.kl_coef for one in settings], [one.entropy_coef for one in settings]]
     return learner, batch, torch.tensor(numbers, dtype=torch.float64).unsqueeze(2)
 
 

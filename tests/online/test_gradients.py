@@ -196,7 +196,8 @@ def test_the_remembered_loss_follows_the_networks(inputs):
         own = replace(settings, kl_coef=settings.kl_coef + step)
         residuals = reference.residuals_of(agent, windows, own)
         points = torch.tensor(reference.kernel_points(agent, windows, own), dtype=torch.float64)
-        psi = torch.stack([feature(point @ draws / bandwidth) for point in points])
+        phases = points @ draws / bandwidth
+        psi = torch.cat((phases.cos(), phases.sin()), dim=1) / 10.0
         now = sum(r * p for r, p in zip(residuals, psi, strict=True)) / len(windows)
         if before is None:
             first, m = now.detach(), now.detach()
@@ -219,7 +220,3 @@ def test_the_remembered_loss_follows_the_networks(inputs):
         optimiser.step()
         online = stacks.flat_row(agent.policy_parameters(), agent.value_parameters())
         torch.testing.assert_close(learner.online.flat[0], online, rtol=1e-9, atol=1e-9)
-
-
-def feature(phases):
-    return torch.cat((phases.cos(), phases.sin())) / 10.0
