@@ -176,7 +176,7 @@ def _numbers(raw: Any) -> np.ndarray:
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")
-        return np.asarray(raw, dtype=np.float64)
+        return np.asarray(raw, dtype=None if getattr(raw, "dtype", None) == bool else np.float64)
     except (TypeError, ValueError) as error:
         what = f"the output is no array of numbers ({one_line(error)})"
         raise PolicyError(f"{what}; return a row per observation") from error
@@ -185,11 +185,11 @@ def _numbers(raw: Any) -> np.ndarray:
 def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
     """Check probabilities (N, n): rows that sum to 1 within 1e-4 are renormalised, indices become one-hot."""
     if output.shape in ((rows,), (rows, 1)):
-        indices = _finite(output.reshape(rows), "probabilities")
+        indices = _finite(output.reshape(rows), "probabilities").astype(np.float64)
         if n == 1:  # the single action is certain, given as a probability or an index
             return np.ones((rows, 1))
         if output.dtype == bool and n > 2:
-            raise PolicyError(f"the output is yes or no, for {n} actions; return action indices")
+            raise PolicyError(f"the output is yes or no, for {n} actions; return their indices")
         wrong = (indices != np.floor(indices)) | (indices < 0) | (indices >= n)
         if wrong.any():
             row = int(wrong.argmax())
