@@ -6,7 +6,7 @@ from typing import Any
 def rows_to_transitions(
     rows: list[dict[str, Any]], state: list[str], has_truncated: bool, has_next: bool = False
 ) -> list[dict[str, Any]]:
-    """Transitions in order of first appearance of their episode, then of time.
+    """Transitions in the order of their episode's first step in the table, then of time.
 
     Rows have the keys of ``state``, a, r, id, t, done and, where asked for, cut and next_<state>.
     """
@@ -14,7 +14,9 @@ def rows_to_transitions(
     for row in rows:
         episodes.setdefault(row["id"], []).append(row)
     found = []
-    for steps in episodes.values():
+    for steps in sorted(
+        episodes.values(), key=lambda steps: rows.index(min(steps, key=lambda row: row["t"]))
+    ):
         steps.sort(key=lambda row: row["t"])
         kept = []
         for i, row in enumerate(steps):

@@ -25,7 +25,6 @@ GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
 STARTS = "starts: "  # beginning of a note on episodes whose beginning is missing
 SHARED = "units: "  # beginning of a note on rows that are not independent
-SHUFFLED = "rows of the episodes were mixed up"  # beginning of a note: the order of episodes means nothing
 # Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
 METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.

@@ -15,7 +15,6 @@ import torch
 
 from koffline.config import EvaluationSettings
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.raw import SHUFFLED
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, PolicyError
 from koffline.fitting import Progress, threads
@@ -124,9 +123,7 @@ class Workspace:
 
     @cached_property
     def drift_shift(self) -> Shift | None:
-        """What the place in the log changes, by the rows in memory; None where it says nothing."""
-        if any(note.startswith(SHUFFLED) for note in self.log.log.metadata.notes):
-            return None
+        """What the place in the log changes, by the rows in memory."""
         return drift_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property

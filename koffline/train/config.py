@@ -6,7 +6,6 @@ import itertools
 import json
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from pydantic import BeforeValidator, Field
 
 from koffline.config import Section, parse_assignments, read_layers, read_section
 from koffline.errors import ConfigError, nearest_name
-from koffline.train.spelling import refuse_misspelt
 
 _EVALUATOR_NAME = re.compile(r"(?!time_)[A-Za-z0-9](?!.*_loss$)[A-Za-z0-9_.-]*")
 FILES = ("data.source", "algo.policy")
@@ -163,8 +161,6 @@ def load_config(
     given = content.pop("evaluators", {})
     config = read_section(TrainConfig, {"data": {}, "algo": {}, **content})
     evaluators = _read_evaluators(given, config.data.split.held_out > 0.0)
-    if "d3rlpy" not in sys.modules:  # it takes seconds to load; where it is, it may know more algorithms
-        refuse_misspelt(config.algo.type, config.algo.params)
     from koffline.algos.options import algorithm_types, resolve_params
 
     if config.algo.type is None:

@@ -45,8 +45,8 @@ def test_arrays_of_foreign_names_are_columns_of_a_table(tmp_path, suffix):
     assert inspect_table(path).problems == []
     assert run_cli("data", "inspect", path, "--out", mapping).exit_code == 0
     log = open_transitions(path, mapping=mapping)
-    first = np.unique(columns["ep_id"][order], return_index=True)[1]  # episodes by first appearance
-    rows = np.concatenate([np.arange(5) + 5 * columns["ep_id"][order][i] for i in np.sort(first)])
+    first = order[columns["t"][order] == 0]  # episodes by their first steps
+    rows = np.concatenate([np.arange(5) + i for i in first])
     np.testing.assert_array_equal(log.observations, columns["obs"][rows])
     np.testing.assert_array_equal(log.actions, columns["act"][rows])
     np.testing.assert_array_equal(log.rewards, columns["rew"][rows, 0])

@@ -18,8 +18,8 @@ from koffline.errors import DataError, counted
 def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     """Aligned columns of a piece that holds whole episodes; None where no row is left.
 
-    Episodes are in the order of their first dates, else of first appearance, rows in time order.
-    ``table.counts`` gets what was done. Raises DataError with all that is wrong.
+    Episodes and rows are in the order of `_ordered`; ``table.counts`` gets what was done. Raises DataError
+    with all that is wrong.
     """
     roles, counts = table.roles, table.counts
     if table.is_open:
@@ -197,20 +197,19 @@ def _without_next(
 
 
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
-    """Rows by episode, in order of first dates, else of first appearance, and time.
+    """Rows by episode and time, two at one time are a problem; episodes in the order of their first dates.
 
-    Two at one time are a problem.
+    Else they are in the order in which the table has their first steps: not of first appearance, since long
+    episodes appear early where rows are mixed up.
     """
     roles, counts = table.roles, table.counts
     row = pl.int_range(pl.len(), dtype=pl.Int64)
     keys = frame.select(id=roles.episode or pl.lit(0), first=row, time=roles.time or row)
     start = pl.col("time").to_physical().min().over("id") if table.is_dated else pl.lit(0)
-    turned = pl.col("time").to_physical().diff().over("id") < 0
-    keys = keys.select(pl.col("first").first().over("id"), "time", start=start, turned=turned)
+    keys = keys.select(pl.col("first").get(pl.col("time").arg_min()).over("id"), "time", start=start)
     same, later = pl.col("first").diff() == 0, pl.col("time") >= pl.col("time").shift()
     begins = (pl.col("start").diff() > 0) | ((pl.col("start").diff() == 0) & (pl.col("first").diff() > 0))
     if not keys.select((begins | (same & later)).all()).item():
-        counts.shuffled |= not table.is_dated and bool(keys["turned"].any())
         order = keys.select(pl.arg_sort_by("start", "first", "time", maintain_order=True)).to_series()
         keys, counts.reordered = keys[order], True
         frame = pl.DataFrame([column.rechunk().gather(order) for column in frame])

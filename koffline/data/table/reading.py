@@ -40,8 +40,8 @@ def read_table(
 ) -> RawLog:
     """A whole table (a file, folder, pattern or URL) as aligned columns. Raises DataError in one line.
 
-    Episodes are in the order of their first dates, or of first appearance where times are no dates, and rows
-    in time order, whatever the order of the table.
+    Episodes are in the order of their first dates, or of their first steps in the table where times are no
+    dates, and rows in time order, whatever the order of the table.
     ``metadata.notes`` say what was derived, left out or replaced; ``metadata.extra["action_names"]`` are the
     values of a categorical action in the order of their numbers.
     """
@@ -91,7 +91,7 @@ class TableStream:
         runs = self._table.runs
         if runs is None:
             return True
-        is_sorted = not self._table.is_dated or _by_episode(runs)["start"].is_sorted()
+        is_sorted = not self._table.is_dated or runs["start"].is_sorted()
         return is_sorted and runs["id"].n_unique() == int(runs["id"].rle_id()[-1]) + 1
 
     @property
@@ -157,8 +157,12 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     limit = max(piece_rows, -(-table.n_rows // _MOST_PARTS))
     # the part that holds the episode's last row; parts have at most `limit` rows, except for long episodes
     part = ((pl.col("rows").cum_sum() - 1) // limit).rle_id()
-    sizes = _by_episode(table.runs)
-    sizes = sizes.sort("start", maintain_order=True) if table.is_dated else sizes
+    rows = pl.col("rows").cast(pl.Int64).sum()
+    by_start = (
+        table.runs.with_row_index().sort("start", maintain_order=True).group_by("id", maintain_order=True)
+    )
+    sizes = by_start.agg(rows, pl.first("start", "index"))
+    sizes = sizes if table.is_dated else sizes.sort("index")
     parts = sizes.select("id", part=part)
     try:
         with remote.temporary_folder() as folder:
@@ -172,12 +176,6 @@ def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
     except OSError as error:
         said = f"{table.source} cannot be sorted into temporary files ({error.strerror or error})"
         raise DataError(f"{said}; check the disk, or set TMPDIR to a folder with room") from None
-
-
-def _by_episode(runs: pl.DataFrame) -> pl.DataFrame:
-    """Rows and first time of each episode, in order of first appearance."""
-    both = pl.col("rows").cast(pl.Int64).sum(), pl.col("start").min()
-    return runs.group_by("id", maintain_order=True).agg(*both)
 
 
 def _distribute(table: Table, parts: pl.DataFrame, paths: list[Path]) -> None:

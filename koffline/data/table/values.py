@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from koffline.data.raw import GAPS, ORDER, SHUFFLED, STARTS, UNFOLLOWED
+from koffline.data.raw import GAPS, ORDER, STARTS, UNFOLLOWED
 from koffline.data.spaces import ONE_HOT, Encoding
 from koffline.errors import DataError, counted, nearest_name
 
@@ -251,7 +251,6 @@ class TableCounts:
     ended: int = 0
     ends_lost: int = 0
     reordered: bool = False
-    shuffled: bool = False
     left_out: int | None = None
     cut: int = 0
     imputed: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -271,9 +270,7 @@ class TableCounts:
         if self.ends_lost:
             said = f"{counted(self.ends_lost, 'row', 'is', 'are')} flagged terminal among those left out for"
             yield f"{GAPS}{said} missing values: these ends are lost; replace what is missing in them instead"
-        if self.shuffled:
-            yield f"{SHUFFLED}: they were put together and in time order"
-        elif self.reordered and is_timed:
+        if self.reordered and is_timed:
             yield "the rows of each episode were put together and in time order"
         elif self.reordered:
             said = "rows of several episodes are mixed; without a time column the table's order was taken"
