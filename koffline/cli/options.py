@@ -52,21 +52,11 @@ def whole(flag: str, least: int = 1, **more: Any) -> Option:
 
 
 def gamma_option(
-    text: str = "Discount factor, inside (0, 1); default: the one in the log.", **more: Any
+    text: str = "Discount factor, inside (0, 1), 0.999 if episodes end; default: the log's.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
-    return click.option("--gamma", type=_Discount(), metavar="NUMBER", help=text, **more)
-
-
-class _Discount(click.FloatRange):
-    def __init__(self) -> None:
-        super().__init__(0.0, 1.0, min_open=True, max_open=True)
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
-        """The number inside the range."""
-        if str(value) in ("1", "1.0"):
-            self.fail("1 discounts nothing; for episodes that end give 0.999, or nearer to 1", param, ctx)
-        return super().convert(value, param, ctx)
+    inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)
+    return click.option("--gamma", type=inside, metavar="NUMBER", help=text, **more)
 
 
 def set_option(text: str, **more: Any) -> Option:

@@ -72,9 +72,7 @@ def settle_space(
     if declared is not None:
         return declared, ()
     space = _assumed_space(actions, source)
-    remedy = "--continuous LOW HIGH declares it"
-    if isinstance(space, Discrete):
-        remedy = "--discrete N declares it, --continuous LOW HIGH says that they are quantities"
+    remedy = "--discrete N, or --continuous LOW HIGH for quantities, declares it"
     said = f"the file declares no action space; assumed {space} from the actions ({remedy})"
     return space, (said,)
 

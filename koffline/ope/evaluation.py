@@ -168,8 +168,8 @@ def _late_rewards(log: Transitions) -> list[str]:
     zero = np.asarray(log.rewards) == 0.0
     if not zero[log.episode_starts].all() or np.delete(zero, log.episode_starts).mean() > _FEW_ZEROS:
         return []
-    told = "the first reward of every episode is 0 and hardly any other is"
-    return [f"rewards: {told}; if each row holds the reward of the row before, move them up by one row"]
+    told = "rewards: the first one of every episode is 0 and hardly any other is; if each row holds that of"
+    return [f"{told} the row before, move them up by one row"]
 
 
 def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:

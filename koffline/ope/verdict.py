@@ -45,9 +45,8 @@ class Coverage:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
         if self.fraction < NO_COVERAGE:
             return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
-        if self.unlogged > _MUCH_UNLOGGED:
-            return [f"{self.unlogged:.0%} of the policy's actions are ones that the log never takes"]
-        return []
+        told = f"{self.unlogged:.0%} of the policy's actions are ones that the log never takes"
+        return [told] if self.unlogged > _MUCH_UNLOGGED else []
 
     @property
     def unlogged(self) -> float:

@@ -68,7 +68,6 @@ class TestTimes:
              "times without a UTC offset, in the order of instants, 2024-10-27 02:10:00 UTC to 2024-10-27 "
              "02:40:00 UTC: '2024-10-27 02:10' is 2024-10-27 02:10:00 UTC"),
             (["2024-10-27", "2024-10-28", "2024-10-29"], "dates, in the order of instants, 2024-10-27 00:00"),
-            (["09:30", "10:45:00", "23:59:59"], "times of day, in the order of instants, 09:30:00 to 23:"),
             ([7, 8, 9], "numbers, in the order of their size"),
         ],
     )  # fmt: skip
@@ -140,9 +139,6 @@ class TestGuesses:
                            "9:{d} AM")),
             ({"t": [f"step {row % 5}" for row in range(60)]},
              ["t: its name says time, its values do not"], {"time": None}),
-            ({"t": None, "day": ["2024-01-02"] * 60, "time": ["09:30", "10:00"] * 30},
-             ["time: times of day beside dates; write both into one column", "36 rows have", "column done"],
-             {"time": "time"}),
             ({"a": ["mail", "none", "voucher"] * 20, "x_1": [0.2, 0.0, 0.9] * 20},
              ["x_1: each value goes with one a only: left out, as if it came of it"], {}),
             ({"r": [f"{1 + row // 30},{row:03d}" for row in range(60)]},

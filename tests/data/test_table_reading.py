@@ -275,7 +275,7 @@ class TestEndsAndBeginnings:
     def test_an_end_that_is_lost_is_said(self, tmp_path):
         table = walk(x_1=[0.0, 0.5, None, 1.5, 2.0, 2.5, 3.0, 3.5])
         notes = " ".join(read(table, tmp_path, impute={"x_1": "cut"}).metadata.notes)
-        assert "gaps: 1 row is flagged terminal among those left out" in notes
+        assert "gaps: 1 row is flagged terminal among those left out; fill" in notes
 
     def test_a_terminal_row_and_the_last_one_need_no_next_observation(self, tmp_path):
         following = {"n_1": [0.5, 1.0, None, None, 2.5, 3.0, 3.5, None], "n_2": [0.0] * N}

@@ -19,7 +19,7 @@ from koffline.data.table.profiles import IGNORED, NEXT, Profile
 from koffline.data.table.readers import faults
 from koffline.data.table.rows import TableRows, header_of, open_rows
 from koffline.data.table.survey import prepare_table
-from koffline.data.table.values import CLOCK, TRUE, Problems, is_pattern
+from koffline.data.table.values import TRUE, Problems, is_pattern
 from koffline.errors import DataError, counted, listed, printable
 
 _QUESTION = """
@@ -114,8 +114,6 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
             problems.append(f"{each.name}: {each.problem}")
         if each.kind == profiles.DECIMAL_COMMA:
             found.mapping["decimal_comma"] = True
-        if each.kind == CLOCK and each.role == "time" and any(c.is_time and c is not each for c in columns):
-            problems.append(f"{each.name}: times of day beside dates; write both into one column")
         if each.role == "time" and (rule := each.time_rule()):
             found.notes.append(f"times in {each.name}: {rule}")
     _check_ends(found)
@@ -149,8 +147,8 @@ def _check_ends(found: Inspection) -> None:
             is_text = each.missing or each.values.dtype == pl.Boolean
             parts = [f"{name} == {(str(end).lower() if is_text else end)!r}" for end in values]
             told = f'"{parts[0]}"' if len(parts) == 1 else f'"max({", ".join(parts)})"'
-            is_yes = each.is_flag and str(values[0]).lower() in TRUE
-            told = each.name if is_yes and not each.missing else told
+            if each.is_flag and not each.missing and str(values[0]).lower() in TRUE:
+                told = each.name
             each.role, each.reason = IGNORED, f"{listed(map(repr, values))}: in last rows of episodes alone"
             said = f"if the world ended there, say terminal: {told}"
             found.problems.append(f"{each.name}: {each.reason}; {said}")

@@ -9,16 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from koffline.data.table.values import (
-    CLOCK,
-    FALSE,
-    TEXT_WAYS,
-    TRUE,
-    as_read,
-    is_pattern,
-    looks_like_id,
-    unread,
-)
+from koffline.data.table.values import FALSE, TEXT_WAYS, TRUE, as_read, is_pattern, looks_like_id, unread
 from koffline.errors import counted, printable
 
 IGNORED = "ignored"
@@ -91,8 +82,7 @@ class Profile:
 
     def _read(self, value: Any) -> str:
         """Text of a time after parsing."""
-        shown = str(value).removesuffix("+00:00") + " UTC" * str(value).endswith("+00:00")
-        return shown.removeprefix("1970-01-01 ").removesuffix(" UTC") if self.kind == CLOCK else shown
+        return str(value).removesuffix("+00:00") + " UTC" * str(value).endswith("+00:00")
 
     def rank(self, role: str) -> int:
         """Place of the likeliest word of the name among those of the role; `_NONE` without one."""

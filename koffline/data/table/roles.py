@@ -147,7 +147,8 @@ def column_types(
          lambda kind: not kind.is_numeric() and not kind.is_nested(), "compare it with a number"),
         ((roles.terminal, roles.truncated), lambda kind: kind == pl.String or _is_number(kind),
          "give true and false, or 1 and 0"),
-        ((roles.time,), lambda kind: kind.is_numeric() or kind.is_temporal() or kind == pl.String,
+        ((roles.time,),
+         lambda kind: kind.is_numeric() or (kind.is_temporal() and kind != pl.Time) or kind == pl.String,
          "which gives no order in time; name another"),
     )  # fmt: skip
     for names, fits, remedy in rules:

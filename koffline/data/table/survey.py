@@ -78,9 +78,9 @@ class Table:
     def is_dated(self) -> bool:
         """Whether times are dates, or count seconds since one: then episodes are in their order."""
         time, counts = self.roles.time or "", _A_DATE <= self.earliest < np.inf
-        kind, is_clock = self.rows.schema.get(time), self.texts.get(time) == values.CLOCK
+        kind = self.rows.schema.get(time)
         is_date = counts or kind == pl.Date or isinstance(kind, pl.Datetime)
-        return is_date and not is_clock and not self.is_own and self.roles.episode is not None
+        return is_date and not self.is_own and self.roles.episode is not None
 
     @property
     def noted(self) -> Metadata:
@@ -174,10 +174,6 @@ def _open_questions(table: Table) -> list[str]:
     """Notes on what the mapping leaves open and how it was decided."""
     roles, time, notes = table.roles, table.roles.time or "", list[str]()
     kind, way = table.rows.schema.get(time), table.texts.get(time)
-    if kind == pl.Time or way == values.CLOCK:
-        notes.append(
-            f"times in {time} have no date: rows after midnight were put before those of the evening"
-        )
     if way == values.LOCAL or (isinstance(kind, pl.Datetime) and kind.time_zone is None):
         where = "where a local clock was set back, rows of that hour may be out of order"
         notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
@@ -222,8 +218,7 @@ def _look_through(table: Table, census: bool) -> None:
         table.cut_rows += int(cut.sum())
         table.done_rows += int((ended & cut).sum())
         if time is not None and frame.schema[time].is_numeric():
-            least: Any = frame[time].min()
-            table.earliest = min(table.earliest, least or 0.0)
+            table.earliest = min(table.earliest, float(frame[time].to_numpy().min(initial=np.inf)))
         actions = frame[roles.action[0]].drop_nulls()
         if is_category and len(roles.action) == 1:
             applied.gather(categories, actions)

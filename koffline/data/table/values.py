@@ -35,14 +35,13 @@ def _instants(texts: pl.Expr) -> pl.Expr:
 
 
 # Ways to read texts, the narrowest first; all but the first two are for times.
-LOCAL, CLOCK = "times without a UTC offset", "times of day"
+LOCAL = "times without a UTC offset"
 _WAYS: dict[str, Callable[[pl.Expr], pl.Expr]] = {
     "whole numbers": lambda texts: texts.cast(pl.Int64, strict=False),
     "numbers": lambda texts: texts.cast(pl.Float64, strict=False),
     "times with a UTC offset": _instants,
     "dates": lambda texts: _instants(texts + "T00:00Z"),
     LOCAL: lambda texts: _instants(texts + "Z"),
-    CLOCK: lambda texts: _instants(pl.lit("1970-01-01T") + texts + "Z"),
 }
 TEXT_WAYS = tuple(_WAYS)
 
@@ -268,8 +267,8 @@ class TableCounts:
             lost = counted(self.ended, "row", "was", "were")
             yield f"{lost} left out: from a missing value on, as asked, to the end of the episode"
         if self.ends_lost:
-            said = f"{counted(self.ends_lost, 'row', 'is', 'are')} flagged terminal among those left out for"
-            yield f"{GAPS}{said} missing values: these ends are lost; replace what is missing in them instead"
+            lost = counted(self.ends_lost, "row", "is", "are")
+            yield f"{GAPS}{lost} flagged terminal among those left out; fill these in, or ends are lost"
         if self.reordered and is_timed:
             yield "the rows of each episode were put together and in time order"
         elif self.reordered:
