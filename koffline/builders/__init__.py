@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from koffline.errors import DataError
 from koffline.store import locked
 from koffline.store.files import digest_of, write_text
@@ -36,12 +38,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        entries = None
-    if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
-        raise DataError(f"{path} is not a manifest (JSON: name → entry); repair it or choose another folder")
-    return entries
+        return TypeAdapter(dict[str, dict[str, Any]]).validate_json(path.read_bytes())
+    except (OSError, ValueError):  # pydantic's errors are ValueErrors
+        said = f"{path} is not a manifest (JSON: name → entry)"
+        raise DataError(f"{said}; repair it or choose another folder") from None
 
 
 def add_to_manifest(

@@ -103,8 +103,10 @@ def info(log: Log, as_json: bool) -> None:
     found = summarise(rows, log.stream, progress=True) if log.stays_on_disk else summarise(rows)
     if as_json:
         click.echo(json.dumps(found, default=str))
-    else:
-        _print_summary(rows, found)
+        return
+    from koffline.report import make_console, print_table
+
+    print_table(make_console(), str(found["source"]), (), _summary_lines(rows, found))
 
 
 def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -140,19 +142,6 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
     for note in found["notes"]:
         yield "note", printable(note)
     yield "sha256 of the rows", str(found["sha256"])
-
-
-def _print_summary(log: Any, found: Mapping[str, Any]) -> None:
-    """Print the summary of a log to stdout; plain where that is no terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=found["source"], show_header=False, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _summary_lines(log, found):
-        table.add_row(name, value)
-    Console(highlight=False, markup=False).print(table)
 
 
 def _coverage(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -207,12 +196,7 @@ def validate(log: Log) -> None:
 @log_options("source")
 @click.argument("target")
 @click.option("--format", "format_", type=click.Choice(FORMATS), help="Format; else told by TARGET's name.")
-@click.option(
-    "--shard-rows",
-    type=int,
-    metavar="N",
-    help="Write a folder of shards of at most N rows, for logs larger than memory.",
-)
+@whole("--shard-rows", metavar="N", help="Write shards of at most N rows, for logs larger than memory.")
 @click.option("--force", is_flag=True, help="Replace TARGET if it exists.")
 def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, force: bool) -> None:
     """Write a log in another format. A failed conversion leaves no partial TARGET.

@@ -93,8 +93,10 @@ class Transitions:
 
     def __repr__(self) -> str:
         episodes = counted(self.n_episodes, "episode") if self.has_episodes else "no episodes"
-        shape = f"observations {self.observation_shape} {self.observations.dtype}"
-        return f"Transitions({counted(len(self), 'row')}, {episodes}, {shape}, {self.action_space})"
+        shape = f"observations {self.observation_shape} {self.columns['observations'].dtype}"
+        where = f" in {counted(len(self.shard_names), 'shard')}" if type(self) is not Transitions else ""
+        rows = f"{type(self).__name__}({counted(len(self), 'row')}{where}"
+        return f"{rows}, {episodes}, {shape}, {self.action_space})"
 
     @property
     def columns(self) -> dict[str, np.ndarray]:

@@ -175,8 +175,14 @@ def sample_units(
         chosen = log.select_episodes(units) if log.has_episodes else log.select(units)
         return UnitSample(chosen, units, is_all=False)
     sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]
-    units = _smallest(sizes, wanted, seed, part)
-    return _read(log, units, np.array(sizes), settings)
+    units, ends = _smallest(sizes, wanted, seed, part), np.cumsum(sizes)
+    shard_of = np.searchsorted(ends, units, side="right")
+    items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
+    passes = settings or PassSettings()
+    pieces = list(passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name))
+    columns = {name: column for name, column in joined(pieces).columns.items() if name != "episode_ids"}
+    found = Transitions.of_whole_units(columns, log.action_space, log.metadata)
+    return UnitSample(found, units, len(units) == sum(sizes))
 
 
 def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None) -> Int[np.ndarray, " unit"]:
@@ -195,23 +201,6 @@ def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None)
                 numbers, hashes = numbers[kept], hashes[kept]
         first += size
     return np.sort(numbers)
-
-
-def _read(
-    log: LazyTransitions,
-    units: Int[np.ndarray, " unit"],
-    sizes: Int[np.ndarray, " shard"],
-    settings: PassSettings | None,
-) -> UnitSample:
-    """The rows of the chosen units, shard by shard."""
-    ends = np.cumsum(sizes)
-    shard_of = np.searchsorted(ends, units, side="right")
-    items = [(int(i), units[shard_of == i] - int(ends[i] - sizes[i])) for i in np.unique(shard_of)]
-    passes = settings or PassSettings()
-    pieces = list(passes.map(_units_of_shard, items, log, lambda item: log.shards[item[0]].name))
-    columns = {name: column for name, column in joined(pieces).columns.items() if name != "episode_ids"}
-    found = Transitions.of_whole_units(columns, log.action_space, log.metadata)
-    return UnitSample(found, units, len(units) == int(sizes.sum()))
 
 
 def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> Transitions:

@@ -121,9 +121,8 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     """Row of results of a curve."""
     reached = learned.reached(mujoco.BUDGETS[group.environment].threshold)
     scores = {"final": learned.final(), "sampled": learned.final("sampled"), "area": learned.area()}
-    best = np.sort(scores["final"])[
-        min(1, len(learned.returns) - 1) :
-    ]  # (Feng et al. 2019, Training Details)
+    # (Feng et al. 2019, Training Details)
+    best = np.sort(scores["final"])[min(1, len(learned.returns) - 1) :]
     spreads: dict[str, Any] = {
         name: Interval(*map(_six_digits, astuple(spread_of(each)))) for name, each in scores.items()
     }

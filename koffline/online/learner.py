@@ -52,9 +52,7 @@ class Learner:
             kernel = self._bandwidth_scale[rows], self._actions_in_kernel[rows], networks.of(rows)
             self._remembered = RememberedLoss(memory[rows], self._diag_weight[rows], *kernel)
         self._adam = StackedAdam(self.online.flat, epsilon=epsilon)
-        self.gradient = torch.empty_like(
-            self.online.flat
-        )  # reused, because allocation costs more than the sum
+        self.gradient = torch.empty_like(self.online.flat)  # reused: allocation costs more than the sum
         self.diverged = np.zeros(len(configs), dtype=bool)
 
     @torch.no_grad()

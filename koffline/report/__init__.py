@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from koffline.report import words
 from koffline.store.files import atomic_folder
 from koffline.store.run_record import FILE, check_results, result_files, shown_command
 
@@ -63,6 +62,8 @@ class Report:
         `koffline.report.words` are filters: ``| number`` gives four digits, ``| setting`` what a setting is.
         """
         from jinja2 import Environment, FileSystemLoader
+
+        from koffline.report import words  # tables of commands that need no results are printed without it
 
         places = FileSystemLoader(Path(__file__).parent)
         environment = Environment(loader=places, autoescape=True, trim_blocks=True, lstrip_blocks=True)

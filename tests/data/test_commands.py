@@ -104,7 +104,7 @@ REFUSALS = [
     (("convert", "log.hdf5", "out.xls"), "--format"),
     (("convert", "log.hdf5", "absent/out.npz"), "does not exist; create it"),
     (("convert", "log.hdf5", "out.npz", "--discrete", "1"), "outside Discrete(1)"),
-    (("convert", "log.hdf5", "s", "--shard-rows", "0"), "shard_rows is 0"),
+    (("convert", "log.hdf5", "s", "--shard-rows", "0"), "Invalid value for '--shard-rows'"),
     (("convert", "log.hdf5", "s", "--shard-rows", "9", "--format", "npz"), "--format npz and --shard-rows"),
     (
         ("convert", "log.hdf5", "precious", "--shard-rows", "9", "--force"),

@@ -20,7 +20,7 @@ from koffline.data.columns import COUNTED
 from koffline.data.raw import bounded
 from koffline.data.spaces import ActionSpace, SpaceRequest
 from koffline.data.transitions import Metadata, Transitions
-from koffline.errors import DataError, counted
+from koffline.errors import DataError
 from koffline.store.files import reading
 from koffline.untrusted.hdf5 import open_hdf5
 from koffline.untrusted.limits import check_memory
@@ -81,14 +81,6 @@ class LazyTransitions:
         names = {s: s.name if remote.is_url(s.name) else str(Path(s.name).absolute()) for s in self.shards}
         return {**vars(self), "shards": tuple(dataclasses.replace(s, name=n) for s, n in names.items())}
 
-    def __repr__(self) -> str:
-        episodes = f"{self.n_episodes} episodes" if self.has_episodes else "no episodes"
-        return (
-            f"LazyTransitions({len(self)} rows in {counted(len(self.shards), 'shard')}, {episodes}, "
-            f"observations {self.observation_shape} {self.columns['observations'].dtype}, "
-            f"{self.action_space})"
-        )
-
     @property
     def has_episodes(self) -> bool:
         """Whether rows belong to episodes; otherwise each stands alone."""
@@ -99,6 +91,7 @@ class LazyTransitions:
         """Shape of one observation."""
         return self.columns["observations"].shape
 
+    __repr__ = Transitions.__repr__
     feature_names = Transitions.feature_names
 
     @property
