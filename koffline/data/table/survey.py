@@ -218,7 +218,8 @@ def _look_through(table: Table, census: bool) -> None:
         table.cut_rows += int(cut.sum())
         table.done_rows += int((ended & cut).sum())
         if time is not None and frame.schema[time].is_numeric():
-            table.earliest = min(table.earliest, float(frame[time].to_numpy().min(initial=np.inf)))
+            least: Any = frame[time].min()
+            table.earliest = min(table.earliest, least or 0.0)
         actions = frame[roles.action[0]].drop_nulls()
         if is_category and len(roles.action) == 1:
             applied.gather(categories, actions)
