@@ -141,18 +141,10 @@ class RolloutPlayer:
             acted = actor.act(len(parts), running, observations)
             acted["actions"] = acted["actions"].astype(self._copies.action_dtype, copy=False)
             step = self._copies.step(running.tolist(), acted["actions"])
-            parts.append(
-                {
-                    "observations": observations,
-                    "next_observations": step.observations,
-                    "rewards": step.rewards,
-                    "terminated": step.terminated,
-                    "truncated": step.truncated,
-                    "episode_ids": episodes[running],
-                    "steps": np.full(len(running), len(parts)),
-                    **acted,
-                }
-            )
+            after = step._asdict()
+            seen = {"observations": observations, "next_observations": after.pop("observations")}
+            place = {"episode_ids": episodes[running], "steps": np.full(len(running), len(parts))}
+            parts.append({**seen, **after, **place, **acted})
             on = ~(step.terminated | step.truncated)
             running, observations = running[on], step.observations[on]
         columns = _joined(parts)

@@ -132,12 +132,8 @@ class Result:
             found = find(bar)
         shown = report(found)
         if run is not None:
-            known = {
-                "seed": found.seed,
-                "settings": plain(found.settings),
-                "seconds": round(found.seconds, 3),
-            }
-            page = shown.write(Path(str(self.out)), self.force, {**run, **known, "finished": now()})
+            run |= {"seed": found.seed, "settings": plain(found.settings), "seconds": round(found.seconds, 3)}
+            page = shown.write(Path(str(self.out)), self.force, {**run, "finished": now()})
         if self.as_json:
             click.echo(found.to_json())
         else:

@@ -121,17 +121,17 @@ class WarningTally(LogTally):
             yield f"the next observation is {first}; is it {cause}?"
         actions = self.actions if self.action_counts is None else None
         named = {"observations": self.observations, "actions": actions, "rewards": self.rewards}
-        for name, found in named.items() if self.rows > 1 else ():
-            same = np.ravel(found.minimum == found.maximum) if found is not None else np.zeros(0)
-            if found is not None and same.size == 1 and same[0]:
+        for name, found in named.items():
+            if found is None or self.rows < 2:
+                continue
+            constant = np.flatnonzero(found.minimum == found.maximum)
+            if constant.size == found.minimum.size == 1:
                 yield f"{name} are all {found.minimum.item():g}"
-            elif same.any():
-                constant = np.flatnonzero(same)
-                yield f"{name}: {constant.size} of {same.size} columns are constant ({listed(constant, 8)})"
-            if found is not None:
-                yield from _extremes(name, found)
-        missing = np.flatnonzero(self.action_counts == 0) if self.action_counts is not None else np.zeros(0)
-        if missing.size:
+            elif constant.size:
+                shown = f"{constant.size} of {found.minimum.size} columns are constant"
+                yield f"{name}: {shown} ({listed(constant, 8)})"
+            yield from _extremes(name, found)
+        if self.action_counts is not None and (missing := np.flatnonzero(self.action_counts == 0)).size:
             yield f"actions {listed(missing)} never appear: nothing can be learnt of them"
         if not isinstance(space, Discrete) and not np.isfinite([*space.low, *space.high]).all():
             yield "action bounds are infinite; declare them (--continuous LOW HIGH) for uniform policies"

@@ -53,11 +53,8 @@ def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
 
 def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
     """One cell per world and method, the slow ones first."""
-    return [
-        Cell(scale.problem(world), method, OBJECTIVES[method], scale.training(world))
-        for method in _SLOW_FIRST
-        for world in worlds
-    ]
+    asked = itertools.product(_SLOW_FIRST, worlds)
+    return [Cell(scale.problem(w), method, OBJECTIVES[method], scale.training(w)) for method, w in asked]
 
 
 def parts_of(finished: Finished) -> dict[str, Any]:
@@ -242,17 +239,11 @@ def evaluation_tables(results: Results) -> Iterator[str]:
         lines = [_method_cells(m, by_method[m]) for m in style.METHODS if m in by_method]
         yield style.section(f"## {style.LONG_NAMES[world]}", note, _HEADER, lines)
     networks = {"own": "the method trained by it", "both": "K-loss and RG"}
-    lines = [
-        [
-            style.LONG_NAMES[found.world],
-            LOSSES[found.loss][0],
-            ERRORS[found.error][0],
-            networks[found.networks],
-            style.interval_text(found.spearman),
-            str(found.points),
-        ]
-        for found in results.correlations
-    ]
+    lines = []
+    for found in results.correlations:
+        about = (style.LONG_NAMES[found.world], LOSSES[found.loss][0], ERRORS[found.error][0])
+        rank = (style.interval_text(found.spearman), str(found.points))
+        lines.append([*about, networks[found.networks], *rank])
     header = "world | loss | with | networks of | Spearman | points"
     yield style.section("## What the losses tell about the errors", "", header, lines)
 

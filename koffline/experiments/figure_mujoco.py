@@ -158,12 +158,8 @@ def setting_words(config: OnlineConfig) -> str:
 def mujoco_claims(learned: Learned) -> Iterator[Claim]:
     """Claims from the finished runs, one per comparison with a rival."""
     for critic, part in itertools.product(_OURS, _GRIDS):
-        found = [
-            claim
-            for group in learned
-            if (group.critic, group.part) == (critic, part)
-            for claim in _compared(learned, group, tuple(_SENTENCES))
-        ]
+        groups = [group for group in learned if (group.critic, group.part) == (critic, part)]
+        found = [claim for group in groups for claim in _compared(learned, group, tuple(_SENTENCES))]
         if found:
             yield _consistently(found, style.LABELS[critic], _GRIDS[part])
             yield from found

@@ -165,12 +165,10 @@ def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
     own = ("bandwidth_scale", (0.1, 0.01, _LARGEST_BANDWIDTH))
     name, values = own if critic == "kloss" else ("learning_rate", (1e-3, 3e-4, 1e-4))
     entropies = {"entropy_coef": 0.0}, {"entropy_coef": 0.1, "entropy_decay": 0.1}
+    grid = itertools.product((1, 5, 10), (0.0005, 0.001, 0.002), entropies, values)
     return [
         {"window_length": window, "max_divergence": region, **entropy, name: value}
-        for window in (1, 5, 10)
-        for region in (0.0005, 0.001, 0.002)
-        for entropy in entropies
-        for value in values
+        for window, region, entropy, value in grid
     ]
 
 

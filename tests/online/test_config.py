@@ -82,12 +82,12 @@ def test_streaming_keeps_no_replay(config, tmp_path):
 
 
 def test_misspelt_settings_are_told_without_torch():
-    """The config is read before anything heavy is imported; parameters of algorithms are no exception."""
+    """The config is read before anything heavy is imported; only d3rlpy knows the parameters of algorithms."""
     code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
     for words, said in (
         ("online --env CartPole-v1", "there is no option '--env'; it is a setting: --set env=VALUE"),
         ("online configs/online/swimmer.yaml --set stepz=3", "stepz is unknown; did you mean 'steps'?"),
-        ("train configs/sac.yaml --set algo.params.gama=1", "gama is unknown; did you mean 'gamma'?"),
+        ("train configs/sac.yaml --set train.n_stepz=1", "n_stepz is unknown; did you mean 'n_steps'?"),
         ("select README.md --policies uniform ./README.md --estimator klos", "did you mean 'kloss'?"),
         ("select README.md --policies uniform a.d3", "'a.d3': there is no such file"),
         ("diagnose README.md --policy uniform --model klos", "there is no such file; did you mean 'kloss'?"),
