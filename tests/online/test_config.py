@@ -82,7 +82,7 @@ def test_streaming_keeps_no_replay(config, tmp_path):
 
 
 def test_misspelt_settings_are_told_without_torch():
-    """The config is read before anything heavy is imported; only d3rlpy knows the parameters of algorithms."""
+    """The config is read before anything heavy is imported; d3rlpy knows what algorithms take."""
     code = "import sys; from koffline.cli import cli\ntry: cli()\nfinally: print('torch' in sys.modules)"
     for words, said in (
         ("online --env CartPole-v1", "there is no option '--env'; it is a setting: --set env=VALUE"),
