@@ -17,18 +17,7 @@ from koffline.data.table.reading import TableStream, read_table
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import DataError
 from tests.data import table_rows
-from tests.data.table_rows import (
-    COLUMNS,
-    FORMATS,
-    MAPPING,
-    assert_same,
-    assert_same_in_pieces,
-    read,
-    refusal,
-    shuffled,
-    walk,
-    write,
-)
+from tests.data.table_rows import COLUMNS, FORMATS, MAPPING, assert_same, read, refusal, shuffled, walk, write
 from tests.reference_tables import rows_to_transitions
 
 N = 8  # rows of walk()
@@ -257,64 +246,3 @@ def test_the_reference_at_once_and_in_pieces(tmp_path_factory, given, has_cut, h
     for name, key in zip(COLUMNS, expected[0], strict=True):
         assert getattr(log, name).tolist() == [row[key] for row in expected]
     table_rows.assert_same_in_pieces(path, mapping, log, piece_rows)
-
-
-class TestEndsAndBeginnings:
-    """Where users' exports mislead: the last state of an episode, both flags, the order of episodes."""
-
-    @pytest.mark.parametrize("missing", [("a", "r"), ("r",)])
-    def test_a_flag_on_a_row_of_the_last_state_alone_ends_the_row_above(self, tmp_path, missing):
-        table = walk((3, 3), (True, False))
-        table |= {name: [*table[name][:2], None, *table[name][3:5], None] for name in missing}
-        mapping = {"impute": dict.fromkeys(missing, "cut")}
-        log = read(table, tmp_path, **mapping)
-        np.testing.assert_array_equal(log.terminated, [0, 1, 0, 0])
-        np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 1, 2, 2.5])
-        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
-
-    def test_an_end_that_is_lost_is_said(self, tmp_path):
-        table = walk(x_1=[0.0, 0.5, None, 1.5, 2.0, 2.5, 3.0, 3.5])
-        notes = " ".join(read(table, tmp_path, impute={"x_1": "cut"}).metadata.notes)
-        assert "gaps: 1 row is flagged terminal among those left out; fill" in notes
-
-    def test_a_terminal_row_and_the_last_one_need_no_next_observation(self, tmp_path):
-        following = {"n_1": [0.5, 1.0, None, None, 2.5, 3.0, 3.5, None], "n_2": [0.0] * N}
-        mapping = {"observations": ["x_1", "x_2"], "next_observations": ["n_1", "n_2"]}
-        log = read(walk(**following), tmp_path, **mapping)
-        np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 1.0, 1.0, 2.5, 3.0, 3.5])
-        np.testing.assert_array_equal(log.terminated, [0, 0, 1, 0, 0, 0])
-        np.testing.assert_array_equal(log.truncated, [0, 0, 0, 0, 0, 1])
-        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
-        following["n_1"][4] = None
-        said = "next observations are missing in 1 row whose episode goes on (n_1)"
-        assert said in refusal(walk(**following), tmp_path, **mapping)
-
-    def test_rows_that_are_all_done_where_they_are_cut_are_cut(self, tmp_path):
-        table = walk((2,) * 5, (True,) * 5, cut=[row in (1, 3, 5) for row in range(10)])
-        log = read(table, tmp_path, truncated="cut")
-        np.testing.assert_array_equal(np.flatnonzero(log.terminated), [4, 6])
-        assert "all 3 rows flagged cut are flagged done too" in " ".join(log.metadata.notes)
-        assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, "truncated": "cut"}, log)
-        table["cut"][5] = False  # two may be chance: the world ended where recording stopped
-        assert read(table, tmp_path, truncated="cut").terminated.sum() == 5
-
-    @pytest.mark.parametrize("first", [0, 20240101, 1.7e9])
-    def test_episodes_that_have_dates_are_in_their_order(self, tmp_path, first):
-        """By their first dates, not as the file has them; by their first steps where these are counted."""
-        table = walk((2, 3, 2), (True,) * 3, t=[first + t for t in (20, 21, 0, 1, 2, 10, 11)])
-        log = read(table, tmp_path)
-        np.testing.assert_array_equal(log.rewards, [3, 4, 5, 6, 7, 1, 2] if first else [1, 2, 3, 4, 5, 6, 7])
-        assert_same_in_pieces(tmp_path / "log.parquet", MAPPING, log)
-        mixed = read(shuffled(table, seed=4), tmp_path, "mixed.parquet")  # rows 1 2 0 5 4 3 6
-        np.testing.assert_array_equal(mixed.rewards, [3, 4, 5, *([6, 7, 1, 2] if first else [1, 2, 6, 7])])
-        assert_same_in_pieces(tmp_path / "mixed.parquet", MAPPING, mixed)
-
-    def test_missing_beginnings_are_said(self, tmp_path):
-        steps = [t + 3 * (episode > 1) for episode in range(8) for t in range(2)]
-        notes = read(walk((2,) * 8, (True,) * 8, t=steps), tmp_path).metadata.notes
-        assert any(note.startswith("starts: 6 of 8 episodes begin after the first step") for note in notes)
-
-    def test_rows_of_one_user_are_not_independent(self, tmp_path):
-        mapping = {"episode": None, "time": None, "terminal": None, "one_step": True}
-        notes = read(walk(user_id=[1, 1, 1, 1, 2, 2, 2, 2]), tmp_path, **mapping).metadata.notes
-        assert any(note.startswith("units: 8 rows share 2 values of user_id") for note in notes)

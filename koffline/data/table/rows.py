@@ -13,7 +13,7 @@ import polars as pl
 from koffline.data import remote
 from koffline.data.raw import SHARED
 from koffline.data.table.readers import Reader, table_reader, width_of
-from koffline.data.table.values import looks_like_id
+from koffline.data.table.values import hashed, looks_like_id
 from koffline.errors import DataError, listed
 from koffline.untrusted.limits import EXPANSION, Refused, memory_allowance, shown_bytes
 
@@ -200,7 +200,7 @@ def shared_ids(rows: TableRows, count: int, used: set[str]) -> Iterator[str]:
         if name in used or not looks_like_id(name) or not (kind.is_integer() or kind == pl.String):
             continue
         read = replace(rows, types={name: kind}, computed=(), held=None).frames()
-        distinct = pl.concat([frame[name] for frame in read]).n_unique()
+        distinct = pl.concat([hashed(frame[name]).unique() for frame in read]).n_unique()
         if 1 < distinct <= count / 2:
             said = (
                 f"{count} rows share {distinct} values of {name}; if rows of one {name} are not independent"
