@@ -176,8 +176,8 @@ def _numbers(raw: Any) -> np.ndarray:
     try:
         if np.iscomplexobj(raw):
             raise ValueError("complex numbers")
-        is_flag = getattr(raw, "dtype", None) is not None and str(raw.dtype) in ("bool", "torch.bool")
-        return np.asarray(raw, dtype=None if is_flag else np.float64)
+        found = np.asarray(raw)
+        return found if found.dtype.kind == "b" else found.astype(np.float64)
     except (TypeError, ValueError) as error:
         what = f"the output is no array of numbers ({one_line(error)})"
         raise PolicyError(f"{what}; return a row per observation") from error

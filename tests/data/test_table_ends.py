@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from koffline.errors import PolicyError
+from koffline.policies import DiscretePolicy
+from koffline.policy_specs import as_policy
 from tests.data.table_rows import MAPPING, assert_same_in_pieces, read, refusal, shuffled, walk
-
-N = 8  # rows of walk()
 
 
 @pytest.mark.parametrize("missing", [("a", "r"), ("r",)])
@@ -19,25 +20,20 @@ def test_a_flag_on_a_row_of_the_last_state_alone_ends_the_row_above(tmp_path, mi
     np.testing.assert_array_equal(log.terminated, [0, 1, 0, 0])
     np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 1, 2, 2.5])
     assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
-
-
-def test_an_end_that_is_lost_is_said(tmp_path):
     table = walk(x_1=[0.0, 0.5, None, 1.5, 2.0, 2.5, 3.0, 3.5])
     notes = " ".join(read(table, tmp_path, impute={"x_1": "cut"}).metadata.notes)
     assert "gaps: 1 row is flagged terminal among those left out; fill" in notes
 
 
 def test_a_terminal_row_and_the_last_one_need_no_next_observation(tmp_path):
-    following = {"n_1": [0.5, 1.0, None, None, 2.5, 3.0, 3.5, None], "n_2": [0.0] * N}
+    following = {"n_1": [0.5, 1.0, None, None, 2.5, 3.0, 3.5, None], "n_2": [0.0] * 8}
     mapping = {"observations": ["x_1", "x_2"], "next_observations": ["n_1", "n_2"]}
     log = read(walk(**following), tmp_path, **mapping)
     np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 1.0, 1.0, 2.5, 3.0, 3.5])
-    np.testing.assert_array_equal(log.terminated, [0, 0, 1, 0, 0, 0])
-    np.testing.assert_array_equal(log.truncated, [0, 0, 0, 0, 0, 1])
+    np.testing.assert_array_equal(2 * log.terminated + log.truncated, [0, 0, 2, 0, 0, 1])
     assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
     following["n_1"][4] = None
-    said = "next observations are missing in 1 row whose episode goes on (n_1)"
-    assert said in refusal(walk(**following), tmp_path, **mapping)
+    assert "missing in 1 row whose episode goes on (n_1)" in refusal(walk(**following), tmp_path, **mapping)
 
 
 def test_rows_that_are_all_done_where_they_are_cut_are_cut(tmp_path):
@@ -52,7 +48,6 @@ def test_rows_that_are_all_done_where_they_are_cut_are_cut(tmp_path):
 
 @pytest.mark.parametrize("first", [0, 20240101, 1.7e9])
 def test_episodes_that_have_dates_are_in_their_order(tmp_path, first):
-    """By their first dates, not as the file has them; by their first steps where these are counted."""
     table = walk((2, 3, 2), (True,) * 3, t=[first + t for t in (20, 21, 0, 1, 2, 10, 11)])
     log = read(table, tmp_path)
     np.testing.assert_array_equal(log.rewards, [3, 4, 5, 6, 7, 1, 2] if first else [1, 2, 3, 4, 5, 6, 7])
@@ -62,13 +57,22 @@ def test_episodes_that_have_dates_are_in_their_order(tmp_path, first):
     assert_same_in_pieces(tmp_path / "mixed.parquet", MAPPING, mixed)
 
 
-def test_missing_beginnings_are_said(tmp_path):
-    steps = [t + 3 * (episode > 1) for episode in range(8) for t in range(2)]
-    notes = read(walk((2,) * 8, (True,) * 8, t=steps), tmp_path).metadata.notes
+def test_missing_beginnings_and_rows_of_one_user_are_said(tmp_path):
+    notes = read(walk((2,) * 8, (True,) * 8, t=[0, 1] * 2 + [3, 4] * 6), tmp_path).metadata.notes
     assert any(note.startswith("starts: 6 of 8 episodes begin after the first step") for note in notes)
-
-
-def test_rows_of_one_user_are_not_independent(tmp_path):
     mapping = {"episode": None, "time": None, "terminal": None, "one_step": True}
     notes = read(walk(user_id=[1, 1, 1, 1, 2, 2, 2, 2]), tmp_path, **mapping).metadata.notes
     assert any(note.startswith("units: 8 rows share 2 values of user_id") for note in notes)
+
+
+def test_codes_of_actions_are_what_a_policy_returns(tmp_path):
+    log = read(walk(a=[1, 3, 3, 1, 1, 3, 1, 3]), tmp_path, action_names=[1, 3])
+    asked = (log.action_space, log.observation_shape, "mine", log.metadata.features)
+    second = as_policy(lambda states: np.where(states[:, 0] > 1.2, 3, 1), *asked).probabilities(
+        log.observations
+    )
+    np.testing.assert_array_equal(second[:, 1], log.observations[:, 0] > 1.2)
+    with pytest.raises(PolicyError, match="is '0', no action of this log; its actions are 1, 3"):
+        as_policy(lambda states: np.zeros(len(states)), *asked).probabilities(log.observations)
+    with pytest.raises(PolicyError, match="the output is yes or no, for 3 actions"):
+        DiscretePolicy(3, lambda states: states[:, 0] > 1.2).probabilities(log.observations)

@@ -194,9 +194,8 @@ class TestGuesses:
         table["how it is"] = [None if text == "ok" else text for text in table["how it is"]]
         again = inspect_table(write(table, tmp_path / "log.csv"))
         assert any(both in each for each in again.problems)  # an empty cell is a value, and no end
-        assert (
-            open_transitions(tmp_path / "log.csv", mapping={**told, "terminal": both}).terminated.sum() == 12
-        )
+        told["terminal"] = both
+        assert open_transitions(tmp_path / "log.csv", mapping=told).terminated.sum() == 12
 
     def test_actions_keep_their_numbers_where_a_category_is_missing(self, tmp_path):
         """A policy's "stop" is no other action in a log that has no "pass"; texts say it without numbers."""

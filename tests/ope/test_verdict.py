@@ -11,6 +11,7 @@ import pytest
 import koffline
 from koffline.data.sources import write_transitions
 from koffline.data.statistics import ColumnStatistics
+from koffline.ope.evaluation import _late_rewards
 from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate
@@ -20,9 +21,8 @@ from koffline.report.words import action_shares
 from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, discrete_log, facts_of
 from tests.refusals import run_cli, succeed
 
-FACTS = dataclasses.replace(
-    facts_of(discrete_log(2000, 20), 0.9), sizes=ColumnStatistics.of(np.full(100, 9.0))
-)
+NINE = ColumnStatistics.of(np.full(100, 9.0))
+FACTS = dataclasses.replace(facts_of(discrete_log(2000, 20), 0.9), sizes=NINE)
 LIMITS = Limits(FACTS, (-99.0, 99.0))
 ALIKE = {"going_on": (1.0, 1.0), "final": (0.0, 0.0)}  # ranges of rewards
 WEIGHTS = {"effective_units": 60.0, "mass": 1.02, "negative_share": 0.1}
@@ -124,6 +124,12 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tm
     succeed("data", "convert", table, shards, "--shard-rows", 500, *COLUMNS)
     lazy = json.loads(succeed("evaluate", shards, "--lazy", *given, "--json"))["verdict"]
     assert lazy["reasons"][0] == found["reasons"][0]
+
+
+def test_first_rewards_that_alone_are_zero_ask_for_care() -> None:
+    log = discrete_log(600)
+    late = log.replace(rewards=np.where(log.steps == 0, 0.0, log.rewards))
+    assert (len(_late_rewards(log)), len(_late_rewards(late))) == (0, 1)
 
 
 @pytest.mark.parametrize("clock", [False, True])
