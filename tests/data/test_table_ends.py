@@ -15,8 +15,7 @@ from tests.data.table_rows import MAPPING, assert_same_in_pieces, read, refusal,
 def test_a_flag_on_a_row_of_the_last_state_alone_ends_the_row_above(tmp_path, missing):
     table = walk((3, 3), (True, False))
     table |= {name: [*table[name][:2], None, *table[name][3:5], None] for name in missing}
-    mapping = {"impute": dict.fromkeys(missing, "cut")}
-    log = read(table, tmp_path, **mapping)
+    log = read(table, tmp_path, **(mapping := {"impute": dict.fromkeys(missing, "cut")}))
     np.testing.assert_array_equal(log.terminated, [0, 1, 0, 0])
     np.testing.assert_array_equal(log.next_observations[:, 0], [0.5, 1, 2, 2.5])
     assert_same_in_pieces(tmp_path / "log.parquet", {**MAPPING, **mapping}, log)
