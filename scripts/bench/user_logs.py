@@ -280,8 +280,8 @@ HALVES: dict[str, tuple[Maker, ...]] = {
         _shift(1.0),
     ),
     "test": (
-        _locomotion("Hopper", 400_000, 60),
-        _locomotion("Walker2d", 400_000, 60),
+        _locomotion("Hopper", 400_000, 120),
+        _locomotion("Walker2d", 400_000, 120),
         _locomotion("HalfCheetah", 400_000, 60),
         _locomotion("Swimmer", 40_000, 50),
         _treatment(1000),
