@@ -86,6 +86,7 @@ _TABLE = (
     ("--behavior-probability", "COLUMN", "Probability of the logged action."),
     ("--behavior-log-probability", "COLUMN", "Logarithm of that probability."),
     ("--weight", "COLUMN", "Weight of the row."),
+    ("--cluster", "COLUMN", "Id of what several episodes share (a user): resampled together."),
     ("--next-observations", "COLUMNS", "Columns of the next state, if the table has them."),
     ("--action-names", "A,B,…", "Values of the action in the order of their numbers."),
     ("--encode", "COLUMN=HOW", "Categories as one-hot or ordinal, or ordinal:s,m,l; repeatable."),

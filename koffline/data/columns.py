@@ -147,6 +147,8 @@ def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
             held[name] = array.astype(np.bool_, copy=False)
         elif name == "actions" and isinstance(space, Discrete):
             held[name] = array.astype(np.int64, copy=False)
+        elif name == "clusters":
+            held[name] = integer_column(name, array, first_row)
         elif array.dtype != np.uint8 or "observations" not in name:
             held[name] = as_float(array)
     return held
@@ -174,6 +176,11 @@ def log_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
     if "episode_ids" in held or "steps" in held:
         checked |= episode_columns(held.get("episode_ids"), held.get("steps"))
         check_flags_end_episodes(checked)
+        if "clusters" in checked:
+            changed = (np.diff(checked["clusters"]) != 0) & (checked["steps"][1:] > 0)
+            if changed.any():
+                said = f"clusters change inside an episode (row {int(changed.argmax()) + 1})"
+                raise DataError(f"{said}; all rows of an episode belong to one")
     return checked
 
 

@@ -37,26 +37,27 @@ class DistinctLog:
 
 def without_copies(log: Transitions) -> DistinctLog:
     """Merge equal episodes (rows, where there are none) into one that has the weight of all."""
-    starts = log.episode_starts if log.has_episodes else np.arange(len(log))
+    starts = log.unit_starts
     _, firsts, kinds = np.unique(_hash_units(log, starts), return_index=True, return_inverse=True)
     rows = np.flatnonzero(np.isin(log.units, firsts))
     no_copies = len(firsts) == len(starts)
     if no_copies or (len(firsts) > 1 and _recurrence(log, rows) > _BY_CHANCE):
         return DistinctLog(log, len(starts), np.arange(len(starts)))
-    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
     original = starts[firsts[kinds.reshape(-1)]]  # first row of each unit's first copy
     same_row = np.arange(len(log)) + (original - starts)[log.units]
-    total = np.bincount(same_row, weights=weights, minlength=len(log))
+    total = np.bincount(same_row, weights=log.row_weights, minlength=len(log))
     return DistinctLog(log.select(rows).replace(weights=total[rows]), len(starts), np.sort(firsts))
 
 
 def _hash_units(log: Transitions, starts: Int[np.ndarray, " unit"]) -> UInt64[np.ndarray, " unit"]:
-    """Hash of each unit from its ordered rows, flags and log-probabilities."""
+    """Hash of each unit from its ordered rows, flags, log-probabilities and cluster."""
     flags = np.asarray(log.terminated, dtype=np.uint64) * np.uint64(2) + np.asarray(log.truncated)
     hashes = hash_rows(log) ^ unit_hash(0, 2, flags)
     if log.behavior_log_probabilities is not None:
         bits = (np.asarray(log.behavior_log_probabilities, dtype=np.float64) + 0.0).view(np.uint64)
         hashes ^= unit_hash(0, 3, bits)
+    if log.clusters is not None:
+        hashes ^= unit_hash(0, 5, log.clusters)
     steps = np.arange(len(log)) - starts[log.units]
     odd = 2 * steps.astype(np.uint64) + np.uint64(1)
     return np.add.reduceat(hashes * odd, starts) ^ unit_hash(0, 4, np.bincount(log.units))

@@ -28,6 +28,7 @@ from koffline.store.files import atomic_file, reading
 from koffline.untrusted.hdf5 import CheckedFile, new_hdf5, open_hdf5, write_text
 
 _COLUMNS = ("observations", "actions", "rewards", "terminated")
+_LOST = ("behavior_log_probabilities", "weights", "clusters")
 
 
 def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> RawLog:
@@ -46,7 +47,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
         for i, steps in enumerate(d3rlpy_steps(log)):
             for name in _COLUMNS:
                 file[f"{name}_{i}"] = steps[name]
-        lost = " and ".join(name for name in ("behavior_log_probabilities", "weights") if name in log.columns)
+        lost = " and ".join(name for name in _LOST if name in log.columns)
         notes = [f"{lost} were left out: a d3rlpy dump has no place for them"] if lost else []
         for note in notes:
             logging.getLogger(__name__).warning("%s: %s", path, note)

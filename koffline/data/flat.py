@@ -38,6 +38,7 @@ KEYS = {
     "steps": ("steps",),
     "behavior_log_probabilities": ("behavior_log_probabilities", D4RL_LOG_PROBABILITIES),
     "weights": ("weights",),
+    "clusters": ("clusters",),
 }
 
 ONE_STEP_NOTE = "every row was taken as an episode of one step that ends"

@@ -30,7 +30,7 @@ from koffline.untrusted.limits import Refused, check_inside, one_line_errors, pa
 _DESCRIPTION = "koffline"
 # Paths of the columns in the group of an episode.
 _KEYS = {"actions": "actions", "rewards": "rewards", "terminated": "terminations", "truncated": "truncations"}
-_INFO_COLUMNS = ("behavior_log_probabilities", "weights")
+_INFO_COLUMNS = ("behavior_log_probabilities", "weights", "clusters")
 # Largest number of elements in one observation or action: a thousand Atari frames.
 LARGEST_BOX = 2**24
 

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 else:  # any array-like; the constructor checks it
     _Array = _Space = Any
 REQUIRED_COLUMNS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
-COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights")
+COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilities", "weights", "clusters")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -65,7 +65,8 @@ class Transitions:
     ``truncated`` (recording stopped: the future goes on, ``next_observations`` holds the state reached), both
     (terminated wins), or neither. With ``episode_ids`` the rows of an episode are contiguous and in time
     order, ``steps`` count them 0, 1, 2, … and only its last row may be terminated or truncated; without ids
-    every row stands alone. Given only ``steps``, an episode begins wherever they are 0.
+    every row stands alone. Given only ``steps``, an episode begins wherever they are 0. ``clusters`` are
+    numbers of what episodes (rows, where there are none) share, as a user: intervals resample them together.
 
     Shapes: observations and next_observations (N, ...) float32, float64 or uint8; actions (N,) int64 or
     (N, k) float; all else (N,). Raises DataError naming the column, the row and the remedy.
@@ -82,6 +83,7 @@ class Transitions:
     steps: _Array | None = None
     behavior_log_probabilities: _Array | None = None
     weights: _Array | None = None
+    clusters: _Array | None = None
     metadata: Metadata = field(default_factory=Metadata)
 
     def __post_init__(self) -> None:
@@ -107,6 +109,16 @@ class Transitions:
     def units(self) -> np.ndarray:
         """Number (N,) of each row's independent unit: its episode, or the row itself without episodes."""
         return np.arange(len(self)) if self.steps is None else np.cumsum(self.steps == 0) - 1
+
+    @property
+    def unit_starts(self) -> np.ndarray:
+        """First row (U,) of each unit: of each episode, or every row without episodes."""
+        return self.episode_starts if self.has_episodes else np.arange(len(self))
+
+    @property
+    def row_weights(self) -> np.ndarray:
+        """The ``weights`` (N,) in float64, ones where there are none."""
+        return np.ones(len(self)) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
 
     @property
     def observation_shape(self) -> tuple[int, ...]:

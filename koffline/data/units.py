@@ -66,6 +66,14 @@ def poisson_counts(seed: int, streams: Iterable[int], units: Any) -> Int[np.ndar
     return found.astype(np.int64)
 
 
+def cluster_sums(clusters: Any, values: Any) -> np.ndarray:
+    """Sums (C, …) of values (U, …) of units over those of one number, in the order of the numbers (U,)."""
+    _, place = np.unique(clusters, return_inverse=True)
+    sums = np.zeros((int(place.max(initial=-1)) + 1, *values.shape[1:]))
+    np.add.at(sums, place, values)
+    return sums
+
+
 def hash_rows(
     block: Transitions, names: tuple[str, ...] = ROW_NUMBERS, precision: type = np.float64
 ) -> np.ndarray:
@@ -111,7 +119,7 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     if not log.has_episodes or not any(UNFOLLOWED in note for note in log.metadata.notes):
         return None
     ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
-    weights = np.ones(len(ends)) if log.weights is None else np.asarray(log.weights)[ends]
+    weights = log.row_weights[ends]
     ended, size = np.asarray(log.terminated)[ends], int(lengths.max()) + 1
     lost = np.bincount(lengths[~ended], weights[~ended], minlength=size)
     went_on = np.bincount(lengths - ended, weights, minlength=size)  # episodes by their rows that did

@@ -77,7 +77,7 @@ def cross_fit(
 
 def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndarray, " row"]:
     """Fold of every row (N,), 0 … folds − 1; an episode lies in one fold. Raises ConfigError."""
-    units = transitions.n_episodes if transitions.has_episodes else len(transitions)
+    units = len(transitions.unit_starts)
     what = "episode" if transitions.has_episodes else "row"
     if not 2 <= folds <= units:
         most = f"give 2 to {units} (--cross-fit)" if units > 1 else "a test on unseen rows needs at least 2"
@@ -85,7 +85,7 @@ def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndar
     order = np.random.default_rng(seed).permutation(units)
     fold_of_unit = np.empty(units, dtype=np.int64)
     fold_of_unit[order] = np.arange(units) % folds
-    return np.repeat(fold_of_unit, transitions.episode_lengths if transitions.has_episodes else 1)
+    return fold_of_unit[transitions.units]
 
 
 def measure_freshness(

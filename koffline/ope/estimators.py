@@ -174,7 +174,8 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
-        found = drl(workspace.row_sums, workspace.fitted.half_width, workspace.settings.level)
+        asked = workspace.fitted.half_width, workspace.settings.level, workspace.problem.kind
+        found = drl(workspace.row_sums, *asked)
     else:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, found)
@@ -230,6 +231,8 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
         raise ConfigError(
             f"{kind} certifies values of the logged state alone; leave history={settings.history} out"
         )
+    if workspace.problem.kind == "clusters" and kind != names.BOOTSTRAP_PIVOT:
+        raise ConfigError(f"{kind} takes rows for independent, and this log has clusters; use another kind")
     system = workspace.fixed_system if is_certified else workspace.held_system
     asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})
     result = make_interval(kind, system, **asked)

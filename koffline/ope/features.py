@@ -34,10 +34,11 @@ class FeatureSystem:
     E_{a~π} φ(s0, a). ``discounts (N,)``: γ, or 0 where the row is terminal. ``row_weights (N,)`` (mean one)
     and ``start_weights (E,)`` are the log's own. ``instruments`` is ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and
     ψ(x)ᵀψ(x) = 1, a function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each
-    independent unit (episode, or row). ``fixed_starts``: start states were given, not sampled with the log.
-    ``start_noise (k, p)``: rows whose outer products sum to the covariance that drawing the policy's actions
-    at given start states leaves in c (None where nothing is drawn, or where start states are sampled too:
-    then it is part of what varies between them). ``start_draws``: actions drawn per start state.
+    unit, which is resampled by its number in ``clusters (U,)``; ``kind``: of what is resampled.
+    ``fixed_starts``: start states were given, not sampled with the log. ``start_noise (k, p)``: rows whose
+    outer products sum to the covariance that drawing the policy's actions at given start states leaves in c
+    (None where nothing is drawn, or where start states are sampled too: then it is part of what varies
+    between them). ``start_draws``: actions drawn per start state.
     """
 
     now: Float[Tensor, "row parameter"]
@@ -50,6 +51,8 @@ class FeatureSystem:
     kernel_inputs: Float[Tensor, "row column"]
     instruments: FourierFeatures
     unit_starts: np.ndarray
+    clusters: np.ndarray
+    kind: str
     fixed_starts: bool
     value_bounds: tuple[float, float]
     reward_scale: float
@@ -142,6 +145,8 @@ def make_feature_system(
         kernel_inputs=torch.as_tensor(problem.kernel_inputs, dtype=torch.float64),
         instruments=draw_instruments(problem, bandwidth, instruments, now.shape[1], seed)[0],
         unit_starts=problem.episode_starts,
+        clusters=problem.clusters,
+        kind=problem.kind,
         fixed_starts=problem.fixed_starts,
         start_draws=problem.start_inputs.shape[1],
         value_bounds=(problem.value_bounds[0] * scale, problem.value_bounds[1] * scale),

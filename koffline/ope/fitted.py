@@ -185,8 +185,7 @@ class FittedValues:
         level, parts = level or self.settings.level, max(2.0, units or self.units)
         quantile = float(stats.t.ppf(0.5 + level / 2.0, df=min(found.resampled, parts) - 1))
         half_width = quantile * found.deviation * math.sqrt((1.0 + 1.0 / found.full) * parts / (parts - 1.0))
-        kind = "episodes" if len(self.problem.episode_starts) < self.problem.n_rows else "rows"
-        assumptions = _ASSUMPTIONS.format(units=kind)
+        assumptions = _ASSUMPTIONS.format(units=self.problem.kind)
         return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self) -> dict[str, float]:

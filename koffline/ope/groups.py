@@ -142,9 +142,8 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
 def _starts_of_part(column: str | int | None, features: Features | None, part: LogPart) -> Columns:
     """Units of a part: number, weight of the first row, and what its observation holds there."""
     log = part.transitions
-    firsts = log.episode_starts if log.has_episodes else np.arange(len(log))
-    weight = np.ones(len(firsts)) if log.weights is None else np.asarray(log.weights, np.float64)[firsts]
-    return Columns((_columns(part.units, weight, log.observations[firsts], column, features),))
+    weight = log.row_weights[log.unit_starts]
+    return Columns((_columns(part.units, weight, log.initial_observations(), column, features),))
 
 
 def _columns(

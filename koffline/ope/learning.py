@@ -26,7 +26,8 @@ _STARTS = 1 << 32
 class Resampling:
     """R replicas: ``full`` ones count each unit once and come first, the others resample it by ``streams``.
 
-    How often a replica counts a unit (an episode; a row, where there are none) says `poisson_counts`.
+    How often a replica counts a unit (an episode; a row, where there are none), or a cluster of them, says
+    `poisson_counts`.
     """
 
     seed: int
@@ -59,13 +60,13 @@ class Resampling:
         return ("full",) * self.full + ("resampled",) * len(self.streams)
 
     def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
-        """Counts (R, U) of units by their numbers in the log."""
+        """Counts (R, U) of units by the numbers of their clusters."""
         whole = np.ones((self.full, len(units)), dtype=np.int64)
         return np.concatenate([whole, poisson_counts(self.seed, self.streams, units)])
 
     def row_counts(self, problem: EvaluationProblem) -> Int[np.ndarray, "replica row"]:
         """How often each replica's sample holds a row."""
-        return np.repeat(self.counts(problem.units), problem.lengths, axis=1)
+        return np.repeat(self.counts(problem.clusters), problem.lengths, axis=1)
 
     def row_weights(self, problem: EvaluationProblem) -> Float[Tensor, "replica row"]:
         """These counts times the log's own weights."""
@@ -76,10 +77,11 @@ class Resampling:
 
         Given start states are resampled independently.
         """
-        own = self
+        own, numbers = self, problem.clusters
         if problem.fixed_starts:
             own = Resampling(self.seed, self.full, tuple(stream + _STARTS for stream in self.streams))
-        counts = own.counts(problem.start_units)
+            numbers = problem.start_units
+        counts = own.counts(numbers)
         return torch.as_tensor(np.stack([counts, np.ones_like(counts)], axis=1) * problem.start_weights)
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions
+from koffline.data.units import cluster_sums
 from koffline.errors import DataError
 from koffline.ope.results import Interval, PointEstimate
 
@@ -164,7 +165,7 @@ def reward_range(rewards: np.ndarray) -> tuple[float, float]:
 class LogFacts:
     """Additive facts of a log at a ``gamma``. ``returns``: discounted, of episodes up to their cuts.
     ``sizes``: |return|. ``beyond``: share γ^length of the horizon after a cut, 0 after a termination.
-    ``weights``: mean weight of each unit's rows.
+    ``weights``: mean weight of each unit's rows, summed over clusters.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
     weight, of those after which an episode goes on and of those that end one, as by `reward_range`.
@@ -192,7 +193,7 @@ class LogFacts:
 
     @property
     def units(self) -> float:
-        """Effective number of episodes (rows, where there are none): the parts that are independent."""
+        """Effective number of clusters, episodes or rows: the parts that are independent."""
         return self.weights.effective_count
 
     @property
@@ -225,11 +226,12 @@ class LogFacts:
 def log_facts(part: Any, gamma: float) -> LogFacts:
     """Facts of whole units. part: a `koffline.ope.working_log.LogPart`."""
     log = part.transitions
-    weights = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
-    firsts = log.episode_starts if log.has_episodes else np.arange(len(log))
+    weights, firsts = log.row_weights, log.unit_starts
     lengths = np.diff(np.append(firsts, len(log)))
     rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
     returns = log.returns(gamma) if log.has_episodes else np.zeros(0)
+    of_units = np.add.reduceat(weights, firsts) / lengths
+    of_units = of_units if log.clusters is None else cluster_sums(log.clusters[firsts], of_units)
     counted, is_cut = weights > 0.0, ~terminated[firsts + lengths - 1]
     return LogFacts(
         gamma=gamma,
@@ -244,7 +246,7 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         returns=ColumnStatistics.of(returns),
         sizes=ColumnStatistics.of(np.abs(returns)),
         beyond=ColumnStatistics.of(np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]),
-        weights=ColumnStatistics.of(np.add.reduceat(weights, firsts) / lengths),
+        weights=ColumnStatistics.of(of_units),
     )
 
 

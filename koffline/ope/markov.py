@@ -120,8 +120,8 @@ def _shift(
     problem: EvaluationProblem, values: RowValues, seed: int, rows: Int[np.ndarray, " some"], memory: _Memory
 ) -> Shift | None:
     """Shift by h; None of few episodes."""
-    unit = np.searchsorted(problem.episode_starts, rows, side="right")
-    kept, place = np.unique(unit, return_inverse=True)
+    unit = np.searchsorted(problem.episode_starts, rows, side="right") - 1
+    kept, place = np.unique(problem.clusters[unit], return_inverse=True)
     units = len(kept)
     if units < _LEAST_UNITS:
         return None

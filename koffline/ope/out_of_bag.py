@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from koffline.data.units import cluster_sums
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
 from koffline.ope.fitted import FittedValues
@@ -164,7 +165,7 @@ class RowSums(Sums):
     """Sums over rows with values q and weights ω, where u = w ω.
 
     ``units``: by unit Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; where start states are the log's
-    own, their weight and value as ``start_weight`` and ``start``. Others: of start states Σ w q(x0) and Σ w;
+    own, w and w q(x0) as ``start_weight`` and ``start``. Others: of start states Σ w q(x0) and Σ w;
     rows; those whose values come from networks that had not seen their episode; Σ|u|, and that where u is
     negative; Σ u (1 − discount).
     """
@@ -188,9 +189,9 @@ class RowSums(Sums):
         by_row = {"weight": own, "term": term, "used": used}
         units = {name: np.add.reduceat(rows, problem.episode_starts) for name, rows in by_row.items()}
         if not problem.fixed_starts:
-            units |= {"start_weight": starts, "start": values.starts}
+            units |= {"start_weight": starts, "start": starts * values.starts}
         return cls(
-            Columns((units,)),
+            Columns(({**units, "cluster": problem.clusters},)),
             start_value=float(starts @ values.starts),
             start_weight=float(starts.sum()),
             rows=len(own),
@@ -202,8 +203,10 @@ class RowSums(Sums):
 
     @cached_property
     def by_unit(self) -> dict[str, np.ndarray]:
-        """The arrays of ``units``, (U,) each."""
-        return self.units.joined()
+        """The arrays of ``units``, summed over clusters where there are any, (U,) each."""
+        units = self.units.joined()
+        clusters = units.pop("cluster")
+        return {name: cluster_sums(clusters, values) for name, values in units.items()}
 
     @cached_property
     def weight(self) -> float:
@@ -229,8 +232,8 @@ class RowSums(Sums):
         mean = float(units["term"].sum() / self.weight)
         parts = (units["term"] - mean * units["weight"]) / self.weight
         if "start" in units:
-            share = units["start_weight"] / units["start_weight"].sum()
-            parts = parts + share * (units["start"] - float(share @ units["start"]))
+            mean, total = self.start_value / self.start_weight, units["start_weight"].sum()
+            parts = parts + (units["start"] - mean * units["start_weight"]) / total
         if self.count < 2:
             return None
         influence = parts[units["weight"] > 0.0] * self.count
@@ -257,8 +260,8 @@ class RowSums(Sums):
         return tuple(reason.partition(": ")[2] for reason in doubts_of_weights(self.diagnostics()))
 
 
-def drl(sums: RowSums, least: float = 0.0, level: float = 0.95) -> PointEstimate:
-    """The doubly robust estimate: J, its standard error, value ± t · standard error.
+def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "episodes") -> PointEstimate:
+    """The doubly robust estimate: J, its standard error over units of a kind, value ± t · standard error.
 
     least: half width of the interval by the networks' values. The standard error over units takes values and
     weights as known; where networks of resampled logs differ by more, the interval is as wide as theirs.
@@ -274,7 +277,7 @@ def drl(sums: RowSums, least: float = 0.0, level: float = 0.95) -> PointEstimate
         half = max(quantile * error, least)
         error = half / quantile
         text = _ASSUMPTIONS.format(
-            units="episodes" if len(sums.by_unit["weight"]) < sums.rows else "rows",
+            units=kind,
             starts=" and their start states" if "start" in sums.by_unit else "",
         )
         interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)

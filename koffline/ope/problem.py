@@ -67,9 +67,10 @@ class EvaluationProblem(Measures):
     readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
     actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
     policy's actions, and readouts are None. ``episode_starts``: first row of each unit of resampling, an
-    episode, or a row where there are none; ``units``: their numbers in the log. ``row_weights (N,)`` are the
+    episode, or a row where there are none; ``units``: their numbers in the log; ``clusters``: numbers by
+    which they are resampled, those of their clusters where the log has any. ``row_weights (N,)`` are the
     log's own, of mean one, ``start_weights (E,)`` those of the rows in which start states were logged; ones
-    from outside. With a ``history`` inputs end with `memories` of as many rows before.
+    from outside. With a ``history`` inputs end with as many rows before, see `remember`.
     """
 
     inputs: np.ndarray
@@ -80,6 +81,7 @@ class EvaluationProblem(Measures):
     discounts: np.ndarray
     episode_starts: np.ndarray
     units: np.ndarray
+    clusters: np.ndarray
     row_weights: np.ndarray
     start_weights: np.ndarray
     readout: np.ndarray | None = None
@@ -108,8 +110,14 @@ class EvaluationProblem(Measures):
 
     @property
     def start_units(self) -> Int[np.ndarray, " start"]:
-        """Numbers by which start states are resampled: their units', or their own if they were given."""
+        """Numbers of the units that begin with start states, or of these themselves if they were given."""
         return np.arange(len(self.start_inputs)) if self.fixed_starts else self.units
+
+    @property
+    def kind(self) -> str:
+        """What is resampled: clusters, episodes or rows."""
+        by_rows = "rows" if len(self.units) == self.n_rows else "episodes"
+        return by_rows if np.array_equal(self.clusters, self.units) else "clusters"
 
 
 def prepare_problem(
@@ -138,8 +146,7 @@ def prepare_problem(
         raise DataError(f"history is {history}, but rows stand alone in this log; leave it out")
     for name in ("observations", "actions", "rewards", "next_observations"):
         _check_magnitude(name, getattr(log, name))
-    own = np.ones(len(log)) if log.weights is None else np.asarray(log.weights, dtype=np.float64)
-    units = log.episode_starts if log.has_episodes else np.arange(len(log))
+    own, units = log.row_weights, log.unit_starts
     if like is None and given is None and not own[units].any():
         raise DataError(
             "weights are zero in the first row of every episode; give start states (initial_observations) "
@@ -170,8 +177,8 @@ def prepare_problem(
         }
     if history:
         reward = np.clip((rewards - known.input_location[-1]) / known.input_scale[-1], -_FAR, _FAR)
-        rows = np.concatenate([asked[name] for name in ("inputs", "readout") if name in asked], axis=1)
-        _remember(asked, *memories(rows, reward[:, None], units, history))
+        remember(asked, reward[:, None], units, history)
+    numbers = np.arange(len(units)) if numbers is None else numbers
     return EvaluationProblem(
         **known.measures,
         **asked,
@@ -179,7 +186,8 @@ def prepare_problem(
         rewards=rewards / known.reward_scale,
         discounts=gamma * (1.0 - log.terminated),
         episode_starts=units,
-        units=np.arange(len(units)) if numbers is None else numbers,
+        units=numbers,
+        clusters=numbers if log.clusters is None else log.clusters[units],
         row_weights=weights,
         start_weights=weights[units] if given is None else np.ones(len(starts)),
     )
@@ -200,25 +208,17 @@ def _with_actions(known: Measures, states: np.ndarray, actions: np.ndarray) -> n
     return flat.reshape(*actions.shape[:2], -1)
 
 
-def memories(
-    rows: Float[np.ndarray, "row column"],
-    reward: Float[np.ndarray, "row 1"],
-    starts: Int[np.ndarray, " unit"],
-    count: int,
-) -> tuple[Float[np.ndarray, "row memory"], Float[np.ndarray, "row memory"]]:
-    """Memory of the ``count`` rows before each row, and before the row that follows it.
+def remember(asked: dict[str, Any], reward: np.ndarray, starts: np.ndarray, count: int) -> None:
+    """Append the ``count`` rows before to the inputs of rows, next states and start states, which have none.
 
-    Of each a one, state and action, reward; zeros where there was none. starts: first row of each unit.
+    Of each a one, state and action, reward (N, 1); zeros where there was none. starts: first rows of units.
     """
-    left = [np.concatenate([np.ones((len(rows), 1)), rows, reward], axis=1)]
+    rows = [asked[name] for name in ("inputs", "readout") if name in asked]
+    left = [np.concatenate([np.ones_like(reward), *rows, reward], axis=1)]
     for _ in range(count):
         left.append(np.roll(left[-1], 1, axis=0))
         left[-1][starts] = 0.0
-    return np.concatenate(left[1:], axis=1), np.concatenate(left[:-1], axis=1)
-
-
-def _remember(asked: dict[str, Any], before: np.ndarray, after: np.ndarray) -> None:
-    """Append memories to the inputs of rows, of next states and of start states, which have none."""
+    before, after = np.concatenate(left[1:], axis=1), np.concatenate(left[:-1], axis=1)
     asked["inputs"] = np.concatenate([asked["inputs"], before], axis=1)
     for name, known in (("next_inputs", after), ("start_inputs", np.zeros_like(before[:1]))):
         every = np.broadcast_to(known[:, None], (*asked[name].shape[:2], known.shape[1]))

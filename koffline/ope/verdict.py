@@ -186,7 +186,8 @@ def _doubts(
     if coverage.unlogged > _UNLOGGED:
         yield f"support: {coverage.unlogged:.0%} of the policy's actions are ones that the log never takes"
     if limits.facts.units < FEW_EPISODES:
-        yield f"size: {counted(round(limits.facts.units), 'independent unit')} (episodes or rows) in the log"
+        units = counted(round(limits.facts.units), "independent unit")
+        yield f"size: {units} (episodes, rows or clusters) in the log"
     if limits.facts.endings is not None and limits.facts.endings < _FEW_WEIGHTED:
         which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
         yield f"size: only {which}, and no reward tells policies apart"

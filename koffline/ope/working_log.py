@@ -113,7 +113,7 @@ class WorkingLog:
         rows = self.merged.transitions
         if not self.is_whole:
             return LogPart(rows, self.sample.units)
-        return LogPart(rows, np.arange(rows.n_episodes if rows.has_episodes else len(rows)))
+        return LogPart(rows, np.arange(len(rows.unit_starts)))
 
     def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
         """Sum ``summarise`` over all parts of the log.
@@ -289,7 +289,7 @@ def _items(log: LazyTransitions) -> list[tuple[int, ...]]:
 
 
 def _parts_in_memory(log: Transitions, rows: int) -> Iterator[LogPart]:
-    ends = (log.episode_ends if log.has_episodes else np.arange(len(log))) + 1
+    ends = np.append(log.unit_starts[1:], len(log))
     stretch = (ends - 1) // rows  # in which a unit ends
     for units in np.split(np.arange(len(ends)), np.flatnonzero(np.diff(stretch)) + 1):
         first = 0 if units[0] == 0 else int(ends[units[0] - 1])

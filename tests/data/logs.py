@@ -155,6 +155,7 @@ class Drawn:
         made = {
             "behavior_log_probabilities": -generator.random(count),
             "weights": generator.random(count).astype(np.float32) + 0.5,
+            "clusters": generator.integers(-4, 4, len(self.lengths)).repeat(self.lengths),
             "metadata": Metadata(gamma=0.9, extra={"environment": "walk"}, notes=("made up",)),
         }
         changes = {name: made[name] for name in self.changes}
@@ -175,5 +176,6 @@ def drawn_logs(draw, episodes: bool | None = None) -> Drawn:
         "dtype": draw(st.sampled_from([np.float32, np.float64, np.uint8])),
         "seed": draw(st.integers(0, 2**16)),
     }
-    changes = draw(st.sets(st.sampled_from(["behavior_log_probabilities", "weights", "metadata"])))
+    extras = ["behavior_log_probabilities", "weights", "clusters", "metadata"]
+    changes = draw(st.sets(st.sampled_from(extras)))
     return Drawn(lengths, rollout, changes, draw(st.booleans()) if episodes is None else episodes)

@@ -12,7 +12,7 @@ from koffline.errors import ConfigError, DataError
 from koffline.ope.evaluation import may_look_back
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.markov import Shift, drift_shift, memory_shift
-from koffline.ope.problem import EvaluationProblem, Measures, memories, prepare_problem
+from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem, remember
 from koffline.ope.training import fit_value_function
 from koffline.ope.working_log import LogPart, in_problem
 from koffline.policies import DiscretePolicy
@@ -145,7 +145,9 @@ def test_too_few_episodes_and_rows_that_stand_alone_are_not_tested() -> None:
 
 def test_memories_by_hand() -> None:
     rows, reward = np.array([[1.0], [2.0], [3.0], [4.0]]), np.array([[0.1], [0.2], [0.3], [0.4]])
-    before, after = memories(rows, reward, np.array([0, 2]), 2)
+    asked = {"inputs": rows, "next_inputs": np.zeros((4, 1, 1)), "start_inputs": np.zeros((2, 1, 1))}
+    remember(asked, reward, np.array([0, 2]), 2)
+    before, after = asked["inputs"][:, 1:], asked["next_inputs"][:, 0, 1:]
     none, first, second, third = [0, 0, 0], [1, 1, 0.1], [1, 2, 0.2], [1, 3, 0.3]
     np.testing.assert_array_equal(before, [none + none, first + none, none + none, third + none])
     np.testing.assert_array_equal(after, [first + none, second + first, third + none, [1, 4, 0.4, *third]])

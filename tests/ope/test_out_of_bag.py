@@ -134,8 +134,9 @@ def test_value_and_standard_error_are_those_of_sums_over_units(kind, starts):
 def test_sums_of_parts_add_up_and_given_starts_count_once():
     problem, values, _ = asked("discrete", np.zeros((5, 2)))
     whole = RowSums.of(problem, values)
+    other = RowSums.of(dataclasses.replace(problem, clusters=problem.units + len(problem.units)), values)
     given = {"start_value": whole.start_value, "start_weight": whole.start_weight}
-    doubled = dataclasses.replace(whole + whole, **given)
+    doubled = dataclasses.replace(whole + other, **given)
     assert doubled.value == pytest.approx(whole.value)
     assert doubled.count == 2 * whole.count
 

@@ -11,7 +11,7 @@ from koffline.data.raw import RawLog, followed, shaped_actions
 from koffline.data.spaces import Discrete
 from koffline.data.table.mapping import CUT
 from koffline.data.table.survey import Table
-from koffline.data.table.values import number_type, read_flags
+from koffline.data.table.values import hashed, number_type, read_flags
 from koffline.errors import DataError, counted
 
 
@@ -55,10 +55,13 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
             log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
     if not roles.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes
-        kind = frame.schema.get(roles.episode or "", pl.String())
-        if kind.is_integer() and kind != pl.UInt64:
-            log["episode_ids"] = frame[roles.episode or ""].cast(pl.Int64).to_numpy()
+        if roles.episode and (kind := frame.schema[roles.episode]).is_integer() and kind != pl.UInt64:
+            log["episode_ids"] = frame[roles.episode].cast(pl.Int64).to_numpy()
         counts.episodes += int(episodes[-1]) + 1
+    if roles.cluster is not None:
+        shared = frame[roles.cluster]
+        shared = shared if shared.dtype.is_integer() else hashed(shared)
+        log["clusters"] = shared.cast(pl.Int64, wrap_numerical=True).to_numpy()
     if roles.one_step:
         log["next_observations"] = log["observations"]
     elif roles.next_observations:

@@ -27,6 +27,7 @@ _QUESTION = """
 # one_step: true     # every row is an episode of one step that ends (a bandit: one user, one decision)
 # episode: COLUMN    # rows with one value in this column are one episode
 # one_step: false    # all rows are one record, in the order of time or of the table
+# cluster: COLUMN    # beside one_step, if a user has several rows: they are not independent
 """
 _CHOICES = {
     "encode": "one-hot, or ordinal where the categories have an order",

@@ -21,7 +21,7 @@ from koffline.untrusted.limits import read_yaml_file
 
 # Names of the columns that koffline writes.
 _OWN_ROLES = """observations action reward next_observations terminal truncated episode time
-    behavior_log_probability weight""".split()  # noqa: SIM905
+    behavior_log_probability weight cluster""".split()  # noqa: SIM905
 EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
 INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
 CUT = "cut"
@@ -80,6 +80,7 @@ class TableMapping(pydantic.BaseModel):
     time: a column of numbers or times.
     behavior_probability, behavior_log_probability: the column of the logged action's probability.
     weight: a column of numbers of at least 0.
+    cluster: a column of ids of what several episodes share (a user), which makes them depend on each other.
     action_names: the values of a discrete action in the order of their numbers; else texts are sorted.
     impute: what replaces missing values (zero, mean, forward, a number, or cut, which ends the episode before
     the row), for the observations or by column.
@@ -113,6 +114,7 @@ class TableMapping(pydantic.BaseModel):
     behavior_probability: _Name | None = None
     behavior_log_probability: _Name | None = None
     weight: _Name | None = None
+    cluster: _Name | None = None
     impute: _Imputed = {}
     drop_duplicates: Literal["exact", "first", "last"] | None = None
     decimal_comma: bool | None = None
@@ -157,7 +159,7 @@ class TableMapping(pydantic.BaseModel):
         """Every column that rows are made of."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
         flags = (self.terminal, self.truncated)
-        return _each(*self.numbers, *self.action, self.episode, time, *flags)
+        return _each(*self.numbers, *self.action, self.episode, time, *flags, self.cluster)
 
     @property
     def stands_alone(self) -> bool:

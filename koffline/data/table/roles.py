@@ -19,7 +19,7 @@ from koffline.errors import DataError, listed
 
 _REWARD = "reward"  # key in ``impute`` for the reward, whether a column or a formula
 _MOST_ONE_HOT, _MOST_CATEGORIES, _LONGEST, _MOST_SHOWN = 1000, 10_000, 1000, 60
-_SINGLE = ("episode", "time", "weight", "behavior_probability", "behavior_log_probability")
+_SINGLE = ("episode", "time", "weight", "behavior_probability", "behavior_log_probability", "cluster")
 _COMPUTED = ("reward", "terminal", "truncated")  # roles that a formula may have
 _SIGNS = set("+-*/<>=!(`")
 
@@ -139,8 +139,8 @@ def column_types(
     coded, plain = ([n for n in states if (n in roles.encode) == is_coded] for is_coded in (True, False))
     rules: tuple[tuple[Iterable[str | None], Any, str], ...] = (
         (plain, _are_numbers, f"{needed}, or encode categories (--encode COLUMN=one-hot)"),
-        ((*coded, roles.episode, roles.by), lambda kind: not kind.is_nested() and kind != pl.Unknown,
-         "give one value per row"),
+        ((*coded, roles.episode, roles.by, roles.cluster),
+         lambda kind: not kind.is_nested() and kind != pl.Unknown, "give one value per row"),
         (roles.action, lambda kind: kind == pl.String or _are_numbers(kind), needed),
         ((roles.reward, roles.behavior, roles.weight, *several, *terms), _is_number, needed),
         ([n for n, is_text in parts.items() if is_text],
@@ -170,7 +170,8 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
 
     Ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
     """
-    meant = [*roles.action, roles.episode if is_own else None] if rows.kind == CSV else []
+    ids = (roles.episode, roles.cluster) if is_own else ()
+    meant = [*roles.action, *ids] if rows.kind == CSV else []
     wanted: dict[Any, Sequence[str]] = {**dict.fromkeys(meant, TEXT_WAYS[:2]), roles.time: TEXT_WAYS}
     ways = {name: each for name, each in wanted.items() if name and rows.types.get(name) == pl.String}
     above = 0

@@ -202,7 +202,5 @@ def shared_ids(rows: TableRows, count: int, used: set[str]) -> Iterator[str]:
         read = replace(rows, types={name: kind}, computed=(), held=None).frames()
         distinct = pl.concat([hashed(frame[name]).unique() for frame in read]).n_unique()
         if 1 < distinct <= count / 2:
-            said = (
-                f"{count} rows share {distinct} values of {name}; if rows of one {name} are not independent"
-            )
-            yield f"{SHARED}{said}, the interval is too narrow: keep one row of each to check"
+            said = f"{count} rows share {distinct} values of {name}, and are taken as independent"
+            yield f"{SHARED}{said}; if those of one {name} are not, name it (--cluster {name})"

@@ -178,7 +178,8 @@ def _open_questions(table: Table) -> list[str]:
         where = "where a local clock was set back, rows of that hour may be out of order"
         notes.append(f"times in {time} have no UTC offset and were read as UTC; {where}")
     if roles.one_step:
-        shared = shared_ids(table.rows, table.n_rows, {*table.rows.types, *table.origin.values()})
+        used = {*table.rows.types, *table.origin.values()}
+        shared = () if roles.cluster else shared_ids(table.rows, table.n_rows, used)
         return [*notes, ONE_STEP_NOTE, *shared]
     if table.is_own or table.is_open:
         return notes

@@ -132,6 +132,8 @@ def bellman_test(
     said: tuple[str, ...] = ()
     if not isinstance(function, CrossFitted):
         held_out, said = measure_freshness(function, transitions, trained_on, allow_training_rows)
+    if transitions.clusters is not None:
+        said = (*said, "Rows of one cluster are taken as independent: the test rejects too often.")
     case = make_case(function, transitions, policy, settings)
     features = count_features(case)
     drawn = draw_signs(case, features, np.random.default_rng(seed + 1))

@@ -25,7 +25,7 @@ _UNEVEN = 0.5  # below it, 95 % intervals covered the truth in 76 to 91 % of log
 _CUT_SHARE = 0.01
 _NEEDS = {
     False: "one episode has all the weight, or too many resampled logs none, or the level asks for too many",
-    True: "it needs exact behavior probabilities, episodes of equal weight, and reward_bounds",
+    True: "it needs exact behavior probabilities, episodes of equal weight, no clusters, and reward_bounds",
 }
 _NO_WEIGHT = (
     "the policy takes none of the logged actions: every episode's weight is zero after {steps}; use a policy "
@@ -61,7 +61,8 @@ def estimate_one(
     value, error, mixed = whole.value, standard_error(whole.deviations), {}
     if name == "magic":
         assert isinstance(whole, StepwiseMean)
-        cuts, mix = magic(whole, intervals.resample(whole, problem.n_episodes, draws, seed))
+        numbers = np.arange(problem.n_episodes) if problem.clusters is None else problem.clusters
+        cuts, mix = magic(whole, intervals.resample(whole, numbers, draws, seed))
         value, error = float(mix @ whole.partial_values(cuts)), None
         mixed = {"blend_steps": cuts, "blend_shares": mix.tolist()}
     if not np.isfinite(value):

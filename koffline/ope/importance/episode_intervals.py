@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy import special, stats
 
 from koffline.data.units import poisson_counts
@@ -16,12 +16,12 @@ from koffline.ope.names import EPISODES_BOOTSTRAP, EPISODES_T, HOEFFDING
 from koffline.ope.results import Interval
 
 _T_ASSUMPTIONS = (
-    "{n} independent episodes, jackknife standard error, Student t with {freedom:.3g} degrees of freedom: "
-    "optimistic while few episodes carry most of the weight"
+    "{n} independent units (episodes or clusters), jackknife standard error, Student t with {freedom:.3g} "
+    "degrees of freedom: optimistic while few episodes carry most of the weight"
 )
 _BOOTSTRAP_ASSUMPTIONS = (
-    "{n} independent episodes resampled {draws} times, bias-corrected and accelerated percentiles: "
-    "optimistic while few episodes carry most of the weight"
+    "{n} independent units (episodes or clusters) resampled {draws} times, bias-corrected and accelerated "
+    "percentiles: optimistic while few episodes carry most of the weight"
 )
 _CERTIFIED_ASSUMPTIONS = (
     "{n} independent episodes{lengths}, exact behavior probabilities, rewards in [{low:.6g}, {high:.6g}] "
@@ -61,7 +61,8 @@ def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, se
     n, draws = len(deviations), max(draws, math.ceil(2 * _BEYOND / (1.0 - level)))
     if n < 2 or draws > _MOST_DRAWS or np.isnan(deviations).any():
         return None
-    sample = resample(statistic, n, draws, seed)
+    numbers = np.arange(n) if statistic.clusters is None else statistic.clusters
+    sample = resample(statistic, numbers, draws, seed)
     if len(sample) < _FEWEST_DRAWS * draws:
         return None
     low, high = np.quantile(sample, bca_levels(sample, statistic.value, deviations, level))
@@ -69,11 +70,13 @@ def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, se
     return Interval(float(low), float(high), level, EPISODES_BOOTSTRAP, text)
 
 
-def resample(statistic: EpisodeStatistic, n: int, draws: int, seed: int) -> Float[np.ndarray, " draw"]:
-    """The statistic of resampled episodes, in batches; draws without any weight are left out."""
-    batch, found = max(1, min(draws, MOST_NUMBERS // max(n, STEPS))), []
+def resample(
+    statistic: EpisodeStatistic, numbers: Int[np.ndarray, " episode"], draws: int, seed: int
+) -> Float[np.ndarray, " draw"]:
+    """The statistic of episodes resampled by numbers, in batches; draws without any weight are left out."""
+    batch, found = max(1, min(draws, MOST_NUMBERS // max(len(numbers), STEPS))), []
     for start in range(0, draws, batch):
-        counts = poisson_counts(seed, range(start, min(start + batch, draws)), np.arange(n))
+        counts = poisson_counts(seed, range(start, min(start + batch, draws)), numbers)
         found.append(statistic.resampled(counts.astype(np.float64)))
     return (every := np.concatenate(found))[np.isfinite(every)]
 
@@ -108,7 +111,8 @@ def certified_interval(
     reward_range: tuple[float, float] | None = None,
     stepwise: bool = False,
 ) -> Interval | None:
-    """Two one-sided bounds at (1 − level)/2 each, from capped weights; None for unequal shares of episodes.
+    """Two one-sided bounds at (1 − level)/2 each, from capped weights; None for unequal shares of episodes
+    and for clusters of them.
 
     With rewards at least m, Σ γ^t w_t (r_t − m) has expectation J − m Σ γ^t. Where all episodes have the same
     length the sums run over it; otherwise they go on for ever (γ < 1) or up to the longest episode (γ = 1),
@@ -120,7 +124,7 @@ def certified_interval(
     not given. Raises ConfigError when the log exceeds the range.
     (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
     """
-    if not np.allclose(episodes.shares, episodes.shares[0]):
+    if episodes.clusters is not None or not np.allclose(episodes.shares, episodes.shares[0]):
         return None
     low, high = check_reward_bounds(
         reward_range, (float(episodes.rewards.min()), float(episodes.rewards.max()))

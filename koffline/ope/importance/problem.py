@@ -18,7 +18,7 @@ from koffline.ope.working_log import Columns, LogPart, WorkingLog
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 
 _ROW_BYTES = 150  # bytes of a row's columns, ratios and weights
-_NAMES = ("actions", "rewards", "terminated", "truncated", "steps", "behavior_log_probabilities", "weights")
+_LEFT_OUT = ("observations", "next_observations", "episode_ids")
 STEPS, MOST_NUMBERS = 1024, 1 << 20  # most steps, and most numbers, in a block of steps of all episodes
 _NEVER, _LEAST = -np.inf, np.finfo(np.float64).min
 
@@ -46,8 +46,8 @@ class EpisodeProblem:
     ``log_weights`` (N,), logarithms against overflow, may be −inf, where the policy would not have acted so.
     ``rewards`` (N,), ``discounts`` (N,): γ, and 0 where the world ended. ``shares`` (E,) sum to one: the
     log's own weights of episodes. An episode that is over keeps its last weight for all later steps, with
-    rewards of zero. ``counted``: rows and episodes of the log as given that are here: those of weight zero
-    are not.
+    rewards of zero. ``clusters`` (E,): numbers of theirs, if the log has any. ``counted``: rows and episodes
+    of the log as given that are here: those of weight zero are not.
     """
 
     log_weights: Float[np.ndarray, " row"]
@@ -59,6 +59,7 @@ class EpisodeProblem:
     ratios: Ratios
     gamma: float
     clip: float | None = None
+    clusters: np.ndarray | None = None
     counted: tuple[Any, Any] = (slice(None), slice(None))
 
     @property
@@ -153,8 +154,7 @@ class EpisodeProblem:
 def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) -> Columns:
     """Columns of a part for estimators over episodes: without observations, with the policy's ``target``."""
     log = part.transitions
-    present = {name: getattr(log, name) for name in _NAMES}
-    columns = {name: np.asarray(column) for name, column in present.items() if column is not None}
+    columns = {name: column for name, column in log.columns.items() if name not in _LEFT_OUT}
     return Columns(({**columns, "target": action_log_probabilities(log, policy)},))
 
 
@@ -216,8 +216,7 @@ def weigh_episodes(
     log_weights = np.concatenate([np.cumsum(part) for part in np.split(ratios.logs, starts[1:])])
     if clip is not None:
         log_weights = np.minimum(log_weights, math.log(clip))
-    given = np.ones(len(transitions)) if transitions.weights is None else transitions.weights
-    own = np.asarray(given, dtype=np.float64)
+    own = transitions.row_weights
     uneven = np.flatnonzero(own != np.repeat(own[starts], lengths))
     if len(uneven):
         raise DataError(
@@ -226,4 +225,6 @@ def weigh_episodes(
         )
     rewards = np.asarray(transitions.rewards, dtype=np.float64)
     discounts, shares = gamma * (1.0 - transitions.terminated), own[starts] / own[starts].sum()
-    return EpisodeProblem(log_weights, rewards, discounts, starts, lengths, shares, ratios, gamma, clip)
+    clusters = None if transitions.clusters is None else transitions.clusters[starts]
+    asked = shares, ratios, gamma, clip, clusters
+    return EpisodeProblem(log_weights, rewards, discounts, starts, lengths, *asked)

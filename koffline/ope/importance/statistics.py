@@ -1,8 +1,9 @@
 """Means over episodes, each with what an interval needs, and the estimators that they are.
 
 ``value``: the estimate. ``deviations`` (E,): the estimate minus that without the episode, NaN where nothing
-would be left. ``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN
-where nothing is left.
+would be left; with ``clusters`` (E,) of episodes those without a cluster (C,), to first order.
+``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN where nothing is
+left.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import nnls
 
+from koffline.data.units import cluster_sums
 from koffline.ope.importance.problem import EpisodeProblem, RowValues
 
 Counts = Float[np.ndarray, "draw episode"]
@@ -32,6 +35,7 @@ class WeightedMean:
     log_weights: Float[np.ndarray, " episode"]
     values: Float[np.ndarray, " episode"]
     shares: Float[np.ndarray, " episode"]
+    clusters: np.ndarray | None = None
 
     @cached_property
     def _parts(self) -> Float[np.ndarray, " episode"]:
@@ -48,7 +52,7 @@ class WeightedMean:
     def deviations(self) -> Float[np.ndarray, " episode"]:
         """Deviations (E,): p (y − mean) / (1 − p), with p the episode's part of the weights."""
         rest = np.where(self._parts < _ALL, 1.0 - self._parts, np.nan)
-        return self._parts * (self.values - self.value) / rest
+        return _of_clusters(self.clusters, self._parts * (self.values - self.value) / rest)
 
     def resampled(self, counts: Counts) -> Float[np.ndarray, " draw"]:
         """(B,) weighted means of resampled episodes."""
@@ -67,6 +71,11 @@ class StepwiseMean:
     episodes: EpisodeProblem
     rows: Float[np.ndarray, " row"]
     first: Float[np.ndarray, " episode"]
+
+    @property
+    def clusters(self) -> np.ndarray | None:
+        """Numbers (E,) of the episodes' clusters."""
+        return self.episodes.clusters
 
     @cached_property
     def value(self) -> float:
@@ -109,7 +118,7 @@ class StepwiseMean:
             here = np.isin(wanted - 1, steps)
             deviations[:, here] = sums[:, wanted[here] - 1 - steps[0]]
             total = sums[:, -1]
-        return deviations
+        return _of_clusters(self.clusters, deviations)
 
     def _blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
         """Blocks of steps: their numbers, the parts (E, b) of episodes in the weights, and x (E, b)."""
@@ -120,9 +129,11 @@ class StepwiseMean:
 EpisodeStatistic = WeightedMean | StepwiseMean
 
 
-def plain_mean(values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"]) -> WeightedMean:
+def plain_mean(
+    values: Float[np.ndarray, " episode"], shares: Float[np.ndarray, " episode"], clusters: Any = None
+) -> WeightedMean:
     """Mean Σ share·y without importance weights."""
-    return WeightedMean(np.zeros(len(values)), values, shares)
+    return WeightedMean(np.zeros(len(values)), values, shares, clusters)
 
 
 def make_statistic(name: str, episodes: EpisodeProblem, model: RowValues | None = None) -> EpisodeStatistic:
@@ -137,17 +148,26 @@ def make_statistic(name: str, episodes: EpisodeProblem, model: RowValues | None 
     ``wdr`` (which ``magic`` blends): the same with weights normalised at each step. (Thomas and Brunskill
     2016, section 5)
     """
-    powers, shares = episodes.gamma**episodes.steps, episodes.shares
+    powers, shares = episodes.gamma**episodes.steps, (episodes.shares, episodes.clusters)
     rows, first = episodes.rewards, np.zeros(episodes.n_episodes)
     if model is not None:
         rows, first = rows + episodes.discounts * model.later - model.now, model.starts
     if name in ("wpdis", "wdr", "magic"):
         return StepwiseMean(episodes, rows, first)
     if name == "wis":
-        return WeightedMean(episodes.last, episodes.episode_sums(powers * rows), shares)
+        return WeightedMean(episodes.last, episodes.episode_sums(powers * rows), *shares)
     if name == "is":
-        return plain_mean(np.exp(episodes.last) * episodes.episode_sums(powers * rows), shares)
-    return plain_mean(first + episodes.episode_sums(powers * np.exp(episodes.log_weights) * rows), shares)
+        return plain_mean(np.exp(episodes.last) * episodes.episode_sums(powers * rows), *shares)
+    return plain_mean(first + episodes.episode_sums(powers * np.exp(episodes.log_weights) * rows), *shares)
+
+
+def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndarray:
+    """Deviations (C, …) without clusters, from those (E, …) without episodes: exact for a mean of equals."""
+    if clusters is None:
+        return deviations
+    rest = len(deviations) - cluster_sums(clusters, np.ones(len(deviations)))
+    factor = (len(deviations) - 1.0) / np.where(rest > 0.0, rest, np.nan)
+    return (factor * cluster_sums(clusters, deviations).T).T
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
