@@ -12,7 +12,7 @@ Fitted Q evaluation of a discrete policy, five seeds at once:
     )
     seeds = range(5)
     network = StackedMLP.initialise((d, 64, 64, n), seeds)
-    record = fit(table, network, fitted_q(0.01), ReplicaPlan.of_seeds(seeds), FitSettings(steps=6000))
+    record = fit(table, network, fitted_q(0.01), ReplicaPlan.grid(seeds, [1e-3]), FitSettings(steps=6000))
     q = record.network.forward(initial_observations)   # (5, M, n); NaN for a replica that diverged
 
 A replica whose loss is NaN or infinite is reported with its step in ``record.diverged_at`` and its

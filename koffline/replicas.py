@@ -195,11 +195,6 @@ class ReplicaPlan:
             )
 
     @classmethod
-    def of_seeds(cls, seeds: Sequence[int], learning_rate: float = 1e-3) -> ReplicaPlan:
-        """One replica per seed, each with its own mini-batches of the whole table."""
-        return cls((learning_rate,) * len(seeds), tuple(int(seed) for seed in seeds))
-
-    @classmethod
     def grid(cls, seeds: Sequence[int], learning_rates: Sequence[float]) -> ReplicaPlan:
         """Every learning rate with every seed, seed by seed; the rates of one seed share mini-batches.
 

@@ -7,7 +7,7 @@ import pytest
 
 import koffline
 from scripts.bench import control, control_cells
-from scripts.bench.control_report import collect, page
+from scripts.bench.control_report import collect
 
 OPTIONS = argparse.Namespace(
     seeds=2, steps=4, steps_of=[], evaluate_every=2, episodes=1, hidden=[4], batch_size=8, set=[], logs="",
@@ -80,10 +80,3 @@ def test_both_sides_of_a_pair_have_as_many_settings_to_choose_from():
     for algo, variants in control.VARIANTS.items():
         for variant in variants:
             control_cells.make_algo(settings(log="pendulum_replay", algo=algo, assignments=variant), log)
-
-
-def test_the_page_shows_both_settings_of_a_critic():
-    slow = {**cell("a", "kloss_dqn", 0, [0.0, 70.0]), "assignments": {"tau": 0.02}}
-    text = page(collect([*CELLS, slow], SCALES, OPTIONS), "control.png")
-    assert "| a | dqn | 15.0 | 90.0 | 60.0 | +75.0" in text
-    assert "| b | sac | 40.0 | 41.0 |  | +1.0" in text

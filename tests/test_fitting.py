@@ -104,7 +104,7 @@ def test_fitted_evaluation_finds_the_exact_values(objective):
     exact = torch.linalg.solve(one_hot - 0.5 * copies / visits[:, None], (copies * gains).sum(dim=1) / visits)
     settings = FitSettings(steps=300, batch_size=len(pairs), schedule="cosine")
     network = StackedMLP.initialise((4, 1), [0], dtype=torch.float64)
-    record = fit(table, network, objective, ReplicaPlan.of_seeds([0], 0.1), settings)
+    record = fit(table, network, objective, ReplicaPlan.grid([0], [0.1]), settings)
     torch.testing.assert_close(record.network.forward(one_hot)[0, :, 0], exact, rtol=0.0, atol=5e-3)
 
 
@@ -118,7 +118,7 @@ def test_a_diverged_replica_is_named_and_never_a_number(name, every):
     assert record.diverged_at == (None, 0 if name == "sbeed" else 1, None)  # SBEED's f moves before V
     assert record.network.flat[1].isnan().all()
     assert record.network.forward(table.inputs)[1].isnan().all()
-    alone = fit(table, network_of("state", [2]), objective, ReplicaPlan.of_seeds([2]), settings)
+    alone = fit(table, network_of("state", [2]), objective, ReplicaPlan.grid([2], [1e-3]), settings)
     torch.testing.assert_close(record.network.flat[2], alone.network.flat[0], rtol=0.0, atol=1e-10)
     assert record.losses[:, [0, 2]].isfinite().all()
     assert not record.losses[0, 1].isfinite() or every == 1
@@ -133,7 +133,7 @@ def test_a_last_step_that_breaks_a_replica_is_noticed():
 
 
 def fit_two(table=None, objective=None, seeds=range(2)):
-    plan = ReplicaPlan.of_seeds(range(2))
+    plan = ReplicaPlan.grid(range(2), [1e-3])
     return fit(
         table or make_table("state"), network_of("state", seeds), objective or ResidualGradient(), plan, STEPS
     )

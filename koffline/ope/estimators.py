@@ -174,8 +174,8 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
     elif name == "drl":
-        asked = workspace.fitted.half_width, workspace.settings.level, workspace.problem.kind
-        found = drl(workspace.row_sums, *asked)
+        least, kind = workspace.fitted.half_width, workspace.problem.kind
+        found = drl(workspace.row_sums, least, workspace.settings.level, kind)
     else:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, found)
@@ -217,11 +217,8 @@ def _with_interval(workspace: Workspace, found: PointEstimate) -> PointEstimate:
         own = "" if result.value is None else f": fixed features say {result.value:.4g}"
         warnings.append(f"The {kind} interval does not hold the estimate {found.value:.4g}{own}.")
     details = {key: part for key, part in result.as_dict().items() if key not in ("interval", "warnings")}
-    more: dict[str, Any] = {
-        "warnings": tuple(warnings),
-        "diagnostics": {**found.diagnostics, "interval": details},
-    }
-    return dataclasses.replace(found, interval=result.interval, **more)
+    diagnostics, told = {**found.diagnostics, "interval": details}, tuple(warnings)
+    return dataclasses.replace(found, interval=result.interval, diagnostics=diagnostics, warnings=told)
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
@@ -231,7 +228,7 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
         raise ConfigError(
             f"{kind} certifies values of the logged state alone; leave history={settings.history} out"
         )
-    if workspace.problem.kind == "clusters" and kind != names.BOOTSTRAP_PIVOT:
+    if kind != names.BOOTSTRAP_PIVOT and workspace.problem.kind == "clusters":
         raise ConfigError(f"{kind} takes rows for independent, and this log has clusters; use another kind")
     system = workspace.fixed_system if is_certified else workspace.held_system
     asked = settings.model_dump(include={"level", "norm_bound", "reward_bounds", "seed"})

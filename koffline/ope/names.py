@@ -17,7 +17,6 @@ WHOLE_WEIGHT = ("is", "wis")  # use the weight of the whole episode, not of each
 CERTIFIABLE = {"is": False, "pdis": True}  # value: whether weights are those of each step
 
 FITTED = ("kloss", "fqe", "lstd")  # heads of the trained networks, which share their hidden layers
-CLOSED_FORMS = ("mql", "lstdq", "mwl", "dualdice")  # solved in the features of the same networks
 ESTIMATORS = {  # estimator: family, in the order of tables
     **dict.fromkeys((*FITTED, "mql", "lstdq"), "value function"),
     **dict.fromkeys(("mwl", "dualdice"), "marginal weights"),

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import yaml
 
-import koffline.jobs
 import koffline.train.run
 import koffline.train.sweep
 from koffline.data.sources import write_transitions
@@ -209,11 +208,3 @@ def test_folders_of_others_are_left_alone(config, tmp_path, trained):
         assert sweep(config, out, "--force").stderr == refusal
     assert sorted(path.name for path in out.rglob("*")) == ["precious", "run.json", "runs"]
     assert trained.calls == []
-
-
-def test_quiet_shows_no_bar(config, tmp_path, trained, monkeypatch):
-    shown, bar = [], koffline.jobs._heard_by
-    monkeypatch.setattr("koffline.jobs._heard_by", lambda progress: shown.append(progress) or bar(progress))
-    for words in ((), ("--quiet",)):
-        assert sweep(config, tmp_path / "sweep", *words, seeds=len(words) + 1).exit_code == 0
-    assert [asked for asked in shown if isinstance(asked, bool)] == [True, False]

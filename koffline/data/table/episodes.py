@@ -38,8 +38,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
     if not frame.height:
         return None
     last = _last(episodes)
-    marks_cuts = roles.truncated is None and not roles.stands_alone
-    if marks_cuts:
+    if marks_cuts := roles.truncated is None and not roles.stands_alone:
         log["truncated"] = last & ~log["terminated"]
     if roles.by is not None:
         log["labels"] = frame[roles.by].cast(pl.String).fill_null("missing").to_numpy()
@@ -60,8 +59,8 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         counts.episodes += int(episodes[-1]) + 1
     if roles.cluster is not None:
         shared = frame[roles.cluster]
-        shared = shared if shared.dtype.is_integer() else hashed(shared)
-        log["clusters"] = shared.cast(pl.Int64, wrap_numerical=True).to_numpy()
+        numbers = shared if shared.dtype.is_integer() else hashed(shared)
+        log["clusters"] = numbers.cast(pl.Int64, wrap_numerical=True).to_numpy()
     if roles.one_step:
         log["next_observations"] = log["observations"]
     elif roles.next_observations:

@@ -80,10 +80,9 @@ class TableMapping(pydantic.BaseModel):
     time: a column of numbers or times.
     behavior_probability, behavior_log_probability: the column of the logged action's probability.
     weight: a column of numbers of at least 0.
-    cluster: a column of ids of what several episodes share (a user), which makes them depend on each other.
+    cluster: a column of ids of what several episodes share (a user), so that they depend on each other.
     action_names: the values of a discrete action in the order of their numbers; else texts are sorted.
-    impute: what replaces missing values (zero, mean, forward, a number, or cut, which ends the episode before
-    the row), for the observations or by column.
+    impute: what replaces missing values (zero, mean, forward, a number; cut ends the episode before the row).
     encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
     one_step: true if every row is an episode of one step, false if all rows are one episode.
     last_row: terminal or cut, what the last row of an episode is that has no flag.
