@@ -128,7 +128,7 @@ def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, st
         ends += f"; time limit: {f'{limit} steps' if limit else 'none that all cut episodes share'}"
     yield "ends", ends
     yield from _coverage(found)
-    for name in ("has_log_probabilities", "has_weights"):
+    for name in ("has_log_probabilities", "has_weights", "has_clusters"):
         yield name.removeprefix("has_").replace("_", "-"), "yes" if found[name] else "no"
     if found["gamma"] is not None:
         yield "gamma (hint)", f"{found['gamma']:.10g}"

@@ -232,6 +232,7 @@ def summarise(
         "action_ranges": None if counts is not None else tally.actions.spreads(),
         "has_log_probabilities": "behavior_log_probabilities" in log.columns,
         "has_weights": "weights" in log.columns,
+        "has_clusters": "clusters" in log.columns,
         "gamma": log.metadata.gamma,
         "extra": dict(log.metadata.extra),
         "notes": log.metadata.notes,

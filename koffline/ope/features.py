@@ -34,7 +34,7 @@ class FeatureSystem:
     E_{a~π} φ(s0, a). ``discounts (N,)``: γ, or 0 where the row is terminal. ``row_weights (N,)`` (mean one)
     and ``start_weights (E,)`` are the log's own. ``instruments`` is ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and
     ψ(x)ᵀψ(x) = 1, a function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each
-    unit, which is resampled by its number in ``clusters (U,)``; ``kind``: of what is resampled.
+    unit, which is resampled by its number in ``clusters (U,)``, else its own; ``kind``: of what is resampled.
     ``fixed_starts``: start states were given, not sampled with the log. ``start_noise (k, p)``: rows whose
     outer products sum to the covariance that drawing the policy's actions at given start states leaves in c
     (None where nothing is drawn, or where start states are sampled too: then it is part of what varies
@@ -51,14 +51,14 @@ class FeatureSystem:
     kernel_inputs: Float[Tensor, "row column"]
     instruments: FourierFeatures
     unit_starts: np.ndarray
-    clusters: np.ndarray
-    kind: str
     fixed_starts: bool
     value_bounds: tuple[float, float]
     reward_scale: float
     gamma: float
     start_noise: Float[Tensor, "noise parameter"] | None = None
     start_draws: int = 1
+    clusters: np.ndarray | None = None
+    kind: str = "episodes"
     constants: int = 0  # number of last parameters that are constants, which no ridge penalises
 
     def __len__(self) -> int:

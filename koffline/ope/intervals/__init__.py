@@ -120,12 +120,12 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
     None for a single unit, and if more than a tenth of the resampled logs have no answer.
     (Hao et al. 2021, the distributional correction)
     """
-    counts = poisson_counts(settings.seed, range(settings.draws), system.clusters)
-    theta = ridged_fit(system, RIDGE)
+    numbers = np.arange(len(system.unit_starts)) if system.clusters is None else system.clusters
+    counts, theta = poisson_counts(settings.seed, range(settings.draws), numbers), ridged_fit(system, RIDGE)
     weights = _by_unit(system, system.row_weights.numpy())
     counts = counts[counts @ weights > 0.0]  # of few units none may be drawn
     value, warnings, interval = system.value(theta), [], None
-    drawn, kind = len(np.unique(system.clusters[weights > 0.0])), system.kind
+    drawn, kind = len(np.unique(numbers[weights > 0.0])), system.kind
     if 2 <= drawn < _FEW_UNITS:
         warnings.append(f"the bootstrap has {drawn} {kind} to draw from; its interval is too narrow")
     values, is_exact = resample_values(system, counts)
