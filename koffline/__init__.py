@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what type checkers see; `_NAMES_IN` says the same when koff
     from koffline.data.disk.log import LazyTransitions
     from koffline.data.disk.writer import ShardWriter
     from koffline.data.replay import ColumnarReplayBuffer
-    from koffline.data.sources import open_transitions
+    from koffline.data.sources import open_transitions, write_transitions
     from koffline.data.table.mapping import TableMapping
     from koffline.data.transitions import Continuous, Discrete, Transitions
     from koffline.ope.bellman_test import BellmanTest, bellman_test
@@ -36,7 +36,7 @@ _NAMES_IN = {
     "koffline.data.disk.log": ["LazyTransitions"],
     "koffline.data.disk.writer": ["ShardWriter"],
     "koffline.data.replay": ["ColumnarReplayBuffer"],
-    "koffline.data.sources": ["open_transitions"],
+    "koffline.data.sources": ["open_transitions", "write_transitions"],
     "koffline.data.table.mapping": ["TableMapping"],
     "koffline.data.transitions": ["Continuous", "Discrete", "Transitions"],
     "koffline.ope.bellman_test": ["BellmanTest", "bellman_test"],
