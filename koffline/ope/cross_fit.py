@@ -82,10 +82,8 @@ def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndar
     if not 2 <= folds <= units:
         most = f"give 2 to {units} (--cross-fit)" if units > 1 else "a test on unseen rows needs at least 2"
         raise ConfigError(f"folds is {folds} for a log of {counted(units, what)}; {most}")
-    order = np.random.default_rng(seed).permutation(units)
-    fold_of_unit = np.empty(units, dtype=np.int64)
-    fold_of_unit[order] = np.arange(units) % folds
-    return fold_of_unit[transitions.units]
+    places = np.argsort(np.random.default_rng(seed).permutation(units))
+    return np.asarray(places % folds)[transitions.units]
 
 
 def measure_freshness(

@@ -165,7 +165,7 @@ def reward_range(rewards: np.ndarray) -> tuple[float, float]:
 class LogFacts:
     """Additive facts of a log at a ``gamma``. ``returns``: discounted, of episodes up to their cuts.
     ``sizes``: |return|. ``beyond``: share γ^length of the horizon after a cut, 0 after a termination.
-    ``weights``: mean weight of each unit's rows, summed over clusters.
+    ``weights``: mean weight of each unit's rows. ``clusters``: numbers (C,) and sums of these, if any.
 
     ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
     weight, of those after which an episode goes on and of those that end one, as by `reward_range`.
@@ -184,6 +184,7 @@ class LogFacts:
     sizes: ColumnStatistics
     beyond: ColumnStatistics
     weights: ColumnStatistics
+    clusters: tuple[np.ndarray, ...] | None = None
 
     def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
         """Bounds of every discounted sum of such rewards, or of rewards within the given bounds."""
@@ -194,7 +195,9 @@ class LogFacts:
     @property
     def units(self) -> float:
         """Effective number of clusters, episodes or rows: the parts that are independent."""
-        return self.weights.effective_count
+        if self.clusters is None:
+            return self.weights.effective_count
+        return float(self.clusters[1].sum() ** 2 / np.square(self.clusters[1]).sum())
 
     @property
     def unseen(self) -> float:
@@ -220,6 +223,7 @@ class LogFacts:
             longest=max(self.longest, other.longest),
             going_on=_joined(self.going_on, other.going_on),
             final=_joined(self.final, other.final),
+            clusters=self.clusters and _clusters(*map(np.append, self.clusters, other.clusters or ())),
         )
 
 
@@ -231,7 +235,6 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
     rewards, terminated = np.asarray(log.rewards, dtype=np.float64), np.asarray(log.terminated)
     returns = log.returns(gamma) if log.has_episodes else np.zeros(0)
     of_units = np.add.reduceat(weights, firsts) / lengths
-    of_units = of_units if log.clusters is None else cluster_sums(log.clusters[firsts], of_units)
     counted, is_cut = weights > 0.0, ~terminated[firsts + lengths - 1]
     return LogFacts(
         gamma=gamma,
@@ -247,7 +250,12 @@ def log_facts(part: Any, gamma: float) -> LogFacts:
         sizes=ColumnStatistics.of(np.abs(returns)),
         beyond=ColumnStatistics.of(np.where(is_cut, gamma**lengths, 0.0)[: len(returns)]),
         weights=ColumnStatistics.of(of_units),
+        clusters=None if log.clusters is None else _clusters(log.clusters[firsts], of_units),
     )
+
+
+def _clusters(numbers: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, ...]:
+    return np.unique(numbers), cluster_sums(numbers, weights)
 
 
 def _joined(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

@@ -111,9 +111,7 @@ class WorkingLog:
     def held(self) -> LogPart:
         """The rows in memory."""
         rows = self.merged.transitions
-        if not self.is_whole:
-            return LogPart(rows, self.sample.units)
-        return LogPart(rows, np.arange(len(rows.unit_starts)))
+        return LogPart(rows, np.arange(len(rows.unit_starts)) if self.is_whole else self.sample.units)
 
     def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
         """Sum ``summarise`` over all parts of the log.

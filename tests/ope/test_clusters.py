@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import koffline
+from koffline.data.sources import convert_to_shards
 from koffline.errors import ConfigError, DataError
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.problem import RowValues, prepare_episodes
@@ -78,6 +79,15 @@ def test_intervals_are_as_wide_as_users_differ(estimator):
     )
     assert told.width > 2.0 * untold.width
     assert told.width == pytest.approx(2.0 * 2.05 * np.sqrt(1.0 / USERS), rel=0.6)
+
+
+def test_clusters_across_shards_are_those_in_memory(tmp_path):
+    log, asked = visits(), {**QUICK, "steps": 20, "sample_rows": 100}
+    koffline.write_transitions(log, tmp_path / "log.hdf5")
+    convert_to_shards(tmp_path / "log.hdf5", tmp_path / "shards", 90)
+    logs = log, koffline.open_transitions(tmp_path / "shards")
+    one, other = (koffline.evaluate(each, "uniform", **asked).interval for each in logs)
+    assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-10)
 
 
 def test_kinds_that_take_rows_as_independent_are_refused():

@@ -196,9 +196,7 @@ def prepare_episodes(
             "importance weights are products along episodes, this log's rows stand alone; add episode_ids, "
             "or use an estimator that needs none (kloss, fqe, mwl)"
         )
-    present = np.ones(transitions.n_episodes, dtype=bool)
-    if transitions.weights is not None:
-        present = np.add.reduceat(np.asarray(transitions.weights), transitions.episode_starts) > 0.0
+    present = np.add.reduceat(transitions.row_weights, transitions.episode_starts) > 0.0
     rows = np.repeat(present, transitions.episode_lengths)
     log = transitions if present.all() else transitions.select_episodes(present)
     ratios = importance_ratios(log, policy, behavior, seed, None if target is None else target[rows])
