@@ -80,7 +80,8 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
         yield "logged return", f"{own:.4g}{spread}{cut}"
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
     yield "estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")
-    yield "log", words.describe_log(estimate)
+    clusters = f", {found['n_clusters']:,} clusters" if "n_clusters" in found else ""
+    yield "log", words.describe_log(estimate) + clusters
     yield "coverage", describe_coverage(found["coverage"])
     if "actions" in found:
         yield "actions", words.action_shares(found["actions"])

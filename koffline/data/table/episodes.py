@@ -81,12 +81,8 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
 def _check_numbers(log: dict[str, np.ndarray], table: Table) -> None:
     """Add as problems, by the names that the table has for them, numbers that no log may hold."""
     roles = table.roles
-    checked = [
-        ("rewards", roles.reward),
-        ("weights", roles.weight),
-        ("behavior_log_probabilities", roles.behavior),
-    ]
-    for key, name in checked:
+    named = {"rewards": roles.reward, "weights": roles.weight, "behavior_log_probabilities": roles.behavior}
+    for key, name in named.items():
         if name is None:
             continue
         bad, remedy, shown = ~np.isfinite(log[key]), "give finite numbers", log[key]
@@ -157,7 +153,8 @@ def _cut(
     if gone.all():
         return frame.clear(), episodes[:0]
     passed = np.append((log["terminated"] & final_state)[1:], False) & ~_last(episodes)
-    table.counts.ends_lost += int((log["terminated"] & gone).sum() - passed.sum())
+    if not roles.stands_alone:
+        table.counts.ends_lost += int((log["terminated"] & gone).sum() - passed.sum())
     log["terminated"] = log["terminated"] | passed
     log["terminated"], log["truncated"] = log["terminated"] & ~gone, (log["truncated"] & ~gone) | shortened
     log.update({flag: column[~gone | stays] for flag, column in log.items()})

@@ -77,7 +77,7 @@ def _methods(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
     states, reward = (*mapping.observations, *mapping.next_observations), mapping.reward or ""
     for name, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
         allowed = {*states, reward, mapping.weight}
-        allowed |= {*mapping.action, mapping.behavior} if method == CUT else set()
+        allowed |= {*mapping.action, mapping.behavior, mapping.cluster} if method == CUT else set()
         one = reward if name == _REWARD and name not in names else name
         if one not in (*names, reward, ""):
             problems.unknown(name, "impute", names)
