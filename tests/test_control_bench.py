@@ -1,12 +1,11 @@
-"""The control benchmark: cells, settings, verdicts, its table and figure."""
+"""The control benchmark: cells, scores, pairs and verdicts."""
 
 import argparse
 import json
 
 import pytest
 
-import koffline
-from scripts.bench import control, control_cells
+from scripts.bench import control_cells
 from scripts.bench.control_report import collect
 
 OPTIONS = argparse.Namespace(
@@ -66,17 +65,3 @@ def test_a_cell_is_reproducible(tmp_path, algo):
         found.append(json.loads((tmp_path / name).read_text()))
     assert found[0]["steps"] == [2, 4]
     assert found[0]["returns"] == found[1]["returns"]
-
-
-def test_both_sides_of_a_pair_have_as_many_settings_to_choose_from():
-    log = koffline.open_transitions(settings().log_path)
-    found = {algo: control.variants_of(algo, log, OPTIONS) for algo in ("dqn", "kloss_dqn")}
-    assert found["dqn"] == [(), (("learning_rate", 0.003),)]
-    assert found["kloss_dqn"] == [(), *control.VARIANTS["kloss_dqn"]]
-    ruled = argparse.Namespace(**{**vars(OPTIONS), "by_rule": True, "variants": False})
-    expert = koffline.open_transitions(settings(log="cartpole_expert").log_path)
-    assert control.variants_of("kloss_dqn", log, ruled) == [*control.VARIANTS["kloss_dqn"]]
-    assert control.variants_of("kloss_dqn", expert, ruled) == [()]
-    for algo, variants in control.VARIANTS.items():
-        for variant in variants:
-            control_cells.make_algo(settings(log="pendulum_replay", algo=algo, assignments=variant), log)
