@@ -110,6 +110,7 @@ def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
         "head_disagreement": max(agreeing) - min(agreeing),
         "replica_standard_deviation": fitted.summarise(fitted.values_of(fitted.head)).deviation,
         "training_steps": fitted.record.steps,
+        "memory_rows": shifts["memory"] and shifts["memory"].rows,
     }
     for name, shift in shifts.items():
         diagnostics |= {f"{name}_shift": shift and shift.value, f"{name}_p_value": shift and shift.p_value}

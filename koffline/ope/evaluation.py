@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope import names as known
+from koffline.ope.cautions import cautions, failed_assumptions
 from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
@@ -29,18 +30,15 @@ from koffline.ope.results import (
     EstimateRow,
     EstimateTable,
     Evidence,
-    Interval,
     PointEstimate,
     Verdict,
 )
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.verdict import FEW_EPISODES, judge, without_guess, without_guesswork
+from koffline.ope.verdict import judge, without_guess, without_guesswork
 from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
 
 _FEW_ACTIONS = 8
-_ATOM = 0.2  # share of episodes of one length above which it is no chance
-_FEW_ZEROS = 0.05  # share of the other rewards
 
 
 def evaluate(
@@ -87,12 +85,13 @@ def evaluate(
             return _estimate(workspace, by)
 
     found, shift = ask(settings)
-    if shift is None or not looks_back:
+    if shift is None or not shift.rows or not looks_back:
         return found
-    again, _ = ask(settings.model_copy(update={"history": 1}))
+    again, _ = ask(settings.model_copy(update={"history": shift.rows}))
+    before = "the row before is" if shift.rows == 1 else f"the {shift.rows} rows before are"
     note = (
-        f"What happened in the row before matters beyond the logged state (p = {shift.p_value:.1g}), so that "
-        f"row is part of it here (history=1); without it the value would be {found.value:.4g}."
+        f"What happened earlier matters beyond the logged state (p = {shift.p_value:.1g}), so that {before} "
+        f"part of it here (history={shift.rows}); without it the value would be {found.value:.4g}."
     )
     seconds = round(found.seconds + again.seconds, 3)
     return dataclasses.replace(again, warnings=(note, *again.warnings), seconds=seconds)
@@ -138,51 +137,11 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     of_care = (GAPS, ORDER, STARTS, SHARED)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(of_care)]
-    gaps += [*_unforeseen_end(workspace.transitions), *_late_rewards(workspace.transitions)]
+    gaps += cautions(workspace.transitions)
     if robust is not None and found.interval is not None:
-        gaps += _assumptions(robust.value, found.interval, workspace)
+        gaps += failed_assumptions(robust.value, found.interval, workspace)
     scale = workspace.problem.reward_scale
     return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
-
-
-def _unforeseen_end(log: Transitions) -> list[str]:
-    """Reason for care if episodes end by themselves after a fixed number of steps that no feature tells."""
-    if not log.has_episodes or (length := int(log.episode_lengths.max())) < 2:
-        return []
-    last = log.episode_ends[log.episode_lengths == length]
-    if len(last) < max(FEW_EPISODES, _ATOM * log.n_episodes) or not log.terminated[last].all():
-        return []
-    rows = np.asarray(log.observations).reshape(len(log), -1)
-    there, before = rows[last], np.delete(rows, last, axis=0)
-    if np.any((there.min(axis=0) > before.max(axis=0)) | (there.max(axis=0) < before.min(axis=0))):
-        return []
-    told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length}, none is"
-    remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
-    return [f"{told} longer, and no feature tells that step; {remedy}"]
-
-
-def _late_rewards(log: Transitions) -> list[str]:
-    """Reason for care if first rewards alone are zero: each reward may stand one row too late."""
-    if not log.has_episodes or not FEW_EPISODES <= log.n_episodes < len(log):
-        return []
-    zero = np.asarray(log.rewards) == 0.0
-    if not zero[log.episode_starts].all() or np.delete(zero, log.episode_starts).mean() > _FEW_ZEROS:
-        return []
-    told = "rewards: the first one of every episode is 0 and hardly any other is; if each row holds that of"
-    return [f"{told} the row before, move them up by one row"]
-
-
-def _assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:
-    """Yield reasons for care if the logged state is no state, or the world changes along the log."""
-    shift, rows = workspace.memory_shift, (workspace.settings.history or 0) + 1
-    if shift is not None and shift.matters(interval):
-        before = "the row before" if rows == 1 else f"{rows} rows before"
-        told = f"{known.STATE}what happened earlier matters beyond the logged state; with {before} as part of"
-        yield f"{told} it the value would be about {value + shift.value:.4g}: try --set history={rows}"
-    shift = workspace.drift_shift
-    if shift is not None and shift.matters(interval):
-        told = f"{known.DRIFT}the world changes along the log; if evenly, the value where the log ends is"
-        yield f"{told} about {value + shift.value:.4g}: evaluate the later part of the log by itself"
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

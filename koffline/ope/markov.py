@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,52 +38,71 @@ _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all
 _FAR = 5.0  # standard deviations of a reward
 _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
-_MATTERS = 1e-4  # p-value: one in hundreds of right answers was below 1e-3
+_MATTERS, _MATTERS_LATE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
+_WINDOWS, _MOST_OF_IT = (1, 2, 3, 5), 0.8
 
 
 @dataclass(frozen=True)
 class Shift:
     """Change of J where something else is part of the state, in units of the return, and its standard error.
 
-    ``units``: episodes that the standard error is taken over.
+    ``units``: episodes that the standard error is taken over. ``rows``: how many rows before it is about, 0
+    for sums over all of them. ``tests``: how many were made; ``limit``: of the p-value.
     """
 
     value: float
     standard_error: float
     units: int
+    rows: int = 1
+    tests: int = 1
+    limit: float = _MATTERS
 
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of no change, by Student's t over units."""
+        """Two-sided p-value of no change, by Student's t over units, times the number of tests."""
         from scipy import stats
 
         if self.standard_error == 0.0:
             return 1.0
-        return float(2.0 * stats.t.sf(abs(self.value) / self.standard_error, df=self.units - 1))
+        tail = stats.t.sf(abs(self.value) / self.standard_error, df=self.units - 1)
+        return min(1.0, 2.0 * self.tests * float(tail))
 
     def matters(self, interval: Interval) -> bool:
         """Whether it is significant and moves the value by more than half of the interval's half width."""
-        return self.p_value < _MATTERS and abs(self.value) > 0.25 * interval.width
+        return self.p_value < self.limit and abs(self.value) > 0.25 * interval.width
 
 
 def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
-    """Estimate what the row before changes; None without episodes of several rows, or with few of them.
+    """Estimate what earlier rows change; None without episodes of several rows, or with few of them.
 
-    values: at the rows, by networks that did not see their episode, in units of the return. Of more than
-    10,000 rows every second, third, … is looked at, with the row before it.
+    Asked are the row before, the 2, 3 and 5 rows before, and sums over all earlier rows; told is the least
+    that is significant and shows most of the change. Where rewards lie in last rows alone, a p-value below
+    0.01 is significant for the sums: few rows tell of them. values: at the rows, by networks that did not see
+    their episode, in units of the return. Of more than 10,000 rows every second, third, … is looked at.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
     reward = problem.rewards - problem.rewards.mean()
     reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)
-
-    def memory_of(rows: np.ndarray) -> np.ndarray:
-        return np.column_stack([np.ones(len(rows)), problem.kernel_inputs[rows], reward[rows]])
-
-    rows = _looked_at(problem)
-    before = np.where(problem.steps[rows, None] > 0, memory_of(rows - 1), 0.0)
-    memory = _Memory(before, memory_of(rows), np.zeros_like(before[:1]), of_both=True)
-    return _shift(problem, values, seed, rows, memory)
+    every = np.column_stack([np.ones(problem.n_rows), problem.kernel_inputs, reward])
+    rows, windows = _looked_at(problem), _WINDOWS[:1] if problem.history else _WINDOWS
+    steps, ends = problem.steps[rows, None], problem.episode_starts + problem.lengths - 1
+    seen = [np.where(steps >= lag, every[rows - lag], 0.0) for lag in range(windows[-1] + 1)]
+    sums = np.cumsum(every, axis=0)
+    sums -= np.repeat((sums - every)[problem.episode_starts], problem.lengths, axis=0)
+    sums /= np.maximum(sums.std(axis=0), 1e-9)
+    pairs = {count: [np.concatenate(seen[i : count + i], axis=1) for i in (1, 0)] for count in windows}
+    pairs[0] = [np.where(steps > 0, sums[rows - 1], 0.0), sums[rows]]
+    found, late = [], not np.delete(problem.rewards, ends).any()
+    for count, (before, after) in pairs.items():
+        one = _shift(problem, values, seed, rows, _Memory(before, after, np.zeros_like(before[:1]), True))
+        if one is None:
+            return None
+        limit = _MATTERS_LATE if late and count == 0 else _MATTERS
+        found.append(replace(one, rows=count, tests=len(pairs), limit=limit))
+    told = [one for one in found if one.p_value < one.limit] or found[:1]
+    most = max(abs(one.value) for one in told)
+    return next(one for one in told if abs(one.value) >= _MOST_OF_IT * most)
 
 
 def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:

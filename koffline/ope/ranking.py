@@ -42,8 +42,8 @@ _ASSUMPTIONS = (
     "therefore leans high: confirm it on rows that took no part in the choice."
 )
 _LOOKED_BACK = (
-    "What happened in the row before matters beyond the logged state (first seen for {name}), so that row is "
-    "part of it for every policy here (history=1)."
+    "What happened earlier matters beyond the logged state (first seen for {name}), so that rows before are "
+    "part of it for every policy here (history={rows})."
 )
 _UNANSWERED = "ranked last, whatever its value: {}"
 _KEPT = ("value", "interval", "verdict", "uplift", "warnings")  # of an estimate
@@ -138,8 +138,10 @@ def select_policies(
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
     matters = [name for name, one in estimates.items() if _reasons(one, STATE)]
-    if matters and may_look_back(**chosen):
-        (estimates, failed), notes = ask(**options, history=1), [_LOOKED_BACK.format(name=matters[0])]
+    rows = max((estimates[name].diagnostics["memory_rows"] for name in matters), default=0)
+    if rows and may_look_back(**chosen):
+        notes = [_LOOKED_BACK.format(name=matters[0], rows=rows)]
+        estimates, failed = ask(**options, history=rows)
     return _ranked(estimates, failed, true, notes, started)
 
 

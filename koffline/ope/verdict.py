@@ -6,18 +6,22 @@ import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from koffline.data.transitions import Transitions
 from koffline.errors import counted
 from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
 from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage, percent
+from koffline.policies import DiscretePolicy, Policy
 
 LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
-_MUCH_UNLOGGED, _UNLOGGED = 0.1, 0.01  # above the first the log does not answer
+_MUCH_UNLOGGED, _UNLOGGED = 0.1, 0.001  # above the first the log does not answer
+_FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too little
 _REFERENCE_ROWS = 20_000
 _QUERY_ROWS = 2_000
 _NEAR_QUANTILE = 0.95
@@ -45,22 +49,56 @@ class Coverage:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
         if self.fraction < NO_COVERAGE:
             return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
-        told = f"{self.unlogged:.0%} of the policy's actions are ones that the log never takes"
-        return [told] if self.unlogged > _MUCH_UNLOGGED else []
+        return [self.told] if self.unlogged > _MUCH_UNLOGGED else []
+
+    @property
+    def told(self) -> str:
+        """Clause on actions that the log never takes, or too rarely."""
+        share = f"{100.0 * self.unlogged:.2g}%"
+        return f"{share} of the policy's actions are ones that the log never or hardly takes"
 
     @property
     def unlogged(self) -> float:
-        """Share of the policy's weight on discrete actions that the log holds less than twice."""
+        """Share of the policy's weight on unknown discrete actions, or those that the log holds once."""
         return float(self.weights[np.isinf(self.ratios)].sum() / max(self.weights.sum(), 1e-300))
 
 
-def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator) -> Coverage:
+def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
+    """Mask (n,) of the actions whose values the log tells; None of continuous ones, and where it is all.
+
+    Of others it has fewer than 30 rows, and those less than a third as often as the policy takes them:
+    nothing bounds their values, and the kernel loss would explain residuals of other rows by them.
+    """
+    if not isinstance(policy, DiscretePolicy):
+        return None
+    counts = np.bincount(log.actions[log.row_weights > 0.0], minlength=policy.n)
+    if counts.min() >= _FEW_ROWS:
+        return None
+    used = policy.probabilities(log.observations).mean(axis=0)
+    known = (counts >= _FEW_ROWS) | ((counts > 0) & (counts >= used * counts.sum() / _OVERUSED))
+    return None if known.all() else known
+
+
+def among(policy: Policy, known: np.ndarray) -> DiscretePolicy:
+    """The policy, which takes its other actions where it would take an unknown one."""
+    return DiscretePolicy(len(known), partial(_among, policy, known), policy.name, policy.observation_shape)
+
+
+def _among(policy: Any, known: np.ndarray, observations: np.ndarray) -> np.ndarray:
+    """Probabilities (N, n) of known actions; equal ones where the policy takes none of them."""
+    kept = policy.probabilities(observations) * known + 1e-12 * known
+    return kept / kept.sum(axis=1, keepdims=True)
+
+
+def measure_coverage(
+    problem: EvaluationProblem, generator: np.random.Generator, known: np.ndarray | None = None
+) -> Coverage:
     """Nearest-neighbour coverage of (s', a' ~ π) by the logged (s, a), standardised coordinates.
 
     Next states count where the episode went on, since after its end the policy does nothing; where no row
     goes on, start states stand in. Discrete actions are compared only with rows of the same action; an
-    action that the log holds less than twice counts as infinitely far. Follows the caution of Fujimoto et
-    al. (2022): a small Bellman error says nothing about state-actions outside the log.
+    action that the log holds less than twice, or not ``known (n,)``, counts as infinitely far. Follows the
+    caution of Fujimoto et al. (2022): a small Bellman error says nothing about what is outside the log.
     """
     own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
@@ -73,7 +111,8 @@ def measure_coverage(problem: EvaluationProblem, generator: np.random.Generator)
     inputs, shares, logged = inputs[some, :, :own], weights[some, None], problem.inputs[rows, :own]
     if problem.n_actions is None or probabilities is None:
         return _summarise([logged], inputs[:, generator.integers(inputs.shape[1])], shares, generator)
-    same = [logged[problem.actions[rows] == action] for action in range(problem.n_actions)]
+    known = np.ones(problem.n_actions, dtype=bool) if known is None else known
+    same = [logged[(problem.actions[rows] == action) & known[action]] for action in range(problem.n_actions)]
     return _summarise(same, inputs[:, 0], probabilities[some] * shares, generator)
 
 
@@ -184,7 +223,7 @@ def _doubts(
     if coverage.fraction < LOW_COVERAGE:
         yield f"support: {describe_coverage(coverage.fraction)}"
     if coverage.unlogged > _UNLOGGED:
-        yield f"support: {coverage.unlogged:.0%} of the policy's actions are ones that the log never takes"
+        yield f"support: {coverage.told}; it is valued as if it took its others there"
     if limits.facts.units < FEW_EPISODES:
         units = counted(round(limits.facts.units), "independent unit")
         yield f"size: {units} (episodes, rows or clusters) in the log"

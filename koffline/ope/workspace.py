@@ -31,7 +31,7 @@ from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.training import fit_value_functions
-from koffline.ope.verdict import Coverage, measure_coverage
+from koffline.ope.verdict import Coverage, among, known_actions, measure_coverage
 from koffline.ope.working_log import S, WorkingLog, hold, in_problem
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy
@@ -59,10 +59,23 @@ class Workspace:
         return self.log.held.transitions
 
     @cached_property
+    def known_actions(self) -> np.ndarray | None:
+        """Mask (n,) of the actions whose values the log tells; None where it is all."""
+        return known_actions(self.policy, self.transitions)
+
+    @property
+    def answerable(self) -> Policy:
+        """The policy, which takes its other actions where it would take an unknown one."""
+        return self.policy if self.known_actions is None else among(self.policy, self.known_actions)
+
+    @cached_property
     def problem(self) -> EvaluationProblem:
-        """Standardised rows in memory with the policy's actions."""
+        """Standardised rows in memory with the policy's actions, known ones."""
+        return self._problem_of(self.answerable)
+
+    def _problem_of(self, policy: Policy) -> EvaluationProblem:
         settings, facts, generator = self.settings, self.facts, np.random.default_rng(self.settings.seed)
-        asked = (self.policy, settings.gamma, settings.action_draws, generator)
+        asked = (policy, settings.gamma, settings.action_draws, generator)
         starts = self.initial_observations
         more: dict[str, Any] = {"history": settings.history or 0, "numbers": self.log.held.units}
         problem = prepare_problem(self.transitions, *asked, starts, **more)
@@ -75,7 +88,7 @@ class Workspace:
         if self.log.is_whole:
             return summarise(self.problem)
         settings, problem = self.settings, self.problem
-        asked = (self.policy, settings.gamma, settings.action_draws, settings.seed, self.facts.longest)
+        asked = (self.answerable, settings.gamma, settings.action_draws, settings.seed, self.facts.longest)
         replicas = settings.full_replicas + settings.resampled_replicas
         numbers = problem.inputs.shape[1] * (3 + problem.next_inputs.shape[1]) + 4 * (problem.n_actions or 0)
         of_part = partial(in_problem, summarise, Measures(**problem.measures), *asked)
@@ -150,7 +163,9 @@ class Workspace:
     @cached_property
     def coverage(self) -> Coverage:
         """Coverage of the policy's actions by the rows in memory."""
-        return measure_coverage(self.problem, np.random.default_rng([self.settings.seed, 1]))
+        known = self.known_actions
+        problem = self.problem if known is None else self._problem_of(self.policy)
+        return measure_coverage(problem, np.random.default_rng([self.settings.seed, 1]), known)
 
     @cached_property
     def held_system(self) -> FeatureSystem:

@@ -164,7 +164,9 @@ def _in_chunks(
     size = chunk_rows_for(observations.shape[1:], policy.copies)
     for start in range(0, len(observations), size):
         rows = slice(start, start + size)
-        given = [value[rows] if isinstance(value, np.ndarray) else value for value in (observations, *more)]
+        # copies: a function may write into its input, which torch does even to read-only arrays
+        parts = (observations, *more)
+        given = [part[rows].copy() if isinstance(part, np.ndarray) else part for part in parts]
         failed = f"the policy failed on observations of shape {given[0].shape}"
         with reading(policy.name, failed, "check that it accepts such a batch"):
             result[rows] = check(_numbers(function(*given)), len(given[0]), *columns)

@@ -24,6 +24,7 @@ from koffline.data.table.rows import check_room, frame_bytes
 from koffline.data.table.survey import SHAPE_KEY, Table, prepare_table
 from koffline.data.table.values import TableCounts, hashed, read_flags
 from koffline.data.transitions import Metadata, Transitions
+from koffline.data.units import without_late_ends
 from koffline.errors import DataError
 from koffline.store.files import atomic_file
 
@@ -205,11 +206,12 @@ def write_table(log: Transitions, path: Path, format: str, force: bool = False) 
 
     Columns are observations_0 …, actions (or actions_0 …), rewards, next_observations_0 …, terminals,
     timeouts, episode_ids, steps and what else the log has. CSV holds the rows alone: numbers are written so
-    that they read back exactly, but action space and metadata are lost.
+    that they read back exactly, but action space and metadata are lost, so that late ends are left out.
     """
     import pyarrow.csv
     import pyarrow.parquet
 
+    log = without_late_ends(log) if format == "csv" else log
     shape, columns, metadata = log.observation_shape, {}, {"koffline": describe_log(log)}
     as_lists = len(shape) != 1 or shape[0] > _MOST_COLUMNS
     if as_lists:
