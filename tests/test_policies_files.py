@@ -100,6 +100,9 @@ def all_kinds(tmp_path_factory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("kinds")
     scripted(torch.nn.Linear(4, 3), folder / "torchscript")
     onnx_file(folder / "onnx", "ArgMax")
+    two = onnx.load(str(folder / "onnx"))
+    two.graph.output.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["batch", 3]))
+    onnx.save(two, str(folder / "two"))
     save_mlp_policy(folder / "npz", [(np.ones((4, 3)), np.zeros(3))], "softmax")
     torch.save(torch.nn.Linear(4, 3).state_dict(), folder / "torch.save")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -121,6 +124,7 @@ def test_truncated_files_are_refused(all_kinds, tmp_path, kind, fraction):
         (b"", ["empty"]),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), ["HDF5", "a log and not a policy"]),
         (b"\x08\x08\x12\x03abc", ["the ONNX file cannot be read"]),
+        ("two", ["takes x tensor(float) and returns y tensor(int64), h tensor(float)", "one output"]),
         ("torch.save", ["torch.save checkpoint", "algo.save", "torch.jit.script"]),
     ],
 )
