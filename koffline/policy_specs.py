@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,22 +120,26 @@ def as_policy(
     refuse(wrong, name)
     if is_instance_of_loaded("torch.nn", "Module", policy):
         policy = ModuleFunction(policy)
-    if _parameters(policy)[:1] == ("table",):
+    asked = _parameters(policy)
+    if [*asked][:1] == ["table"]:
         if features is None or tuple(observation_shape) != (len(features.names),):
             said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
             raise PolicyError(f"{name}: {said}; take the array of observations instead")
         policy = TableFunction(policy, features)
+    drawn = isinstance(action_space, Discrete) and asked.get("generator")
+    needed = "a generator is for continuous actions; return the probabilities of discrete ones"
+    refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
     if features is not None and isinstance(action_space, Discrete):
         policy = partial(_numbered, policy, name, features)
     return callable_policy(policy, name, action_space, observation_shape)
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a function's parameters; empty for a callable without a signature."""
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A function's parameters by name; empty for a callable without a signature."""
     try:
-        return tuple(inspect.signature(function).parameters)
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return ()
+        return {}
 
 
 class TableFunction:

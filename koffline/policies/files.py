@@ -38,8 +38,7 @@ _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
 _ONNX = b"\x08"  # the version of the format, its first field
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
 _ONE_OUTPUT = (
-    "export one input, observations of floats, and one output, probabilities, action indices or continuous "
-    "actions (of a scikit-learn classifier keep the probabilities, zipmap=False)"
+    "export one input of floats, and one output, as the probabilities alone (scikit-learn: zipmap=False)"
 )
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _PARTS = {"torch": bytes, "config": str, "version": str}
@@ -159,7 +158,9 @@ class OnnxFunction:
         self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
         given, found = self._session.get_inputs(), self._session.get_outputs()
         if [each.type in _DTYPES for each in given] != [True] or len(found) != 1:
-            sides = [listed(f"{each.name} {each.type}" for each in side) or "nothing" for side in (given, found)]
+            sides = [
+                listed(f"{each.name} {each.type}" for each in side) or "nothing" for side in (given, found)
+            ]
             raise PolicyError(f"the model takes {sides[0]} and returns {sides[1]}; {_ONE_OUTPUT}")
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
