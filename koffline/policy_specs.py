@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError, nearest_name, refuse
+from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import load_policy_file
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
@@ -50,12 +51,12 @@ def load_policy(
     path = Path(os.path.expanduser(base))
     if base == "uniform":
         policy = uniform_policy(action_space, observation_shape)
-    elif path.is_file():
-        policy = _load_file(path, action_space, observation_shape)
     else:
-        policy = as_policy(import_object(str(base)), action_space, observation_shape, str(base), features)
+        is_file = path.is_file()
+        found = _load_file(path, action_space, observation_shape) if is_file else import_object(str(base))
+        policy = as_policy(found, action_space, observation_shape, str(path if is_file else base), features)
     for epsilon in reversed(layers):
-        policy = epsilon_policy(epsilon, policy, action_space)
+        policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
     return policy
 
 
@@ -129,9 +130,12 @@ def as_policy(
     drawn = isinstance(action_space, Discrete) and asked.get("generator")
     needed = "a generator is for continuous actions; return the probabilities of discrete ones"
     refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
+    notes, is_network = tuple[str, ...](), getattr(policy, "is_network", False)
     if features is not None and isinstance(action_space, Discrete):
-        policy = partial(_numbered, policy, name, features)
-    return callable_policy(policy, name, action_space, observation_shape)
+        meant = f"{'positions from 0 in' if is_network else 'values of'} action_names ({listed(features.actions, 8)})"
+        notes = (f"whole numbers that {name} returns were read as {meant}",) * features.is_coded
+        policy = policy if is_network else partial(_numbered, policy, name, features)
+    return replace(callable_policy(policy, name, action_space, observation_shape), notes=notes)
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -167,19 +171,18 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Any:
+    """What a file holds: an algorithm, a policy, or a function of a batch of observations."""
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
         # After what it is known to be: d3rlpy takes seconds to load.
         from koffline.algos.model_files import algo_of
-        from koffline.algos.policies import policy_from_algo
 
-        return policy_from_algo(algo_of(file), file.name, action_space, observation_shape)
+        return algo_of(file)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
-    function = load_onnx(path) if kind == "onnx" else ModuleFunction(read_torchscript(path))
-    return callable_policy(function, str(path), action_space, observation_shape)
+    return load_onnx(path) if kind == "onnx" else read_torchscript(path)
 
 
 def import_object(spec: str) -> Any:
@@ -237,6 +240,8 @@ class ModuleFunction:
 
     Columns of int64 (discrete actions) keep their type.
     """
+
+    is_network = True
 
     def __init__(self, module: Any) -> None:
         import torch

@@ -43,6 +43,7 @@ _DETERMINISTIC = (
 _SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql", "kloss_cal_ql")
 _CUT = ("awac", "kloss_awac", "crr", "iql", "kloss_iql", "trust_pcl")
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
+_BEST_ONE = "its predict and its exported file take the best one instead, and may be worth another amount"
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
 
@@ -61,13 +62,14 @@ def policy_from_algo(
     base.check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
     shape, device = tuple(observation_shape), torch.device(algo.impl.device)
     copies = max(1, int(getattr(algo.config, "n_action_samples", 1)))
+    drawn_so = (f"{name} draws its actions and is valued so; {_BEST_ONE}",)
 
     def probabilities(observations: np.ndarray) -> Tensor:
         return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
     if isinstance(action_space, Discrete):
-        act = probabilities if _has_probabilities(algo) else algo.predict
-        return base.DiscretePolicy(action_space.n, act, name, shape, copies)
+        act, notes = (probabilities, drawn_so) if _has_probabilities(algo) else (algo.predict, ())
+        return base.DiscretePolicy(action_space.n, act, name, shape, copies, notes)
     if _is_deterministic(algo):
         return base.ContinuousPolicy(action_space.k, algo.predict, None, name, shape, copies=copies)
 
@@ -84,7 +86,7 @@ def policy_from_algo(
 
     mean = partial(drawn, 0, algo.predict)
     density, cut_to = _action_density(algo)
-    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, density, cut_to, copies)
+    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, density, cut_to, copies, drawn_so)
 
 
 @torch.no_grad()
@@ -107,7 +109,8 @@ def _is_deterministic(algo: Any) -> bool:
 
 
 def _has_probabilities(algo: Any) -> bool:
-    return algo.config.get_type() == "discrete_sac" or hasattr(algo.impl, "action_probabilities")
+    is_ours = hasattr(algo.impl, "action_probabilities") and getattr(algo.config, "temperature", 1.0) > 0.0
+    return is_ours or algo.config.get_type() == "discrete_sac"
 
 
 def _scaled(algo: Any, observations: Tensor) -> Tensor:

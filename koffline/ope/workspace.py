@@ -210,6 +210,7 @@ class Workspace:
             **describe_log(self.log.log, self.settings.seed, self.started),
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
+            "notes": (*self.log.log.metadata.notes, *self.policy.notes),
             **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # with copies that were merged
             "settings": self.settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         }

@@ -148,6 +148,8 @@ def _unpack(content: bytes) -> Any:
 class OnnxFunction:
     """Function from observations to the only output of a model; it is pickled as the file's content."""
 
+    is_network = True
+
     def __init__(self, content: bytes) -> None:
         import onnxruntime
 
