@@ -132,8 +132,9 @@ def as_policy(
     refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
     notes, is_network = tuple[str, ...](), getattr(policy, "is_network", False)
     if features is not None and isinstance(action_space, Discrete):
-        meant = f"{'positions from 0 in' if is_network else 'values of'} action_names ({listed(features.actions, 8)})"
-        notes = (f"whole numbers that {name} returns were read as {meant}",) * features.is_coded
+        meant = "positions, from 0, in" if is_network else "values of"
+        said = f"whole numbers that {name} returns were read as {meant} action_names"
+        notes = (f"{said} ({listed(features.actions, 8)})",) * features.is_coded
         policy = policy if is_network else partial(_numbered, policy, name, features)
     return replace(callable_policy(policy, name, action_space, observation_shape), notes=notes)
 

@@ -35,9 +35,7 @@ _SEVERAL = ("--policies", "--truths")
 @click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
-@click.option(
-    "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to compare with."
-)
+@click.option("--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value'.")
 @whole("--sample-rows", 2, help="Train networks on at most about so many rows; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @click.option("--by", metavar="COLUMN", help="Also a value for each group of start states.")
@@ -119,7 +117,7 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
     given = [name.strip() for name in text.split(",") if name.strip()]
     if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
         raise ConfigError(
-            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' by itself"
+            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' alone"
         )
     return having(interval, None if text == _ALL else given)
 

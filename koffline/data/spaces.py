@@ -193,9 +193,7 @@ class Features:
         except ValueError:  # rows of several lengths
             return actions
         if self.is_coded and texts.dtype.kind in "iuf" and texts.ndim and texts.size == len(texts):
-            texts = np.array(
-                [f"{code:.0f}" if code % 1 == 0 else f"{code:g}" for code in texts.ravel().tolist()]
-            )
+            texts = np.array([f"{x:.0f}" if x % 1 == 0 else f"{x:g}" for x in texts.ravel().tolist()])
         if not self.actions or not any(isinstance(text, str) for text in texts.flat[:1]):
             return actions
         numbers = {name: number for number, name in enumerate(self.actions)}

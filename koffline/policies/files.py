@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.errors import PolicyError, listed
+from koffline.errors import PolicyError
 from koffline.policies.base import reading
 from koffline.untrusted.arrays import PlainUnpickler, check_onnx, load_tensors
 from koffline.untrusted.limits import check_memory, check_regular, parse_json
@@ -37,9 +37,7 @@ ACCEPTED = (
 _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
 _ONNX = b"\x08"  # the version of the format, its first field
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
-_ONE_OUTPUT = (
-    "export one input of floats, and one output, as the probabilities alone (scikit-learn: zipmap=False)"
-)
+_ONE_OUTPUT = "export one input of floats and one output, e.g. probabilities (scikit-learn: zipmap=False)"
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _PARTS = {"torch": bytes, "config": str, "version": str}
 _LOG = logging.getLogger(__name__)
@@ -158,12 +156,10 @@ class OnnxFunction:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._content = content
         self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-        given, found = self._session.get_inputs(), self._session.get_outputs()
-        if [each.type in _DTYPES for each in given] != [True] or len(found) != 1:
-            sides = [
-                listed(f"{each.name} {each.type}" for each in side) or "nothing" for side in (given, found)
-            ]
-            raise PolicyError(f"the model takes {sides[0]} and returns {sides[1]}; {_ONE_OUTPUT}")
+        given, made = self._session.get_inputs(), self._session.get_outputs()
+        if [each.type in _DTYPES for each in given] != [True] or len(made) != 1:
+            takes, gives = (", ".join(f"{each.name} {each.type}" for each in side) for side in (given, made))
+            raise PolicyError(f"the model takes {takes or 'nothing'} and returns {gives}; {_ONE_OUTPUT}")
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """The output for rows (N, …); onnxruntime refuses what does not fit the model."""

@@ -168,9 +168,7 @@ class ShardWriter:
         before = {"action space": self._space, **self._columns}
         for name in (*here, *before):
             if here.get(name) != before.get(name):
-                said = (
-                    f"the log that is appended has {name} {here.get(name)}, the first one {before.get(name)}"
-                )
+                said = f"the appended log has {name} {here.get(name)}, the first one {before.get(name)}"
                 raise DataError(f"{self.target}: {said}; give pieces of one log")
         ends = np.append(log.episode_starts[1:], len(log)) if log.has_episodes else np.arange(1, len(log) + 1)
         done = row = 0
