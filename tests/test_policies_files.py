@@ -149,10 +149,8 @@ def test_policies_of_files_travel_to_other_processes(kind, tmp_path):
 
 
 def layers(*widths: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
-    generator = np.random.default_rng(seed)
-    return [
-        (generator.normal(size=(i, o)) / np.sqrt(i), generator.normal(size=o)) for i, o in pairwise(widths)
-    ]
+    draws = np.random.default_rng(seed)
+    return [(draws.normal(size=(i, o)) / np.sqrt(i), draws.normal(size=o)) for i, o in pairwise(widths)]
 
 
 @pytest.mark.parametrize(
