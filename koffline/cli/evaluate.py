@@ -92,7 +92,7 @@ def evaluate(
         from koffline.ope.evaluation import estimate_all
         from koffline.ope.evaluation import evaluate as evaluate_policy
 
-        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states)}
+        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states, log)}
         transitions, groups = log.open_by(by)
         if several is None:
             return evaluate_policy(transitions, policy, by=groups, **given)
@@ -133,11 +133,11 @@ def _read_truth(text: str) -> float:
     return number
 
 
-def _starts(file: str | None) -> dict[str, Any]:
+def _starts(file: str | None, log: Log) -> dict[str, Any]:
     """The start states of a file, as an option of evaluations."""
     from koffline.data.sources import read_initial_states
 
-    return {} if file is None else {"initial_observations": read_initial_states(file)}
+    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping)}
 
 
 class _Several(LogCommand):
@@ -205,7 +205,7 @@ def select(
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
 
-        given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states)}
+        given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states, log)}
         return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)
