@@ -52,9 +52,8 @@ def load_policy(
     if base == "uniform":
         policy = uniform_policy(action_space, observation_shape)
     else:
-        is_file = path.is_file()
-        found = _load_file(path, action_space, observation_shape) if is_file else import_object(str(base))
-        policy = as_policy(found, action_space, observation_shape, str(path if is_file else base), features)
+        found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
+        policy = as_policy(found, action_space, observation_shape, str(path), features)
     for epsilon in reversed(layers):
         policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
     return policy
@@ -119,8 +118,7 @@ def as_policy(
 
         return policy_from_algo(policy, name, action_space, observation_shape)
     refuse(wrong, name)
-    if is_instance_of_loaded("torch.nn", "Module", policy):
-        policy = ModuleFunction(policy)
+    policy = ModuleFunction(policy) if is_instance_of_loaded("torch.nn", "Module", policy) else policy
     asked = _parameters(policy)
     if [*asked][:1] == ["table"]:
         if features is None or tuple(observation_shape) != (len(features.names),):
@@ -172,7 +170,7 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Any:
+def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Any:
     """What a file holds: an algorithm, a policy, or a function of a batch of observations."""
     kind = detect(path)
     if kind == "d3":

@@ -45,6 +45,8 @@ def test_discrete_models_act_as_predict_on_raw_observations(algorithm, tmp_path)
             expected = torch.softmax(algo.impl.policy(batch).logits, dim=1).numpy()
     np.testing.assert_allclose(probabilities, expected, atol=1e-6)
     assert len(policy.notes) == (algorithm == "DiscreteSAC"), "what is drawn is said"
+    with one_line(PolicyError, "in column 1 as the model scales them; give", "order and units"):
+        policy.probabilities(np.tile(observations, (2, 1)) * [1, 1e3, 1, 1])
 
 
 @pytest.mark.parametrize("algorithm", DETERMINISTIC + STOCHASTIC)

@@ -158,9 +158,7 @@ class ShardWriter:
     def append(self, log: Transitions) -> None:
         """Append a log of whole episodes. Raises DataError if it differs in space or columns."""
         columns = log.columns
-        kinds = {
-            name: Column(KEYS[name][0], held.dtype.name, held.shape[1:]) for name, held in columns.items()
-        }
+        kinds = {name: Column(KEYS[name][0], own.dtype.name, own.shape[1:]) for name, own in columns.items()}
         if self._space is None:
             self._space, self._columns = log.action_space, kinds
             self.metadata = log.metadata if self.metadata is None else self.metadata
