@@ -80,7 +80,6 @@ def test_onnx_probabilities(tmp_path):
         (Continuous(2), (4,), None, ["shape (2, 3)", "2 action dimensions"]),
         (Discrete(3), (5,), None, ["observations of shape (2, 5)", "failed"]),
         (Discrete(3), (5,), "batch", ["observations of shape (2, 5)", "Got: 5 Expected: 4"]),
-        (Discrete(2), (4,), "batch", ["shape (2, 3)", "2 actions"]),
         (Discrete(3), (4,), 1, ["observations of shape (2, 4)", "Got: 2 Expected: 1"]),
     ],
 )
