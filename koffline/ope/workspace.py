@@ -38,7 +38,7 @@ from koffline.policy_specs import as_policy
 
 _TOLD_APART_BY = 1000  # states
 _TIES = 0.01  # share of states where rounding, which differs between batches, may choose among equal actions
-_AGAIN = "in another way each time; return probabilities (continuous: draw by a parameter named generator)"
+_AGAIN = "in another way each time; return probabilities (continuous: take a generator; networks: eval mode)"
 _APART = "in another way in another batch; answer each by itself (a network: save it in evaluation mode)"
 
 
