@@ -130,9 +130,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
 
 def make_bellman_settings(**options: Any) -> BellmanSettings:
     """Settings from options; those that are None are ignored. Raises ConfigError in one line."""
-    made = read_section(
-        BellmanSettings, {name: given for name, given in options.items() if given is not None}
-    )
+    made = read_section(BellmanSettings, {name: one for name, one in options.items() if one is not None})
     least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
     if made.draws < least:
         raise ConfigError(

@@ -8,7 +8,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
-from koffline.errors import PolicyError, nearest_name, refuse
+from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import load_policy_file
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
@@ -50,12 +51,11 @@ def load_policy(
     path = Path(os.path.expanduser(base))
     if base == "uniform":
         policy = uniform_policy(action_space, observation_shape)
-    elif path.is_file():
-        policy = _load_file(path, action_space, observation_shape)
     else:
-        policy = as_policy(import_object(str(base)), action_space, observation_shape, str(base), features)
+        found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
+        policy = as_policy(found, action_space, observation_shape, str(path), features)
     for epsilon in reversed(layers):
-        policy = epsilon_policy(epsilon, policy, action_space)
+        policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
     return policy
 
 
@@ -118,24 +118,31 @@ def as_policy(
 
         return policy_from_algo(policy, name, action_space, observation_shape)
     refuse(wrong, name)
-    if is_instance_of_loaded("torch.nn", "Module", policy):
-        policy = ModuleFunction(policy)
-    if _parameters(policy)[:1] == ("table",):
+    policy = ModuleFunction(policy) if is_instance_of_loaded("torch.nn", "Module", policy) else policy
+    asked = _parameters(policy)
+    if [*asked][:1] == ["table"]:
         if features is None or tuple(observation_shape) != (len(features.names),):
             said = "it asks for a table, but the columns of this log have no names (it comes from no table)"
             raise PolicyError(f"{name}: {said}; take the array of observations instead")
         policy = TableFunction(policy, features)
+    drawn = isinstance(action_space, Discrete) and asked.get("generator")
+    needed = "a generator is for continuous actions; return the probabilities of discrete ones"
+    refuse({needed: drawn and drawn.default is inspect.Parameter.empty}, name)
+    notes, is_network = tuple[str, ...](), getattr(policy, "is_network", False)
     if features is not None and isinstance(action_space, Discrete):
-        policy = partial(_numbered, policy, name, features)
-    return callable_policy(policy, name, action_space, observation_shape)
+        meant = "positions, from 0, in" if is_network else "values of"
+        said = f"whole numbers that {name} returns were read as {meant} action_names"
+        notes = (f"{said} ({listed(features.actions, 8)})",) * features.is_coded
+        policy = policy if is_network else partial(_numbered, policy, name, features)
+    return replace(callable_policy(policy, name, action_space, observation_shape), notes=notes)
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Names of a function's parameters; empty for a callable without a signature."""
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A function's parameters by name; empty for a callable without a signature."""
     try:
-        return tuple(inspect.signature(function).parameters)
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return ()
+        return {}
 
 
 class TableFunction:
@@ -163,19 +170,18 @@ def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
-def _load_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
+def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Any:
+    """What a file holds: an algorithm, a policy, or a function of a batch of observations."""
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
         # After what it is known to be: d3rlpy takes seconds to load.
         from koffline.algos.model_files import algo_of
-        from koffline.algos.policies import policy_from_algo
 
-        return policy_from_algo(algo_of(file), file.name, action_space, observation_shape)
+        return algo_of(file)
     if kind == "npz":
         return load_policy_file(path, action_space, observation_shape)
-    function = load_onnx(path) if kind == "onnx" else ModuleFunction(read_torchscript(path))
-    return callable_policy(function, str(path), action_space, observation_shape)
+    return load_onnx(path) if kind == "onnx" else read_torchscript(path)
 
 
 def import_object(spec: str) -> Any:
@@ -233,6 +239,8 @@ class ModuleFunction:
 
     Columns of int64 (discrete actions) keep their type.
     """
+
+    is_network = True
 
     def __init__(self, module: Any) -> None:
         import torch

@@ -35,10 +35,8 @@ def standard_scaler():
 
 
 def minmax_scaler():
-    observations = raw_observations()
-    return d3rlpy.preprocessing.MinMaxObservationScaler(
-        minimum=observations.min(0), maximum=observations.max(0)
-    )
+    seen = raw_observations()
+    return d3rlpy.preprocessing.MinMaxObservationScaler(minimum=seen.min(0), maximum=seen.max(0))
 
 
 def action_scaler():

@@ -14,10 +14,8 @@ def rows_to_transitions(
     for row in rows:
         episodes.setdefault(row["id"], []).append(row)
     found = []
-    for steps in sorted(
-        episodes.values(), key=lambda steps: rows.index(min(steps, key=lambda row: row["t"]))
-    ):
-        steps.sort(key=lambda row: row["t"])
+    for steps in sorted(episodes.values(), key=lambda steps: rows.index(min(steps, key=lambda r: r["t"]))):
+        steps.sort(key=lambda r: r["t"])
         kept = []
         for i, row in enumerate(steps):
             last = i == len(steps) - 1

@@ -155,7 +155,7 @@ PLAIN, CARTPOLE = "--policy uniform --gamma 0.9", ROOT / "datasets" / "cartpole_
         (f"good.npz {PLAIN} --workers 100000", "workers is 100000; give 1 to"),
         (f"good.npz {PLAIN} --initial-states wide.npy", "initial states"),
         (f"good.npz {PLAIN} --device cuda:99", "cuda"),
-        (f"good.npz {PLAIN} --estimator all,kloss", "'all' or 'auto' by itself"),
+        (f"good.npz {PLAIN} --estimator all,kloss", "'all' or 'auto' alone"),
         (f"good.npz {PLAIN} --estimator ,", "give names separated by commas"),
         (f"good.npz {PLAIN} --interval hoeffding", "auto has no interval of kind 'hoeffding'"),
         ("good.npz", "--policy"),

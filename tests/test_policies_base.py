@@ -109,16 +109,14 @@ def test_a_callable_with_a_generator_is_stochastic():
 
 
 def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
-    module = torch.nn.Sequential(
-        torch.nn.Linear(3, 2), torch.nn.Dropout(0.9), torch.nn.Softmax(dim=1)
-    ).double()
-    policy = as_policy(module, Discrete(2), (3,))
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout(0.9), torch.nn.Softmax(dim=1)).double()
+    policy = as_policy(net, Discrete(2), (3,))
     observations = rows(50)
     observations.flags.writeable = False
     result = policy.probabilities(observations)
-    assert module.training, "the user's module is left as it was"
+    assert net.training, "the user's net is left as it was"
     with torch.no_grad():
-        expected = torch.softmax(module[0](torch.tensor(observations)), dim=1).numpy()
+        expected = torch.softmax(net[0](torch.tensor(observations)), dim=1).numpy()
     np.testing.assert_allclose(result, expected, atol=1e-12)
 
 

@@ -22,9 +22,7 @@ from tests.refusals import succeed
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {page.stem: page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))}
-PAGES_OF_RESULTS = {
-    page.stem: page.read_text(encoding="utf-8") for page in (ROOT / "docs/reproduce").glob("*.md")
-}
+PAGES_OF_RESULTS = {p.stem: p.read_text(encoding="utf-8") for p in (ROOT / "docs/reproduce").glob("*.md")}
 
 
 def blocks(text: str, *kinds: str) -> list[str]:

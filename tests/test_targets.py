@@ -161,7 +161,7 @@ def test_names_that_are_none_are_refused_before_the_work(place: Path, name: str)
 def test_no_word_reaches_a_terminal_that_would_obey_it(place: Path, word: str) -> None:
     for words in (("data", "info", word), (*EVALUATE, "--policy", word), (word,), ("data", word)):
         done = run_cli(*words)
-        assert_refused(done, "holds control characters; rename the file, or leave them out")
+        assert_refused(done, "holds control characters; rename the file or drop them")
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]", done.stderr)
 
 

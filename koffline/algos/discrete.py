@@ -7,7 +7,6 @@ import math
 from typing import Optional
 
 import torch
-import torch.nn.functional as F
 from d3rlpy.algos.qlearning import SACConfig
 from d3rlpy.constants import ActionSpace
 from d3rlpy.models.builders import create_categorical_policy
@@ -60,11 +59,8 @@ class KLossDQNImpl(KernelImpl):
         return torch.distributions.Categorical(self.action_probabilities(x)).sample()
 
     def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
-        """Probabilities softmax(Q / temperature); one on the greedy action without a temperature."""
-        values = self.q_values(x).mean(dim=0)
-        if self._config.temperature == 0.0:
-            return F.one_hot(values.argmax(dim=1), self._action_size).to(values)
-        return torch.softmax(values / self._config.temperature, dim=1)
+        """Probabilities softmax(Q / temperature), where the temperature is not 0."""
+        return torch.softmax(self.q_values(x).mean(dim=0) / self._config.temperature, dim=1)
 
 
 @dataclasses.dataclass()

@@ -161,9 +161,7 @@ def _factory(
     if not isinstance(value, Mapping) or not isinstance(value.get("params") or {}, Mapping):
         raise ConfigError(f"{where} is {value!r}; write it as {{type: …, params: {{…}}}}")
     if other := value.keys() - {"type", "params"}:
-        raise ConfigError(
-            f"{where}.{min(other)} is unknown; it has 'type' and 'params', options go into params"
-        )
+        raise ConfigError(f"{where}.{min(other)} is unknown; it has type and params, options go into params")
     kind, params = value.get("type", default["type"]), value.get("params") or {}
     known = {name: each for name, each in registry.config_list.items() if name != "tuple"}
     if may_be_none and kind in (None, "none") and not params:

@@ -31,7 +31,7 @@ from koffline.algos.kernel_bellman_loss import CriticConfig, registered
 from koffline.algos.kernel_critic import KernelImpl, Losses, modules_of, taken
 from koffline.algos.model_files import check_acts, export_policy
 from koffline.data.transitions import Continuous, Discrete
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, refuse
 from koffline.policies import base
 from koffline.policies.builtin import gaussian_log_density, squashed_gaussian_log_density
 
@@ -43,6 +43,9 @@ _DETERMINISTIC = (
 _SQUASHED = ("sac", "cql", "cal_ql", "bear", "kloss_sac", "kloss_cql", "kloss_cal_ql")
 _CUT = ("awac", "kloss_awac", "crr", "iql", "kloss_iql", "trust_pcl")
 _ENCODE, _DECODE = CONFIG_STORAGE[LearnableConfig].encoder, CONFIG_STORAGE[LearnableConfig].decoder
+_MANY, _FAR = 100, 20.0  # observations; standard deviations, or half ranges
+_SCALED = "as the model scales them; give the columns in the order and units that it was trained with"
+_BEST_ONE = "its predict and its exported file take the best one instead, and may be worth another amount"
 Density = Callable[[np.ndarray, np.ndarray], np.ndarray]
 Box = tuple[np.ndarray, np.ndarray]
 
@@ -61,15 +64,25 @@ def policy_from_algo(
     base.check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
     shape, device = tuple(observation_shape), torch.device(algo.impl.device)
     copies = max(1, int(getattr(algo.config, "n_action_samples", 1)))
+    drawn_so = (f"{name} draws its actions and is valued so; {_BEST_ONE}",)
 
     def probabilities(observations: np.ndarray) -> Tensor:
         return action_probabilities(algo, convert_to_torch(observations, algo.impl.device))
 
+    def familiar(method: Callable[[np.ndarray], Any], observations: np.ndarray) -> Any:
+        """Call a method, unless by its own scaler most of many observations are far from all it knew."""
+        if algo.observation_scaler is not None and len(observations) >= _MANY:
+            sizes = _scaled(algo, convert_to_torch(observations, algo.impl.device)).abs().flatten(1)
+            far, column = sizes.median(dim=0).values.max(dim=0)
+            refuse({f"most observations are {far:.3g} in column {column} {_SCALED}": far > _FAR}, name)
+        return method(observations)
+
     if isinstance(action_space, Discrete):
-        act = probabilities if _has_probabilities(algo) else algo.predict
-        return base.DiscretePolicy(action_space.n, act, name, shape, copies)
+        act, notes = (probabilities, drawn_so) if _has_probabilities(algo) else (algo.predict, ())
+        return base.DiscretePolicy(action_space.n, partial(familiar, act), name, shape, copies, notes)
     if _is_deterministic(algo):
-        return base.ContinuousPolicy(action_space.k, algo.predict, None, name, shape, copies=copies)
+        act = partial(familiar, algo.predict)
+        return base.ContinuousPolicy(action_space.k, act, None, name, shape, copies=copies)
 
     def drawn(seed: int, method: Callable[[np.ndarray], np.ndarray], observations: np.ndarray) -> np.ndarray:
         """Call a method with torch's global generators seeded, and restore them afterwards."""
@@ -77,14 +90,14 @@ def policy_from_algo(
             torch.default_generator.manual_seed(seed)
             if device.type == "cuda":
                 torch.cuda.manual_seed(seed)
-            return method(observations)
+            return familiar(method, observations)
 
     def sample(observations: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         return drawn(int(generator.integers(2**63)), algo.sample_action, observations)
 
     mean = partial(drawn, 0, algo.predict)
     density, cut_to = _action_density(algo)
-    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, density, cut_to, copies)
+    return base.ContinuousPolicy(action_space.k, mean, sample, name, shape, density, cut_to, copies, drawn_so)
 
 
 @torch.no_grad()
@@ -107,7 +120,8 @@ def _is_deterministic(algo: Any) -> bool:
 
 
 def _has_probabilities(algo: Any) -> bool:
-    return algo.config.get_type() == "discrete_sac" or hasattr(algo.impl, "action_probabilities")
+    is_ours = hasattr(algo.impl, "action_probabilities") and getattr(algo.config, "temperature", 1.0) > 0.0
+    return is_ours or algo.config.get_type() == "discrete_sac"
 
 
 def _scaled(algo: Any, observations: Tensor) -> Tensor:

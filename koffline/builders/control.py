@@ -134,9 +134,7 @@ def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
     Raises ConfigError for a noise that is negative, or for discrete actions above one.
     """
     if not 0.0 <= noise <= (1.0 if isinstance(policy, DiscretePolicy) else math.inf):
-        raise ConfigError(
-            f"noise is {noise}; give a probability in [0, 1], or a deviation for actions of a box"
-        )
+        raise ConfigError(f"noise is {noise}; give a probability in [0, 1], or a deviation for box actions")
     if noise == 0.0:
         return policy
     if isinstance(policy, DiscretePolicy):

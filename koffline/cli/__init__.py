@@ -58,9 +58,7 @@ class KofflineGroup(click.Group):
         try:
             for word in words:
                 if any(map(is_control, word)):  # terminals would execute it in the error message
-                    raise click.UsageError(
-                        f"'{word}' holds control characters; rename the file, or leave them out"
-                    )
+                    raise click.UsageError(f"'{word}' holds control characters; rename the file or drop them")
             with command_line(words):
                 code = super().main(args, *others, standalone_mode=False, **extra)  # type: ignore[call-overload]
         except (click.ClickException, click.Abort) as error:

@@ -155,14 +155,10 @@ def rollouts(
 
 
 @build.command(no_args_is_help=True)
-@click.option(
-    "--env", required=True, help="CartPole-v1, Pendulum-v1, … or any id with --policy, --train-steps."
-)
+@click.option("--env", required=True, help="CartPole-v1, … or any id with --policy, --train-steps.")
 @click.option("--kind", required=True, type=click.Choice(KINDS), help="Who plays; see above.")
 @whole("--n", help="Rows; default: 10,000, of a replay all.")
-@click.option(
-    "--policy", "policies", multiple=True, help="Instead of the bundled one; medium-expert has two."
-)
+@click.option("--policy", "policies", multiple=True, help="Instead of the bundled; medium-expert has two.")
 @click.option("--noise", type=float, help="Share of uniform actions, or deviation in half action ranges.")
 @whole("--train-steps", help="Train the policies, or the replay's learner, for so many steps.")
 @QUIET

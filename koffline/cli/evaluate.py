@@ -35,9 +35,7 @@ _SEVERAL = ("--policies", "--truths")
 @click.option("--interval", metavar="KIND", help="Kind of interval; default: the estimator's own.")
 @click.option("--level", type=float, help="Level of the interval; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
-@click.option(
-    "--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value', to compare with."
-)
+@click.option("--truth", metavar="NUMBER|FILE", help="The true value, or a JSON file with 'value'.")
 @whole("--sample-rows", 2, help="Train networks on at most about so many rows; default 200,000.")
 @click.option("--device", help="cpu (default) or cuda.")
 @click.option("--by", metavar="COLUMN", help="Also a value for each group of start states.")
@@ -94,7 +92,7 @@ def evaluate(
         from koffline.ope.evaluation import estimate_all
         from koffline.ope.evaluation import evaluate as evaluate_policy
 
-        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states)}
+        given = {"stream": log.stream, "progress": bar, **settings, **_starts(initial_states, log)}
         transitions, groups = log.open_by(by)
         if several is None:
             return evaluate_policy(transitions, policy, by=groups, **given)
@@ -119,7 +117,7 @@ def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
     given = [name.strip() for name in text.split(",") if name.strip()]
     if text != _ALL and (not given or {_ALL, AUTO} & set(given)):
         raise ConfigError(
-            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' by itself"
+            f"estimator is '{text}'; give names separated by commas, or '{_ALL}' or '{AUTO}' alone"
         )
     return having(interval, None if text == _ALL else given)
 
@@ -135,11 +133,11 @@ def _read_truth(text: str) -> float:
     return number
 
 
-def _starts(file: str | None) -> dict[str, Any]:
+def _starts(file: str | None, log: Log) -> dict[str, Any]:
     """The start states of a file, as an option of evaluations."""
     from koffline.data.sources import read_initial_states
 
-    return {} if file is None else {"initial_observations": read_initial_states(file)}
+    return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping)}
 
 
 class _Several(LogCommand):
@@ -207,7 +205,7 @@ def select(
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
 
-        given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states)}
+        given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states, log)}
         return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)

@@ -81,14 +81,10 @@ def train(
 @_DATA
 @click.option("--out", metavar="DIR", help="Folder of the sweep; default sweeps/ and the name of CONFIG.")
 @click.option("--metric", help="Compare by this evaluator or loss; default the return in an environment.")
-@click.option(
-    "--maximize/--minimize", default=None, help="Default: errors, losses and distances are minimised."
-)
+@click.option("--maximize/--minimize", default=None, help="Default: minimise errors, losses, distances.")
 @worker_options
 @_DEVICE
-@click.option(
-    "--resume/--force", "resume", default=True, help="Continue in --out (default), or delete its runs."
-)
+@click.option("--resume/--force", "resume", default=True, help="Go on in --out (default) or delete its runs.")
 @QUIET
 def sweep(
     config: str, out: str | None, workers: int, ray: Any, device: str, resume: bool, quiet: bool, **asked: Any

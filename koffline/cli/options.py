@@ -52,7 +52,7 @@ def whole(flag: str, least: int = 1, **more: Any) -> Option:
 
 
 def gamma_option(
-    text: str = "Discount factor, inside (0, 1), 0.999 if episodes end; default: the log's.", **more: Any
+    text: str = "Discount factor; default: the log's. Advice where episodes end: 0.999.", **more: Any
 ) -> Option:
     """``--gamma``, strictly between 0 and 1."""
     inside = click.FloatRange(0.0, 1.0, min_open=True, max_open=True)

@@ -135,9 +135,7 @@ def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
             _vector(name, array)
         elif array.shape != (len(array), space.k):
             said = f"actions has shape {array.shape}, expected (N, {space.k}) for {space}"
-            raise DataError(
-                f"{said}; declare Continuous(k, low, high), or use actions.reshape(-1, {space.k})"
-            )
+            raise DataError(f"{said}; declare Continuous(k, low, high) or use actions.reshape(-1, {space.k})")
     for rows in blocks(len(held["rewards"])):
         block = {name: array[rows] for name, array in held.items()}
         for name, what, remedy, bad in value_faults(block, space):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 import h5py
 
@@ -230,10 +230,11 @@ def convert_to_shards(
     return open_lazy(target)
 
 
-def read_initial_states(source: str) -> np.ndarray:
+def read_initial_states(source: str, mapping: Any = None) -> np.ndarray:
     """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
 
-    A log (with ``rewards``) gives the first observations of its episodes. Raises DataError.
+    A log (with ``rewards``) gives the first observations of its episodes; a table is read by the log's
+    ``mapping``. Raises DataError.
     """
     path = Path(source)
     if not source.startswith(MINARI) and not path.exists():
@@ -249,4 +250,8 @@ def read_initial_states(source: str) -> np.ndarray:
                         return archive.arrays([name])[name]
                     shown = listed(archive.datasets, 12)
                     raise DataError(f"initial states {path} hold {shown}; name the array {_START_NAMES[0]}")
-    return open_transitions(source).initial_observations()
+    mapping = mapping if is_table_source(source) else None
+    if open_ends := [name for name, each in getattr(mapping, "encode", {}).items() if not each.categories]:
+        remedy = "list them in the mapping, or those of this table alone would be numbered"
+        raise DataError(f"initial states {path}: encode has no categories for {listed(open_ends)}; {remedy}")
+    return open_transitions(source, mapping=mapping).initial_observations()

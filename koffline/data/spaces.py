@@ -169,6 +169,12 @@ class Features:
                 columns[column] = pl.Series(column, observations[:, place[name]])
         return pl.DataFrame(list(columns.values()))
 
+    @property
+    def is_coded(self) -> bool:
+        """Whether the log's actions are whole numbers other than their positions 0, 1, 2, …."""
+        places = tuple(map(str, range(len(self.actions))))
+        return self.actions != places and all(name.lstrip("-").isdecimal() for name in self.actions)
+
     def numbers(self, actions: Any, policy: str) -> Any:
         """Convert a policy's output to numbers: actions to indices, columns named by action to (N, n).
 
@@ -183,16 +189,11 @@ class Features:
                 raise PolicyError(f"{policy}: {what}; name them as the log's actions, {listed(self.actions)}")
             return np.stack([np.asarray(actions[name], dtype=np.float64) for name in self.actions], axis=1)
         try:
-            texts: Any = np.zeros(0) if hasattr(actions, "detach") else np.asarray(actions)
+            texts: Any = np.asarray(actions.detach().cpu() if hasattr(actions, "detach") else actions)
         except ValueError:  # rows of several lengths
             return actions
-        is_coded = self.actions != tuple(map(str, range(len(self.actions)))) and all(
-            name.lstrip("-").isdecimal() for name in self.actions
-        )
-        if is_coded and texts.dtype.kind in "iuf" and texts.ndim and texts.size == len(texts):
-            texts = np.array(
-                [f"{code:.0f}" if code % 1 == 0 else f"{code:g}" for code in texts.ravel().tolist()]
-            )
+        if self.is_coded and texts.dtype.kind in "iuf" and texts.ndim and texts.size == len(texts):
+            texts = np.array([f"{x:.0f}" if x % 1 == 0 else f"{x:g}" for x in texts.ravel().tolist()])
         if not self.actions or not any(isinstance(text, str) for text in texts.flat[:1]):
             return actions
         numbers = {name: number for number, name in enumerate(self.actions)}

@@ -101,9 +101,7 @@ class FiniteMDP:
 def _require_probabilities(name: str, rows: np.ndarray) -> None:
     gap = np.abs(rows.sum(axis=-1) - 1.0)
     if np.any(rows < 0) or np.any(gap > _SUM_TOLERANCE):
-        raise ConfigError(
-            f"{name} must be probabilities that sum to one (off by {gap.max():.2g}); normalise it"
-        )
+        raise ConfigError(f"{name} must be probabilities with sum one (off by {gap.max():.2g}); normalise it")
 
 
 def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> ActionValues:

@@ -188,7 +188,7 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
     for line, claim in enumerate(ratios):
         colour, marker = _VERDICTS[claim.verdict]
         value, low, high = (
-            float(np.clip(_WIDEST if end is None else end, _NARROWEST, _WIDEST)) for end in claim.number
+            float(np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST)) for x in claim.number
         )
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)
@@ -197,7 +197,7 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
     axes.axvline(1.0, color=style.INK, lw=0.9)
     axes.set_xlabel("ratio of mean squared errors, 95 % interval; right of 1: as the paper says")
     labels = [
-        f"{style.WORLD_NAMES.get(c.world, c.world)}: {c.measured.replace('MSE of ', '')}" for c in ratios
+        f"{style.WORLD_NAMES.get(x.world, x.world)}: {x.measured.replace('MSE of ', '')}" for x in ratios
     ]
     axes.set_yticks(range(len(ratios)), labels, fontsize=8)
     axes.set_ylim(len(ratios) - 0.4, -0.6)

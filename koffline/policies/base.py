@@ -43,6 +43,7 @@ class DiscretePolicy:
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
     observation_shape: shape of one observation; None accepts any.
     copies: how often the function copies each row, so that it gets fewer rows at a time.
+    notes: sentences for a person on how it is understood.
     """
 
     n: int
@@ -50,6 +51,7 @@ class DiscretePolicy:
     name: str = "policy"
     observation_shape: tuple[int, ...] | None = None
     copies: int = 1
+    notes: tuple[str, ...] = ()
 
     def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
@@ -74,7 +76,7 @@ class ContinuousPolicy:
     mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws;
     None where that is unknown.
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
-    observation_shape, copies: as in `DiscretePolicy`.
+    observation_shape, copies, notes: as in `DiscretePolicy`.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
@@ -89,6 +91,7 @@ class ContinuousPolicy:
     density_function: Callable[..., Any] | None = field(default=None, repr=False)
     cut_to: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
     copies: int = 1
+    notes: tuple[str, ...] = ()
 
     @property
     def deterministic(self) -> bool:

@@ -37,6 +37,7 @@ ACCEPTED = (
 _ZIP, _HDF5 = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n"
 _ONNX = b"\x08"  # the version of the format, its first field
 _DTYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(uint8)": np.uint8}
+_ONE_OUTPUT = "export one input of floats and one output, e.g. probabilities (scikit-learn: zipmap=False)"
 _SAVE_AGAIN = "save the model again with d3rlpy's algo.save(path)"
 _PARTS = {"torch": bytes, "config": str, "version": str}
 _LOG = logging.getLogger(__name__)
@@ -145,6 +146,8 @@ def _unpack(content: bytes) -> Any:
 class OnnxFunction:
     """Function from observations to the only output of a model; it is pickled as the file's content."""
 
+    is_network = True
+
     def __init__(self, content: bytes) -> None:
         import onnxruntime
 
@@ -153,6 +156,10 @@ class OnnxFunction:
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._content = content
         self._session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        given, made = self._session.get_inputs(), self._session.get_outputs()
+        if [each.type in _DTYPES for each in given] != [True] or len(made) != 1:
+            takes, gives = (", ".join(f"{each.name} {each.type}" for each in side) for side in (given, made))
+            raise PolicyError(f"the model takes {takes or 'nothing'} and returns {gives}; {_ONE_OUTPUT}")
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
         """The output for rows (N, …); onnxruntime refuses what does not fit the model."""

@@ -142,18 +142,16 @@ def plot_intervals(
     return make_figure(draw, 7.6, 1.5 + 0.35 * len(lines), xlabel=xlabel)
 
 
-def _draw_interval(
-    axes: Axes, place: int, line: Line, interval: Interval, window: tuple[float, float]
-) -> None:
+def _draw_interval(axes: Axes, y: int, line: Line, interval: Interval, window: tuple[float, float]) -> None:
     color, dashes, alpha = _LINES[promise(interval)]
     left, right = max(interval.low, window[0]), min(interval.high, window[1])
     if left < right:
         width = 2.5 if line.value is None else 5
-        axes.hlines(place, left, right, color=line.color or color, lw=width, ls=dashes, alpha=alpha)
+        axes.hlines(y, left, right, color=line.color or color, lw=width, ls=dashes, alpha=alpha)
     if interval.low < window[0]:
-        axes.plot(window[0], place, "<", color=INK, ms=5, clip_on=False)
+        axes.plot(window[0], y, "<", color=INK, ms=5, clip_on=False)
     if interval.high > window[1]:
-        axes.plot(window[1], place, ">", color=INK, ms=5, clip_on=False)
+        axes.plot(window[1], y, ">", color=INK, ms=5, clip_on=False)
 
 
 def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float]:

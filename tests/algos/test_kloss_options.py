@@ -87,11 +87,9 @@ def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None
     rows = np.concatenate([batch.observations, one_hot], axis=1).astype(np.float64)
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0, ddof=1)
     for kernel, order in (("laplacian", 1), ("gaussian", 2)):
-        distances = [
-            np.linalg.norm(rows[i] - rows[j], ord=order) for i in range(100) for j in range(i + 1, 100)
-        ]
+        gaps = [np.linalg.norm(rows[i] - rows[j], ord=order) for i in range(100) for j in range(i + 1, 100)]
         found = float(fixed_kernel(kernel=kernel, bandwidth="0.5 median").bandwidth)
-        assert found == pytest.approx(0.5 * np.median(distances), rel=1e-3)
+        assert found == pytest.approx(0.5 * np.median(gaps), rel=1e-3)
 
 
 def test_a_constant_residual_costs_its_square_when_normalised() -> None:

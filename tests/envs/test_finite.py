@@ -70,7 +70,7 @@ def test_tuples_follow_the_tables(generator):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"transition": np.full((1, 1, 1), 0.5)}, "sum to one"),
+        ({"transition": np.full((1, 1, 1), 0.5)}, "sum one"),
         ({"initial": np.full(1, 0.4)}, "initial over states that are not terminal must be"),
     ],
 )
@@ -83,7 +83,7 @@ def test_contradictions_are_refused(change, message):
 def best_values(mdp, gamma):
     """Action values of the best of all deterministic policies, tried one by one."""
     tables = [
-        np.eye(mdp.n_actions)[list(choice)] for choice in product(range(mdp.n_actions), repeat=mdp.n_states)
+        np.eye(mdp.n_actions)[list(each)] for each in product(range(mdp.n_actions), repeat=mdp.n_states)
     ]
     return np.max([mdp.action_values(table, gamma) for table in tables], axis=0)
 

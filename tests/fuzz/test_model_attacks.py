@@ -66,9 +66,7 @@ def external_onnx(path: Path, nested: bool) -> None:
         node = helper.make_node("If", ["x"], ["p"], then_branch=branch, else_branch=branch)
         graph = helper.make_graph([node], "policy", [x], [p])
     else:
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["p"])], "policy", [x], [p], [weights]
-        )
+        graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["p"])], "p", [x], [p], [weights])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     path.write_bytes(model.SerializeToString())
 

@@ -110,14 +110,17 @@ def test_zero_weight_is_no_row() -> None:
     assert abs(ignored - without) < 0.2 * abs(counted - without)
 
 
-def test_a_policy_of_its_own_chance_is_refused() -> None:
-    generator = np.random.default_rng(0)
-
-    def restless(observations: np.ndarray) -> np.ndarray:
-        return np.eye(3)[generator.integers(3, size=len(observations))]
-
-    with pytest.raises(KofflineError, match="another way each time; return probabilities"):
-        koffline.evaluate(discrete_log(), restless, 0.9, **QUICK)
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (lambda s: np.random.default_rng().integers(3, size=len(s)), "each time; return probabilities"),
+        (lambda s: 1 * (s[:, 0] > s[:, 0].mean()), "in another batch; answer each by itself"),
+        (lambda s, generator: generator.integers(3, size=len(s)), "a generator is for continuous actions"),
+    ],
+)
+def test_a_policy_whose_answers_change_is_refused(policy, message) -> None:
+    with pytest.raises(KofflineError, match=message):
+        koffline.evaluate(discrete_log(), policy, 0.9, **QUICK)
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)

@@ -135,10 +135,8 @@ def test_divergence_is_the_worst_score_in_either_direction(maximize, best, bad, 
 
 
 def test_what_lacks_seeds_is_never_the_best():
-    summary = summary_of(
-        {"0.1": [9.0], "0.2": [1.0, 1.0], "0.3": []}, 2, failures={"run": DataError("it broke")}
-    )
+    summary = summary_of({"0.1": [9.0], "0.2": [1.0, 1.0], "0.3": []}, 2, failures={"a": DataError("odd")})
     assert order_of(summary) == ["0.2", "0.1", "0.3"]
     assert [row.missing for row in summary.rows] == [0, 1, 2]
-    assert "- failed: run: it broke\n" in as_markdown(summary)
+    assert "- failed: a: odd\n" in as_markdown(summary)
     assert summary_of({"0.1": [9.0], "0.2": [1.0]}, 2).best is None

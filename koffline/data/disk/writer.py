@@ -158,9 +158,7 @@ class ShardWriter:
     def append(self, log: Transitions) -> None:
         """Append a log of whole episodes. Raises DataError if it differs in space or columns."""
         columns = log.columns
-        kinds = {
-            name: Column(KEYS[name][0], held.dtype.name, held.shape[1:]) for name, held in columns.items()
-        }
+        kinds = {name: Column(KEYS[name][0], own.dtype.name, own.shape[1:]) for name, own in columns.items()}
         if self._space is None:
             self._space, self._columns = log.action_space, kinds
             self.metadata = log.metadata if self.metadata is None else self.metadata
@@ -168,9 +166,7 @@ class ShardWriter:
         before = {"action space": self._space, **self._columns}
         for name in (*here, *before):
             if here.get(name) != before.get(name):
-                said = (
-                    f"the log that is appended has {name} {here.get(name)}, the first one {before.get(name)}"
-                )
+                said = f"the appended log has {name} {here.get(name)}, the first one {before.get(name)}"
                 raise DataError(f"{self.target}: {said}; give pieces of one log")
         ends = np.append(log.episode_starts[1:], len(log)) if log.has_episodes else np.arange(1, len(log) + 1)
         done = row = 0
