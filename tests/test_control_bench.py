@@ -1,11 +1,7 @@
 """The control benchmark: cells, scores, pairs and verdicts."""
 
 import argparse
-import json
 
-import pytest
-
-from scripts.bench import control_cells
 from scripts.bench.control_report import collect
 
 OPTIONS = argparse.Namespace(
@@ -49,19 +45,3 @@ def test_scores_pairs_and_verdicts():
     assert (pairs["a"]["difference"], pairs["a"]["original_score"]) == (75.0, 15.0)
     low, high = pairs["a"]["interval"]
     assert 60.0 <= low < 75.0 < high <= 90.0
-
-
-def settings(**changes):
-    values = {"log": "cartpole_replay", "algo": "dqn", "seed": 0, "steps": 4, "evaluate_every": 2}
-    values |= {"episodes": 1, "hidden": (4,), "batch_size": 8, "assignments": ()}
-    return control_cells.CellSettings(**{**values, **changes})
-
-
-@pytest.mark.parametrize("algo", ["dqn", "kloss_dqn"])
-def test_a_cell_is_reproducible(tmp_path, algo):
-    found = []
-    for name in ("a.json", "b.json"):
-        control_cells.write_cell(tmp_path / name, settings(algo=algo))
-        found.append(json.loads((tmp_path / name).read_text()))
-    assert found[0]["steps"] == [2, 4]
-    assert found[0]["returns"] == found[1]["returns"]

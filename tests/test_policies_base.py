@@ -120,6 +120,13 @@ def test_a_torch_module_is_called_without_gradients_in_evaluation_mode():
     np.testing.assert_allclose(result, expected, atol=1e-12)
 
 
+def test_what_a_policy_writes_into_its_input_is_not_written_into_the_log():
+    log, before = rows(50), rows(50)
+    policy = as_policy(lambda x: torch.as_tensor(x).zero_()[:, 0], Discrete(2), (3,))
+    assert policy.probabilities(log)[:, 0].all()
+    np.testing.assert_array_equal(log, before)
+
+
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A folder that is the current directory and not on sys.path; its modules are forgotten afterwards."""

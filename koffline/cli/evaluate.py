@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,7 @@ from koffline.errors import ConfigError
 from koffline.untrusted.limits import read_json
 
 _ALL = "all"  # every estimator
-_NUMBER = re.compile(r"-?[\d.]")
-_SEVERAL = ("--policies", "--truths")
+_SEVERAL = "--policies"
 
 
 @click.command(cls=LogCommand, no_args_is_help=True)
@@ -144,16 +142,15 @@ class _Several(LogCommand):
     """Command whose options take several words: ``--policies A B C``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Repeat the option's name before every word up to the next option; numbers may be negative."""
+        """Repeat the option's name before every word up to the next option."""
         spread: list[str] = []
         name: str | None = None
         for word in args:
-            is_value = not word.startswith("-") or _NUMBER.match(word) is not None
-            if name is not None and is_value:
+            if name is not None and not word.startswith("-"):
                 spread += [name, word]
                 continue
             option, assigned, _ = word.partition("=")
-            name = option if option in _SEVERAL else None
+            name = option if option == _SEVERAL else None
             if name is None or assigned:
                 spread.append(word)
         return super().parse_args(ctx, spread)
@@ -165,14 +162,12 @@ class _Several(LogCommand):
 @click.option("--estimator", help="kloss (default), fqe, or another of evaluate's.")
 @click.option("--level", type=float, help="Level of intervals and comparisons; default 0.95.")
 @whole("--seed", 0, help="Seed of everything random; default 0.")
-@click.option("--truths", multiple=True, type=float, metavar="NUMBERS", help="True values: adds regret.")
 @settings_options
 @result_options("ranking.json")
 @log_options("data", reading_options)
 def select(
     log: Log,
     specs: tuple[str, ...],
-    truths: tuple[float, ...],
     settings: dict[str, Any],
     initial_states: str | None,
     result: Result,
@@ -186,17 +181,15 @@ def select(
     Examples:
       koffline select log.hdf5 --policies a.d3 b.d3 uniform --gamma 0.99
       koffline select log.hdf5 --policies a.d3 b.d3 c.d3 --gamma 0.99 --out runs/choice
-      koffline select log.npz --policies a.npz epsilon:0.1:a.npz --truths 61.2 55.0 --json
+      koffline select log.npz --policies a.npz epsilon:0.1:a.npz --json
 
-    DATA comes before --policies. --truths takes one number per policy, in their order.
+    DATA comes before --policies.
     """
     from koffline.ope.names import AUTO, DEFAULT, check_interval
     from koffline.policy_specs import check_spec
 
     if len(specs) < 2 or len(set(specs)) < len(specs):
         raise ConfigError(f"--policies names {', '.join(specs)}; give two or more policies, each once")
-    if truths and len(truths) != len(specs):
-        raise ConfigError(f"--truths gives {len(truths)} values for {len(specs)} policies; give one each")
     check_interval(settings.get("estimator", AUTO), settings.get("interval", DEFAULT))
     for spec in specs:
         check_spec(spec)
@@ -205,7 +198,7 @@ def select(
     def find(bar: Any) -> Any:
         from koffline.ope.ranking import select_policies
 
-        given = {"truths": truths or None, "stream": log.stream, **settings, **_starts(initial_states, log)}
+        given = {"stream": log.stream, **settings, **_starts(initial_states, log)}
         return select_policies(log.open(), {spec: spec for spec in specs}, progress=lambda _: bar, **given)
 
     result.present(f"evaluating {len(specs)} policies", find, estimates.report_ranking)

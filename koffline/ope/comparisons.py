@@ -1,4 +1,4 @@
-"""Comparisons of policies estimated from one log, and metrics of a choice whose true values are known.
+"""Comparisons of policies estimated from one log.
 
 Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner of the
 same episodes, the same initial parameters and the same mini-batches for every other policy. Their common
@@ -21,7 +21,6 @@ from koffline.errors import DataError
 from koffline.ope.results import Interval, Record
 
 Values = Float[np.ndarray, " policy"]
-_MOST_REGRETS = 5
 
 
 @dataclass(frozen=True)
@@ -123,57 +122,3 @@ def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
     adjusted = np.empty(count)
     adjusted[order] = np.minimum(stepped, 1.0)
     return adjusted
-
-
-@dataclass(frozen=True)
-class SelectionMetrics(Record):
-    """Metrics of a ranking against the truth; None where undefined (for example if all estimates are equal).
-
-    ``regret_at_k``: k = 1 … 5, in units of the return; ``relative_regret_at_1`` is its share of the range of
-    true values: 0 best, 1 worst choice. ``coverage``: share of intervals that hold the truth.
-    """
-
-    regret_at_k: tuple[float, ...]
-    relative_regret_at_1: float | None
-    spearman: float | None
-    mean_relative_error: float | None
-    coverage: float | None
-
-
-def score_selection(
-    values: Values, truths: Values, intervals: Sequence[Interval | None] = (None,)
-) -> SelectionMetrics:
-    """All metrics of one ranking; larger values are better. There is no coverage if an interval is None."""
-    made = [interval for interval in intervals if interval is not None]
-    held = [interval.holds(truth) for interval, truth in zip(made, truths.tolist(), strict=False)]
-    return SelectionMetrics(
-        regret_at_k=tuple(regret_at_k(values, truths, k + 1) for k in range(min(_MOST_REGRETS, len(values)))),
-        relative_regret_at_1=relative_regret_at_k(values, truths, 1),
-        spearman=spearman(values, truths),
-        mean_relative_error=float(np.mean(np.abs((values - truths) / truths))) if truths.all() else None,
-        coverage=float(np.mean(held)) if len(made) == len(intervals) else None,
-    )
-
-
-def regret_at_k(estimates: Values, truths: Values, k: int) -> float:
-    """max truth − max truth among the k policies of largest estimate; ties go to the earlier policy.
-
-    (Fu et al. 2021, Benchmarks for deep off-policy evaluation)
-    """
-    chosen = np.argsort(-np.asarray(estimates), kind="stable")[:k]
-    return float(np.max(truths) - np.asarray(truths)[chosen].max())
-
-
-def relative_regret_at_k(estimates: Values, truths: Values, k: int) -> float | None:
-    """regret@k / (best truth − worst truth), in [0, 1]; None when all policies are worth the same."""
-    reach = float(np.ptp(np.asarray(truths, dtype=np.float64)))
-    return regret_at_k(estimates, truths, k) / reach if reach > 0.0 else None
-
-
-def spearman(estimates: Values, truths: Values) -> float | None:
-    """Correlation of the ranks (mean ranks for ties); None when one column is constant or K < 2."""
-    from scipy import stats
-
-    if not (np.ptp(estimates) > 0.0 and np.ptp(truths) > 0.0):
-        return None
-    return float(stats.spearmanr(estimates, truths)[0])

@@ -87,7 +87,7 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
     every = np.column_stack([np.ones(problem.n_rows), problem.kernel_inputs, reward])
     rows, windows = _looked_at(problem), _WINDOWS[:1] if problem.history else _WINDOWS
     steps, ends = problem.steps[rows, None], problem.episode_starts + problem.lengths - 1
-    seen = [np.where(steps >= lag, every[rows - lag], 0.0) for lag in range(windows[-1] + 1)]
+    seen = [np.where(steps >= lag, every[np.maximum(rows - lag, 0)], 0.0) for lag in range(windows[-1] + 1)]
     sums = np.cumsum(every, axis=0)
     sums -= np.repeat((sums - every)[problem.episode_starts], problem.lengths, axis=0)
     sums /= np.maximum(sums.std(axis=0), 1e-9)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -16,14 +14,12 @@ import numpy as np
 from koffline.config import make_settings
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
-from koffline.errors import ConfigError, KofflineError, listed
+from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
 from koffline.ope.comparisons import (
     Comparison,
-    SelectionMetrics,
     compare_intervals,
     compare_replicas,
-    score_selection,
 )
 from koffline.ope.evaluation import evaluate, may_look_back
 from koffline.ope.names import AUTO, DRIFT, STATE
@@ -62,23 +58,21 @@ class RankedPolicy(Record):
     interval: Interval | None
     verdict: Verdict
     uplift: Uplift | None = None
-    truth: float | None = None
     maybe_best: bool = True
     warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PolicyRanking(LogResult):
-    """Policies from the best estimate down, which of them differ, and how good the choice is if known.
+    """Policies from the best estimate down, and which of them differ.
 
-    Policies whose estimate has no interval come last, are not compared, and take no part in ``metrics``.
+    Policies whose estimate has no interval come last, and are not compared.
     ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
     behind the comparisons.
     """
 
     policies: tuple[RankedPolicy, ...]
     comparisons: tuple[Comparison, ...]
-    metrics: SelectionMetrics | None = None
     unranked: tuple[dict[str, str], ...] = ()
     estimator: str
     level: float
@@ -109,16 +103,15 @@ def select_policies(
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
-    truths: Sequence[float] | None = None,
     seed: int = 0,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
 ) -> PolicyRanking:
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
-    policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. truths: true
-    values in the same order, for regret@k, rank correlation and errors. progress: from a policy's name to
-    the function that hears of its gradient steps. Further options are those of ``koffline.evaluate``.
+    policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. progress: from a
+    policy's name to the function that hears of its gradient steps. Further options are those of
+    ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
@@ -130,11 +123,6 @@ def select_policies(
     if chosen["estimator"] == AUTO:
         options["estimator"] = "kloss"  # differences are resampled with the networks
     named = _named_policies(policies, transitions)
-    if truths is not None and len(truths) != len(named):
-        raise ConfigError(f"truths gives {len(truths)} values for {len(named)} policies; give one each")
-    if truths is not None and not all(isinstance(truth, Real) and math.isfinite(truth) for truth in truths):
-        raise ConfigError(f"truths holds {listed(truths)}; give finite numbers")
-    true = None if truths is None else dict(zip(named, truths, strict=True))
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
     matters = [name for name, one in estimates.items() if _reasons(one, STATE)]
@@ -142,7 +130,7 @@ def select_policies(
     if rows and may_look_back(**chosen):
         notes = [_LOOKED_BACK.format(name=matters[0], rows=rows)]
         estimates, failed = ask(**options, history=rows)
-    return _ranked(estimates, failed, true, notes, started)
+    return _ranked(estimates, failed, notes, started)
 
 
 def _estimate_each(
@@ -176,11 +164,7 @@ def _reasons(estimate: Estimate, *beginnings: str) -> tuple[str, ...]:
 
 
 def _ranked(
-    estimates: dict[str, Estimate],
-    failed: dict[str, str],
-    true: dict[str, float] | None,
-    notes: list[str],
-    started: float,
+    estimates: dict[str, Estimate], failed: dict[str, str], notes: list[str], started: float
 ) -> PolicyRanking:
     """The ranking of the policies that could be evaluated."""
     names = sorted(estimates, key=lambda name: (estimates[name].interval is None, -estimates[name].value))
@@ -191,27 +175,22 @@ def _ranked(
         if one.interval is None and answered:
             said = (_UNANSWERED.format(one.verdict),)
         found.append(dataclasses.replace(one, warnings=(*said, *one.warnings)))
-    first, level, metrics = found[0], found[0].settings["level"], None
+    first, level = found[0], found[0].settings["level"]
     comparisons, how = _compare(answered, level)
     beaten = {comparison.worse for comparison in comparisons if comparison.significant}
-    if true is not None:
-        scored = answered or estimates
-        values, truths = np.array([(one.value, true[name]) for name, one in scored.items()]).T
-        metrics = score_selection(values, truths, [one.interval for one in scored.values()])
     about = {each.name: getattr(first, each.name) for each in dataclasses.fields(LogResult)}
+    about["notes"] = tuple(dict.fromkeys(note for one in found for note in one.notes))
     return PolicyRanking(
         policies=tuple(
             RankedPolicy(
                 rank=rank,
                 name=name,
                 **{kept: getattr(one, kept) for kept in _KEPT},
-                truth=None if true is None else true[name],
                 maybe_best=name not in beaten and (name in answered or not answered),
             )
             for rank, (name, one) in enumerate(zip(names, found, strict=True), start=1)
         ),
         comparisons=comparisons,
-        metrics=metrics,
         unranked=tuple({"name": name, "reason": why} for name, why in failed.items()),
         estimator=first.estimator,
         level=level,

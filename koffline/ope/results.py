@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -281,6 +281,9 @@ class EstimateTable(LogResult):
 
     def __getitem__(self, name: str) -> EstimateRow:
         return {row.name: row for row in self.rows}[name]
+
+    def __iter__(self) -> Iterator[EstimateRow]:
+        return iter(self.rows)
 
     def __str__(self) -> str:
         about = f"{self.policy}: γ = {self.gamma:.10g}, {self.n_transitions} transitions; {self.verdict}"

@@ -9,7 +9,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from koffline.ope.comparisons import SelectionMetrics
 from koffline.ope.names import BANDIT, OVER_EPISODES
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, describe_coverage, percent
@@ -170,19 +169,17 @@ def report_ranking(ranking: PolicyRanking) -> Report:
         "columns": list(rows[0]),
         "rows": [list(row.values()) for row in rows],
         "sentences": describe_differences(ranking),
-        "quality": None if ranking.metrics is None else describe_metrics(ranking.metrics),
     }
     figures = {"ranking": partial(_plot_ranking, ranking)}
     return Report("ranking.json", ranking, figures, partial(_show_ranking, ranking, context), context)
 
 
 def _show_ranking(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:
-    """Print places, intervals and what differs, and the quality of the choice when truths are known."""
-    title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value", "truth")
+    """Print places, intervals and what differs."""
+    title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value")
     print_table(console, title, context["columns"], context["rows"], right=right)
-    for line in [*context["sentences"], context["quality"]]:
-        if line:
-            console.print(line, soft_wrap=True)
+    for line in context["sentences"]:
+        console.print(line, soft_wrap=True)
     console.print(ranking.assumptions, soft_wrap=True, style="dim")
 
 
@@ -200,19 +197,6 @@ def describe_differences(ranking: PolicyRanking) -> list[str]:
     ]
 
 
-def describe_metrics(metrics: SelectionMetrics) -> str:
-    """The quality of the choice in one line."""
-    regrets = (f"@{k} {words.number(regret)}" for k, regret in enumerate(metrics.regret_at_k, start=1))
-    parts = {
-        "regret": ", ".join(regrets),
-        "relative regret@1": words.number(metrics.relative_regret_at_1),
-        "Spearman": words.number(metrics.spearman),
-        "mean relative error": words.number(metrics.mean_relative_error),
-        "intervals that hold the truth": words.number(metrics.coverage),
-    }
-    return "Against the truth: " + "; ".join(f"{name} {value}" for name, value in parts.items()) + "."
-
-
 def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str]:
     """Cells of a policy's line by the heads of their columns, which are the same for all policies."""
     best, interval = ranking.best, policy.interval
@@ -221,8 +205,6 @@ def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str
     cells[head] = "–" if interval is None else words.ends(interval)
     if best.uplift is not None:
         cells["uplift"] = words.uplift(policy.uplift)
-    if ranking.metrics is not None:
-        cells["truth"] = words.number(policy.truth)
     unknown = policy.interval is None and best.interval is not None
     cells["may be best"] = "not known" if unknown else "yes" if policy.maybe_best else "no"
     return {**cells, "verdict": policy.verdict.answer}
@@ -236,7 +218,6 @@ def _plot_ranking(ranking: PolicyRanking) -> Figure:
             policy.value,
             policy.interval,
             plots.ACCENT if policy.maybe_best else plots.SOFT,
-            policy.truth,
         )
         for policy in ranking.policies
     ]

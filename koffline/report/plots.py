@@ -102,7 +102,6 @@ class Line(NamedTuple):
     value: float | None
     interval: Interval | None
     color: str | None = None
-    truth: float | None = None
 
 
 def plot_intervals(
@@ -121,8 +120,6 @@ def plot_intervals(
                 _draw_interval(axes, place, line, line.interval, window)
             if line.value is not None:
                 axes.plot(line.value, place, "o", color=line.color or ACCENT, ms=8)
-            if line.truth is not None:
-                axes.plot(line.truth, place, "D", color=WARM, ms=5, zorder=3)
         for color, (name, mark) in zip((INK, SOFT), marks, strict=False):
             if mark is not None:
                 axes.axvline(mark, color=color, lw=1.6, ls="--", label=f"{name} {mark:.4g}")
@@ -134,8 +131,6 @@ def plot_intervals(
         for name, (color, dashes, alpha) in _LINES.items():
             if name in made:
                 axes.plot([], [], color=color, lw=3.5, ls=dashes, alpha=alpha, label=f"interval, {name}")
-        if any(line.truth is not None for line in lines):
-            axes.plot([], [], "D", color=WARM, ms=5, label="truth")
         if axes.get_legend_handles_labels()[1]:
             axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
 
@@ -158,7 +153,7 @@ def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float
     """Limits that show every value and mark, the first estimator's interval and the narrower two thirds."""
     made = [line.interval for line in lines if line.value is not None and line.interval]
     narrow = sorted(made, key=lambda interval: interval.width)[: (2 * len(made) + 2) // 3]
-    shown = [*marks, *(number for line in lines for number in (line.value, line.truth) if number is not None)]
+    shown = [*marks, *(line.value for line in lines if line.value is not None)]
     for interval in [*narrow, *made[:1]]:
         shown += [interval.low, interval.high]
     low, high = min(shown), max(shown)

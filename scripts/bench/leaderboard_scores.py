@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from koffline.ope.comparisons import relative_regret_at_k, spearman
 from koffline.ope.names import ESTIMATORS
 
 AUTO, PEERS = "auto", ("d3rlpy", "scope-rl", "plain")
@@ -101,7 +100,7 @@ def _score(method: str, pairs: list[tuple[dict[str, Any], dict[str, Any]]], unit
         mean_error=statistics.mean(errors) if errors else None,
         # Equal estimates of all policies say nothing about their order: correlation 0.
         rank_correlation=_mean(spearman(values, truths) or 0.0 for values, truths in ranked),
-        regret=_mean(relative_regret_at_k(values, truths, 1) or 0.0 for values, truths in ranked),
+        regret=_mean(relative_regret_at_1(values, truths) or 0.0 for values, truths in ranked),
         covered=sum(answer["low"] <= cell["truth"] <= answer["high"] for cell, answer in held),
         intervals=len(held),
         width=_median([(a["high"] - a["low"]) / unit[c["problem"]] for c, a in held]),
@@ -130,3 +129,21 @@ def _median(values: list[float]) -> float | None:
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return statistics.mean(found) if found else None
+
+
+def relative_regret_at_1(estimates: np.ndarray, truths: np.ndarray) -> float | None:
+    """Best value less that of the policy with the largest estimate, as a share of best − worst; None for 0/0.
+
+    Ties go to the earlier policy. (Fu et al. 2021, Benchmarks for deep off-policy evaluation)
+    """
+    reach = float(np.ptp(truths))
+    return float(np.max(truths) - truths[np.argmax(estimates)]) / reach if reach > 0.0 else None
+
+
+def spearman(estimates: np.ndarray, truths: np.ndarray) -> float | None:
+    """Correlation of the ranks (mean ranks for ties); None when one column is constant."""
+    from scipy import stats
+
+    if not (np.ptp(estimates) > 0.0 and np.ptp(truths) > 0.0):
+        return None
+    return float(stats.spearmanr(estimates, truths)[0])

@@ -192,6 +192,27 @@ def test_a_ranking_takes_the_row_before_for_every_policy() -> None:
     assert found.settings["history"] == 1
 
 
+def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() -> None:
+    random, shape = np.random.default_rng(0), (130, 30)
+    states, acted = random.normal(size=(130, 31, 1)), (random.random(shape) < 0.3).astype(int)
+    late = np.pad(acted, ((0, 0), (3, 0)))[:, :30]
+    ends = np.tile(np.arange(30) == 29, 130)
+    log = koffline.Transitions(
+        observations=states[:, :-1].reshape(-1, 1),
+        next_observations=states[:, 1:].reshape(-1, 1),
+        actions=acted.ravel(),
+        rewards=(late + 0.1 * random.normal(size=shape)).ravel(),
+        terminated=np.zeros_like(ends),
+        truncated=ends,
+        steps=np.tile(np.arange(30), 130),
+        action_space=koffline.Discrete(2),
+    )
+    ask = partial(koffline.evaluate, log, lambda s: np.tile([0.2, 0.8], (len(s), 1)), 0.9, **QUICK)
+    found, truth = ask(), 0.8 * 0.9**3 / 0.1
+    assert found.settings["history"] == 3
+    assert abs(found.value - truth) < 0.3 * abs(ask(history=0).value - truth)
+
+
 def test_who_decides_on_the_row_before() -> None:
     asked = [("auto", "default", None), ("auto", "default", 0), ("kloss", "default", None)]
     certified = ("auto", "kernel-certified", None)

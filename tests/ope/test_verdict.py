@@ -11,6 +11,7 @@ import pytest
 import koffline
 from koffline.data.sources import write_transitions
 from koffline.data.statistics import ColumnStatistics
+from koffline.ope import verdict
 from koffline.ope.cautions import cautions
 from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
@@ -129,7 +130,23 @@ def test_rows_that_are_missing_inside_episodes_reach_the_verdict_and_the_page(tm
 def test_first_rewards_that_alone_are_zero_ask_for_care() -> None:
     log = discrete_log(600)
     late = log.replace(rewards=np.where(log.steps == 0, 0.0, log.rewards))
-    assert len([*cautions(late)]) == len([*cautions(log)]) + 1
+    (unlinked,) = cautions(log)  # of unconnected rows
+    assert unlinked.startswith("states: 100% of next observations")
+    assert [unlinked] != [*cautions(late)]
+
+
+def test_actions_of_which_the_log_tells_too_little_are_replaced_by_the_others() -> None:
+    log, policy = discrete_log(600), DiscretePolicy(3, lambda s: np.tile([0.1, 0.4, 0.5], (len(s), 1)))
+    assert verdict.known_actions(policy, log) is None
+    rare = log.replace(actions=np.where(np.arange(600) < 20, 2, np.arange(600) % 2))
+    known = verdict.known_actions(policy, rare)
+    assert known.tolist() == [True, True, False]
+    replaced = verdict.among(policy, known).probabilities(log.observations)
+    np.testing.assert_allclose(replaced, np.tile([0.2, 0.8, 0.0], (600, 1)), atol=1e-9)
+    seldom = DiscretePolicy(3, lambda s: np.tile([0.5, 0.45, 0.05], (len(s), 1)))
+    assert verdict.known_actions(seldom, rare) is None  # no more often than three times as the log
+    problem = prepare_problem(rare, policy, 0.9, 1, np.random.default_rng(0))
+    assert measure_coverage(problem, np.random.default_rng(0), known).unlogged == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("clock", [False, True])

@@ -85,13 +85,15 @@ def test_storage_changes_no_estimate_and_no_interval(
             np.testing.assert_allclose(found[name], value, rtol=0.0, atol=1e-10 * largest, err_msg=name)
 
 
-def test_late_ends_are_left_out_as_often_as_recording_stopped(stored) -> None:
+def test_late_ends_are_left_out_as_often_as_recording_stopped(stored, tmp_path) -> None:
     """As often as rows were lost at the same step in episodes that went on; never a whole episode."""
     log = mortal_log(False, most=6)
     episodes, lengths = np.arange(log.n_episodes), np.asarray(log.episode_lengths)
     fair = without_late_ends(log, episodes, stop_shares(log))
     assert np.array_equal(lengths - fair.episode_lengths, (lengths == 6) * 1)  # all that ended at the limit
     assert fair.truncated[fair.episode_ends].sum() + fair.terminated.sum() == len(episodes)
+    koffline.write_transitions(log, tmp_path / "log.csv")  # which has no place for the note on them
+    assert len(koffline.open_transitions(tmp_path / "log.csv")) == len(without_late_ends(log))
     memory, _ = stored["left out"]
     shares = stop_shares(memory)
     went_on, lost = np.zeros(14), np.zeros(14)
