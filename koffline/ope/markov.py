@@ -39,7 +39,7 @@ _FAR = 5.0  # standard deviations of a reward
 _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
 _MATTERS, _MATTERS_LATE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
-_WINDOWS, _MOST_OF_IT = (1, 2, 3, 5), 0.8
+_FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
 
 
 @dataclass(frozen=True)
@@ -75,24 +75,34 @@ class Shift:
 def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
     """Estimate what earlier rows change; None without episodes of several rows, or with few of them.
 
-    Asked are the row before, the 2, 3 and 5 rows before, and sums over all earlier rows; told is the least
-    that is significant and shows most of the change. Where rewards lie in last rows alone, a p-value below
-    0.01 is significant for the sums: few rows tell of them. values: at the rows, by networks that did not see
-    their episode, in units of the return. Of more than 10,000 rows every second, third, … is looked at.
+    Asked are the row before and, where these are not too wide, the 2, 3 and 5 rows before and sums over all
+    earlier ones; told is the least that is significant and shows most of the change. Where rewards lie in
+    last rows alone, a p-value below 0.01 is significant for the sums: few rows tell of them. values: at the
+    rows, by networks that did not see their episode, in units of the return. Of more than 10,000 rows every
+    second, third, … is looked at.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
     reward = problem.rewards - problem.rewards.mean()
     reward = np.clip(reward / (reward.std() or 1.0), -_FAR, _FAR)
-    every = np.column_stack([np.ones(problem.n_rows), problem.kernel_inputs, reward])
-    rows, windows = _looked_at(problem), _WINDOWS[:1] if problem.history else _WINDOWS
+    rows, width = _looked_at(problem), problem.kernel_inputs.shape[1]
     steps, ends = problem.steps[rows, None], problem.episode_starts + problem.lengths - 1
-    seen = [np.where(steps >= lag, every[np.maximum(rows - lag, 0)], 0.0) for lag in range(windows[-1] + 1)]
-    sums = np.cumsum(every, axis=0)
-    sums -= np.repeat((sums - every)[problem.episode_starts], problem.lengths, axis=0)
-    sums /= np.maximum(sums.std(axis=0), 1e-9)
-    pairs = {count: [np.concatenate(seen[i : count + i], axis=1) for i in (1, 0)] for count in windows}
-    pairs[0] = [np.where(steps > 0, sums[rows - 1], 0.0), sums[rows]]
+
+    def memory_of(rows: np.ndarray) -> np.ndarray:
+        return np.column_stack([np.ones(len(rows)), problem.kernel_inputs[rows], reward[rows]])
+
+    def past(lags: range) -> np.ndarray:
+        parts = (np.where(steps >= lag, memory_of(np.maximum(rows - lag, 0)), 0.0) for lag in lags)
+        return np.concatenate(list(parts), axis=1)
+
+    further = [count for count in _FURTHER if count * width <= _WIDE and not problem.history]
+    pairs = {count: (past(range(1, count + 1)), past(range(count))) for count in (1, *further)}
+    if width <= _WIDE:
+        every = memory_of(np.arange(problem.n_rows))
+        sums = np.cumsum(every, axis=0)
+        sums -= np.repeat((sums - every)[problem.episode_starts], problem.lengths, axis=0)
+        sums /= np.maximum(sums.std(axis=0), 1e-9)
+        pairs[0] = np.where(steps > 0, sums[rows - 1], 0.0), sums[rows]
     found, late = [], not np.delete(problem.rewards, ends).any()
     for count, (before, after) in pairs.items():
         one = _shift(problem, values, seed, rows, _Memory(before, after, np.zeros_like(before[:1]), True))

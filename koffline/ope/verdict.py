@@ -66,15 +66,16 @@ class Coverage:
 def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
     """Mask (n,) of the actions whose values the log tells; None of continuous ones, and where it is all.
 
-    Of others it has fewer than 30 rows, and those less than a third as often as the policy takes them:
-    nothing bounds their values, and the kernel loss would explain residuals of other rows by them.
+    It never holds others; or, where a row is followed by more than its end, in fewer than 30 rows and less
+    than a third as often as the policy takes them. Nothing bounds their values, and the kernel loss would
+    explain residuals of other rows by them.
     """
     if not isinstance(policy, DiscretePolicy):
         return None
     counts = np.bincount(log.actions[log.row_weights > 0.0], minlength=policy.n)
     if counts.min() >= _FEW_ROWS:
         return None
-    used = policy.probabilities(log.observations).mean(axis=0)
+    used = policy.probabilities(log.observations).mean(axis=0) * (not log.terminated.all())
     known = (counts >= _FEW_ROWS) | ((counts > 0) & (counts >= used * counts.sum() / _OVERUSED))
     return None if known.all() else known
 
