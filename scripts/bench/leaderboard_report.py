@@ -22,7 +22,7 @@ from scripts.bench.leaderboard_scores import (
 )
 
 _COMMAND = (
-    "python -m scripts.bench.leaderboard --half test --first-seed 6 --seeds 2 "
+    "python -m scripts.bench.leaderboard --half test --first-seed {first} --seeds {seeds} "
     "--out docs/results/leaderboard.json --page docs/leaderboard.md"
 )
 _CLOSED = ("mql", "lstdq", "mwl", "dualdice", "drl")
@@ -50,14 +50,14 @@ def write_page(content: dict[str, Any], page: Path) -> None:
 
 def render_page(content: dict[str, Any]) -> str:
     cells = with_default(content["cells"])
-    unit = scales(cells)
+    unit, seeds = scales(cells), {cell["seed"] for cell in cells}
     logs = {(cell["problem"], cell["seed"]) for cell in cells}
     settings = ", ".join(f"{key} {value}" for key, value in content["settings"].items())
     ran = f"koffline ran with {settings}." if settings else "koffline ran at its defaults."
     everything, greedy = score_methods(cells, unit), common_cells(cells, "d3rlpy FQE")
     parts = [
         "# Leaderboard\n",
-        f"`{_COMMAND}`\n",
+        f"`{_COMMAND.format(first=min(seeds), seeds=len(seeds))}`\n",
         f"{len(unit)} problems, {len(logs)} logs, {len(cells)} questions (a log and a policy) with known "
         "answers. The columns:\n",
         "- *median error*, *mean error*, *width*: relative to the mean |true value| of a problem's "
