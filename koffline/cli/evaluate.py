@@ -143,16 +143,13 @@ class _Several(LogCommand):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Repeat the option's name before every word up to the next option."""
-        spread: list[str] = []
-        name: str | None = None
+        spread, is_open = list[str](), False
         for word in args:
-            if name is not None and not word.startswith("-"):
-                spread += [name, word]
-                continue
-            option, assigned, _ = word.partition("=")
-            name = option if option == _SEVERAL else None
-            if name is None or assigned:
-                spread.append(word)
+            if is_open and not word.startswith("-"):
+                spread += [_SEVERAL, word]
+            else:
+                is_open = word.partition("=")[0] == _SEVERAL
+                spread += [] if word == _SEVERAL else [word]
         return super().parse_args(ctx, spread)
 
 

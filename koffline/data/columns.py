@@ -76,8 +76,8 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
     """Cast a column to int64 (N,); floats must be whole numbers. ``first_row``: its number in messages."""
     array = _vector(name, values)
     if array.dtype.kind == "f":
-        bad = ~np.isfinite(array) | (np.trunc(array) != array)
-        _refuse(name, array, "no whole number", "give whole numbers", bad, first_row)
+        bad = ~(np.abs(array) < 2.0**63) | (np.trunc(array) != array)
+        _refuse(name, array, "no whole number of 64 bits", "give whole numbers", bad, first_row)
     return array.astype(np.int64, copy=False)
 
 

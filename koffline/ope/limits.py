@@ -58,6 +58,7 @@ class Limits:
         """
         facts, (low, high) = self.facts, self.facts.bounds()
         kind, unseen = "episode" if facts.episodes else "row", facts.unseen
+        kind = "cluster" if facts.clusters is not None else kind
         reasons = {
             f"the log has one {kind} that counts (copies and weights near zero do not): that says nothing of "
             "spread": facts.units < _FEWEST_UNITS and not (by_rows and self.fixed_starts),

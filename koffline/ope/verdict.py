@@ -54,7 +54,7 @@ class Coverage:
     @property
     def told(self) -> str:
         """Clause on actions that the log never takes, or too rarely."""
-        share = f"{100.0 * self.unlogged:.2g}%"
+        share = f"{100.0 * self.unlogged:.3g}%"
         return f"{share} of the policy's actions are ones that the log never or hardly takes"
 
     @property

@@ -9,6 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from koffline.errors import counted
 from koffline.ope.names import BANDIT, OVER_EPISODES
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
 from koffline.ope.results import Estimate, EstimateRow, EstimateTable, describe_coverage, percent
@@ -79,7 +80,7 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
         yield "logged return", f"{own:.4g}{spread}{cut}"
     heads = ", ".join(f"{name} {value:.4g}" for name, value in found.get("estimates_by_head", {}).items())
     yield "estimator", estimate.estimator + (f"   (by head: {heads})" if heads else "")
-    clusters = f", {found['n_clusters']:,} clusters" if "n_clusters" in found else ""
+    clusters = f", {counted(found['n_clusters'], 'cluster')}" if "n_clusters" in found else ""
     yield "log", words.describe_log(estimate) + clusters
     yield "coverage", describe_coverage(found["coverage"])
     if "actions" in found:

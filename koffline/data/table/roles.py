@@ -83,7 +83,7 @@ def _methods(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
             problems.unknown(name, "impute", names)
         elif one not in allowed and name:
             said = "but only observations, reward and weight can be imputed"
-            problems.add(f"impute names {name}, {said} (cut: also actions and probabilities)")
+            problems.add(f"impute names {name}, {said} (cut: also actions, probabilities and clusters)")
         methods |= dict.fromkeys([one] if name else states, method)
     return methods
 
@@ -170,8 +170,7 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
 
     Ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
     """
-    ids = (roles.episode, roles.cluster) if is_own else ()
-    meant = [*roles.action, *ids] if rows.kind == CSV else []
+    meant = [*roles.action, roles.cluster, roles.episode if is_own else None] if rows.kind == CSV else []
     wanted: dict[Any, Sequence[str]] = {**dict.fromkeys(meant, TEXT_WAYS[:2]), roles.time: TEXT_WAYS}
     ways = {name: each for name, each in wanted.items() if name and rows.types.get(name) == pl.String}
     above = 0
