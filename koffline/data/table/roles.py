@@ -168,7 +168,7 @@ def column_types(
 def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, str]:
     """How texts are read, by column: times, and in CSV, where all are texts, actions and our own ids.
 
-    Ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
+    Episode ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
     """
     meant = [*roles.action, roles.cluster, roles.episode if is_own else None] if rows.kind == CSV else []
     wanted: dict[Any, Sequence[str]] = {**dict.fromkeys(meant, TEXT_WAYS[:2]), roles.time: TEXT_WAYS}
