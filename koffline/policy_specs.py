@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,7 @@ from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import load_policy_file
-from koffline.policies.base import ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
+from koffline.policies.base import TRAINED, ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 
@@ -54,9 +56,16 @@ def load_policy(
     else:
         found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
+        policy = replace(policy, notes=(*policy.notes, *_trained_on(path)))
     for epsilon in reversed(layers):
         policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
     return policy
+
+
+def _trained_on(model: Path) -> Iterator[str]:
+    """Yield a note on the log that a model of `koffline train` learnt from, told by the record beside it."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        yield TRAINED + json.loads(model.with_name("run.json").read_bytes())["digests"]["data"]
 
 
 def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:

@@ -1,4 +1,4 @@
-"""``koffline data inspect | info | validate | convert``: what is in a log, what is wrong, other formats."""
+"""``koffline data inspect | info | validate | convert | split``: what is in a log, what is wrong with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from koffline.cli.options import Log, LogCommand, log_options, reading_options, 
 from koffline.cli.targets import claim, claim_log
 from koffline.data.sources import FORMATS
 from koffline.data.spaces import ACTIONS, ENCODINGS, NAMES
-from koffline.errors import printable
+from koffline.errors import ConfigError, printable
 
 if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
@@ -24,7 +24,7 @@ _MOST_LINES = 12  # on the coverage of actions
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def data() -> None:
-    """Show, check and convert logs.
+    """Show, check, convert and split logs.
 
     \b
     SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
@@ -220,3 +220,33 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
     for note in rows.metadata.notes:
         click.echo(f"note: {note}")
     click.echo(f"{target} ({form}): {rows}")
+
+
+@data.command(cls=LogCommand)
+@log_options("source")
+@click.argument("target")
+@click.argument("rest")
+@click.option("--held-out", type=click.FloatRange(0.0, 1.0, True, True), default=0.3, show_default=True,
+              help="Share of the episodes that REST gets.")  # fmt: skip
+@whole("--seed", 0, default=0, show_default=True, help="Seed of the draw.")
+@click.option("--force", is_flag=True, help="Replace TARGET and REST if they exist.")
+def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: bool) -> None:
+    """Divide a log: train a policy on TARGET, evaluate it on REST. Episodes and clusters stay whole.
+
+    \b
+    Examples:
+      koffline data split log.hdf5 train.hdf5 test.hdf5
+      koffline data split log.csv train.hdf5 test.hdf5 --mapping columns.yaml --held-out 0.5
+    """
+    from koffline.data.sources import write_transitions
+    from koffline.data.units import split_transitions
+
+    if Path(target).absolute() == Path(rest).absolute():
+        raise ConfigError(f"TARGET and REST are both {target}; give two names")
+    forms = [
+        claim_log(name, None, None, force, what)[1] for name, what in ((target, "TARGET"), (rest, "REST"))
+    ]
+    parts = split_transitions(log.open(lazy=False), held_out, seed)
+    for name, form, part in zip((target, rest), forms, parts, strict=True):
+        write_transitions(part, name, form, force)
+        click.echo(f"{name} ({form}): {part}")

@@ -217,13 +217,22 @@ def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> Trans
     return joined([block.part(np.isin(block.units, units)) for block in log.shard_blocks(shard)])
 
 
-def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
-    """Training part and held-out part `without_late_ends`, one episode (row) or more each; ConfigError."""
-    log = without_late_ends(log)
-    if held_out == 0.0:
-        return log, None
-    out = np.isin(log.units, _held_out_units(int(log.units[-1]) + 1, held_out, seed))
+def split_transitions(
+    log: Transitions, held_out: float = 0.3, seed: int = 0
+) -> tuple[Transitions, Transitions]:
+    """Two parts of a log, the second with the share ``held_out`` of its clusters, episodes or rows.
+
+    They stay whole; those with the smallest hashes of the seed are held out. Raises ConfigError.
+    """
+    unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]
+    out = np.isin(unit_of, _held_out_units(int(unit_of.max()) + 1, held_out, seed))
     return log.select(~out), log.select(out)
+
+
+def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
+    """Training part and held-out part `without_late_ends`, one unit or more each. Raises ConfigError."""
+    log = without_late_ends(log)
+    return (log, None) if held_out == 0.0 else split_transitions(log, held_out, seed)
 
 
 def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:
@@ -240,5 +249,5 @@ def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part
 def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " unit"]:
     """Numbers of the units with the smallest hashes. Raises ConfigError for a log of one unit."""
     if count < 2:
-        raise ConfigError(f"data.split.held_out is {share:g}, but the log has one episode; leave it out")
+        raise ConfigError(f"held_out is {share:g}, but the log has one episode; give more to split a log")
     return _smallest([count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT)

@@ -62,9 +62,9 @@ def cross_fit(
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
 
-    fit: from a log to anything `as_value_function` reads. Folds are whole episodes (rows where there are
-    none), drawn with ``seed``, of equal numbers of them; rows of weight zero are not fitted but get values.
-    Raises ConfigError for fewer episodes than folds.
+    fit: from a log to anything `as_value_function` reads. Folds are whole clusters, episodes or rows, drawn
+    with ``seed``, of equal numbers of them; rows of weight zero are not fitted but get values. Raises
+    ConfigError for fewer of them than folds.
     """
     transitions = without_late_ends(transitions)
     assigned, parts = assign_folds(transitions, folds, seed), []
@@ -76,14 +76,16 @@ def cross_fit(
 
 
 def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndarray, " row"]:
-    """Fold of every row (N,), 0 … folds − 1; an episode lies in one fold. Raises ConfigError."""
-    units = len(transitions.unit_starts)
-    what = "episode" if transitions.has_episodes else "row"
+    """Fold of every row (N,), 0 … folds − 1; a cluster or episode lies in one fold. Raises ConfigError."""
+    unit_of, what = transitions.units, "episode" if transitions.has_episodes else "row"
+    if transitions.clusters is not None:
+        unit_of, what = np.unique(transitions.clusters, return_inverse=True)[1], "cluster"
+    units = int(unit_of.max()) + 1
     if not 2 <= folds <= units:
         most = f"give 2 to {units} (--cross-fit)" if units > 1 else "a test on unseen rows needs at least 2"
         raise ConfigError(f"folds is {folds} for a log of {counted(units, what)}; {most}")
     places = np.argsort(np.random.default_rng(seed).permutation(units))
-    return np.asarray(places % folds)[transitions.units]
+    return np.asarray(places % folds)[unit_of]
 
 
 def measure_freshness(

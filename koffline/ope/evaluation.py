@@ -37,8 +37,13 @@ from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import judge, without_guess, without_guesswork
 from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
+from koffline.policies.base import TRAINED
 
 _FEW_ACTIONS = 8
+_TRAINED = (
+    "training: the policy was trained on these rows, on which it looks better than it is; train on one part "
+    "of the log and evaluate on the other (koffline data split)"
+)
 
 
 def evaluate(
@@ -85,7 +90,7 @@ def evaluate(
             return _estimate(workspace, by)
 
     found, shift = ask(settings)
-    if shift is None or not shift.rows or not looks_back:
+    if shift is None or shift.rows < 1 or not looks_back:
         return found
     again, _ = ask(settings.model_copy(update={"history": shift.rows}))
     before = "the row before is" if shift.rows == 1 else f"the {shift.rows} rows before are"
@@ -137,6 +142,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     of_care = (GAPS, ORDER, STARTS, SHARED)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(of_care)]
+    gaps += [_TRAINED] * (TRAINED + workspace.log.log.sha256 in workspace.policy.notes)
     gaps += cautions(workspace.transitions)
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)

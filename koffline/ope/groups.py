@@ -14,8 +14,10 @@ from jaxtyping import Float, Int, Shaped
 
 from koffline.data.columns import natural_key
 from koffline.data.spaces import Features
+from koffline.data.units import cluster_sums
 from koffline.errors import ConfigError, DataError, counted, nearest_name
 from koffline.ope.last_layer import last_layer, mean_values, sum_starts
+from koffline.ope.markov import group_shift
 from koffline.ope.names import BOOTSTRAP, DEFAULT, FITTED
 from koffline.ope.results import Interval, PointEstimate, Record
 from koffline.ope.working_log import Columns, LogPart
@@ -24,6 +26,7 @@ from koffline.ope.workspace import Workspace
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 FEWEST_STARTS = 10.0
 _MOST_GROUPS = 30
+_BEYOND = "the group matters beyond the observations, which do not hold {0}; add {0} to them"
 
 
 @dataclass(frozen=True)
@@ -44,18 +47,22 @@ class GroupValue(Record):
 class Groups:
     """``names`` of groups by the column ``by``.
 
-    ``codes``: the group of each unit (of each given start state) by its number; ``weights``: of the same.
+    ``codes``: the group of each unit (of each given start state) by its number; ``weights`` and ``clusters``
+    (numbers by which they are resampled): of the same. ``is_new``: whether observations do not hold it.
     """
 
     by: str
     names: tuple[str, ...]
     codes: Int[np.ndarray, " unit"]
     weights: Float[np.ndarray, " unit"]
+    clusters: Int[np.ndarray, " unit"]
+    is_new: bool
 
     def sizes(self, group: int) -> tuple[int, float]:
-        """Number of a group's start states with positive weight, and their effective number."""
-        weights = self.weights[(self.codes == group) & (self.weights > 0.0)]
-        return len(weights), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
+        """Number of a group's start states with positive weight, and the effective one of their clusters."""
+        taken = (self.codes == group) & (self.weights > 0.0)
+        weights = cluster_sums(self.clusters[taken], self.weights[taken])
+        return int(taken.sum()), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
 
     def share_of(self, units: np.ndarray) -> Float[torch.Tensor, "unit group"]:
         """Indicator of each unit's group."""
@@ -99,6 +106,12 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
         else:
             values = by_group[:, :, group]
             interval, note = workspace.limits.cut(fitted.interval(values, level, size))
+            members = groups.codes[fitted.problem.units] == group
+            asked_of = fitted.problem, workspace.held_values, settings.seed, members, count
+            shift = group_shift(*asked_of) if interval is not None and groups.is_new else None
+            if interval is not None and shift is not None and shift.matters(interval):
+                rows.append(GroupValue(name, starts, reason=_BEYOND.format(groups.by)))
+                continue
             if interval is not None:
                 said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."
                 interval, note = replace(interval, level=settings.level, assumptions=said), None
@@ -134,16 +147,20 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
     if len(distinct) > _MOST_GROUPS:
         several = f"{len(distinct)} different values among the start states"
         raise DataError(f"{name} has {several}, more than {_MOST_GROUPS}; make fewer groups of them first")
-    codes, weights = np.zeros(int(units.max()) + 1, dtype=np.int64), np.zeros(int(units.max()) + 1)
+    codes, clusters = np.zeros((2, int(units.max()) + 1), dtype=np.int64)
+    weights = np.zeros(len(codes))
     codes[units], weights[units] = list(map(distinct.index, found["label"].tolist())), found["weight"]
-    return Groups(name, tuple(distinct), codes, weights)
+    clusters[units] = found.get("cluster", units)
+    return Groups(name, tuple(distinct), codes, weights, clusters, bool(labelled))
 
 
 def _starts_of_part(column: str | int | None, features: Features | None, part: LogPart) -> Columns:
-    """Units of a part: number, weight of the first row, and what its observation holds there."""
+    """Units of a part: number, weight and cluster of the first row, and what its observation holds there."""
     log = part.transitions
     weight = log.row_weights[log.unit_starts]
-    return Columns((_columns(part.units, weight, log.initial_observations(), column, features),))
+    found = _columns(part.units, weight, log.initial_observations(), column, features)
+    clusters = part.units if log.clusters is None else log.clusters[log.unit_starts]
+    return Columns(({**found, "cluster": clusters},))
 
 
 def _columns(

@@ -47,7 +47,7 @@ class Shift:
     """Change of J where something else is part of the state, in units of the return, and its standard error.
 
     ``units``: episodes that the standard error is taken over. ``rows``: how many rows before it is about, 0
-    for sums over all of them. ``tests``: how many were made; ``limit``: of the p-value.
+    for sums over all of them, -1 for their number. ``tests``: how many were made; ``limit``: of the p-value.
     """
 
     value: float
@@ -75,11 +75,11 @@ class Shift:
 def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
     """Estimate what earlier rows change; None without episodes of several rows, or with few of them.
 
-    Asked are the row before and, where these are not too wide, the 2, 3 and 5 rows before and sums over all
-    earlier ones; told is the least that is significant and shows most of the change. Where rewards lie in
-    last rows alone, a p-value below 0.01 is significant for the sums: few rows tell of them. values: at the
-    rows, by networks that did not see their episode, in units of the return. Of more than 10,000 rows every
-    second, third, … is looked at.
+    Asked are the row before, the number of earlier rows (the step) and, where these are not too wide, the
+    2, 3 and 5 rows before and sums over all earlier ones; told is the least that is significant and shows
+    most of the change. Where rewards lie in last rows alone, a p-value below 0.01 is significant for the sums: few
+    rows tell of them. values: at the rows, by networks that did not see their episode, in units of the
+    return. Of more than 10,000 rows every second, third, … is looked at.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
@@ -97,6 +97,8 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
 
     further = [count for count in _FURTHER if count * width <= _WIDE and not problem.history]
     pairs = {count: (past(range(1, count + 1)), past(range(count))) for count in (1, *further)}
+    unit = max(float(steps.std()), 1.0)
+    pairs[-1] = steps / unit, (steps + 1) / unit
     if width <= _WIDE:
         every = memory_of(np.arange(problem.n_rows))
         sums = np.cumsum(every, axis=0)
@@ -124,6 +126,19 @@ def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shi
     rows = _looked_at(problem)
     known = np.repeat(place, problem.lengths, axis=0)[rows]
     return _shift(problem, values, seed, rows, _Memory(known, known, place[-1:], of_both=False))
+
+
+def group_shift(
+    problem: EvaluationProblem, values: RowValues, seed: int, members: np.ndarray, tests: int
+) -> Shift | None:
+    """Estimate what it makes of J that a unit is one of the ``members`` (U,); None of few units.
+
+    values, seed: as in `memory_shift`. tests: how many groups are asked about.
+    """
+    rows = _looked_at(problem)
+    known = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
+    found = _shift(problem, values, seed, rows, _Memory(known, known, np.ones((1, 1)), of_both=False))
+    return found and replace(found, tests=tests)
 
 
 def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:

@@ -47,9 +47,10 @@ class Coverage:
     @property
     def reasons(self) -> list[str]:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
-        if self.fraction < NO_COVERAGE:
-            return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
-        return [self.told] if self.unlogged > _MUCH_UNLOGGED else []
+        if self.unlogged > _MUCH_UNLOGGED:
+            return [self.told]
+        few = f"only {self.fraction:.0%} of the policy's actions lie near logged ones"
+        return [few] if self.fraction < NO_COVERAGE else []
 
     @property
     def told(self) -> str:

@@ -27,6 +27,7 @@ SUM_TOLERANCE = 1e-4
 NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
+TRAINED = "It was trained on the log whose rows have the digest "  # of notes
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
