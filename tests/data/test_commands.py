@@ -1,6 +1,7 @@
 """`koffline data …` as a user meets it: stdout, stderr, exit codes; of files and of folders of shards."""
 
 import json
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -125,3 +126,15 @@ def test_refusals_are_one_line_and_leave_nothing(folder, shards):
     assert run_cli("data", "convert", "log.hdf5", "out", "--format", "xls").exit_code == 2
     assert sorted(folder.rglob("*")) == before
     assert open_transitions("log.hdf5").sha256 == LOG.sha256
+
+
+def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_transitions(LOG, "log.hdf5")
+    assert run_cli("data", "split", "log.hdf5", "a.npz", "b.hdf5", "--held-out", "0.2").exit_code == 0
+    parts = [open_transitions(name) for name in ("a.npz", "b.hdf5")]
+    assert [part.n_episodes for part in parts] == [10, 2]
+    assert sorted(np.concatenate([part.rewards for part in parts])) == sorted(LOG.rewards)
+    assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "b.hdf5"), "b.hdf5 exists already")
+    assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "./c.npz"), "both")
+    assert not Path("c.npz").exists()

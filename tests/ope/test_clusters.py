@@ -8,6 +8,7 @@ import pytest
 import koffline
 from koffline.data.sources import convert_to_shards
 from koffline.errors import ConfigError, DataError
+from koffline.ope.cross_fit import assign_folds
 from koffline.ope.importance import estimate_one
 from koffline.ope.importance.problem import RowValues, prepare_episodes
 from koffline.ope.importance.statistics import plain_mean
@@ -88,6 +89,22 @@ def test_clusters_across_shards_are_those_in_memory(tmp_path):
     logs = log, koffline.open_transitions(tmp_path / "shards")
     one, other = (koffline.evaluate(each, "uniform", **asked).interval for each in logs)
     assert (one.low, one.high) == pytest.approx((other.low, other.high), rel=1e-10)
+
+
+def test_groups_and_folds_count_users():
+    log = visits()
+    users = np.asarray(log.clusters)
+    few = koffline.evaluate(log, "uniform", by={"it": np.where(users < 2, "a", "b")}, **QUICK).groups[0]
+    assert (few.value, few.reason) == (
+        None,
+        "too few start states to answer: 24, of an effective number of 2 (at least 10)",
+    )
+    folds = assign_folds(log, 3, 0)
+    assert all(len(np.unique(folds[users == user])) == 1 for user in range(USERS))
+    with pytest.raises(ConfigError, match="a log of 30 clusters"):
+        assign_folds(log, 31, 0)
+    for part in koffline.split_transitions(log, 0.2):
+        assert len(part) == VISITS * len(np.unique(part.clusters))
 
 
 def test_kinds_that_take_rows_as_independent_are_refused():

@@ -73,6 +73,15 @@ def test_labels_features_and_shards_say_the_same(tmp_path: Path) -> None:
         assert one.value == pytest.approx(other.value, rel=1e-9)
 
 
+def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
+    log, label, settings = discrete_log(600), np.arange(60) % 2, {**QUICK, "steps": 200}
+    for paid in (0.0, 3.0):
+        rows = log.replace(rewards=log.rewards + paid * np.repeat(label, 10))
+        found = koffline.evaluate(rows, "uniform", 0.5, **settings, by={"it": label}).groups
+        assert all((row.value is None) == (paid > 0.0) for row in found)
+        assert all(row.value is not None or "do not hold it; add it to them" in row.reason for row in found)
+
+
 def test_copies_and_given_starts_keep_their_groups() -> None:
     log = log_of_two_kinds()
     order = np.r_[np.arange(30), [0, 0, 1]]

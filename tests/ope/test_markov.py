@@ -11,7 +11,7 @@ from koffline.data.transitions import Discrete, Transitions
 from koffline.errors import ConfigError, DataError
 from koffline.ope.evaluation import may_look_back
 from koffline.ope.importance.problem import RowValues
-from koffline.ope.markov import Shift, drift_shift, memory_shift
+from koffline.ope.markov import Shift, drift_shift, group_shift, memory_shift
 from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem, remember
 from koffline.ope.training import fit_value_function
 from koffline.ope.working_log import LogPart, in_problem
@@ -211,6 +211,40 @@ def test_rewards_that_come_three_rows_later_make_three_rows_part_of_the_state() 
     found, truth = ask(), 0.8 * 0.9**3 / 0.1
     assert found.settings["history"] == 3
     assert abs(found.value - truth) < 0.3 * abs(ask(history=0).value - truth)
+
+
+def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
+    random = np.random.default_rng(0)
+    lengths = random.integers(6, 11, 150)
+    rows, ends = int(lengths.sum()), np.cumsum(lengths) - 1
+    states, steps = random.normal(size=(rows + 1, 1)), np.concatenate([np.arange(n) for n in lengths])
+    log = Transitions(
+        observations=states[:-1],
+        next_observations=states[1:],
+        actions=random.integers(2, size=rows),
+        rewards=1.0 + 0.1 * random.normal(size=rows),
+        terminated=np.isin(np.arange(rows), ends),
+        truncated=np.zeros(rows, dtype=bool),
+        steps=steps,
+        action_space=Discrete(2),
+    )
+    found, truth = koffline.evaluate(log, POLICY, GAMMA, **QUICK), np.mean((1 - GAMMA**lengths) / (1 - GAMMA))
+    assert found.settings["history"] is None
+    (reason,) = (reason for reason in found.verdict.reasons if reason.startswith("state: "))
+    about = float(reason.split("the value would be about ")[1].split(":")[0])
+    assert "with the step as part of it" in reason
+    assert abs(about - truth) < 0.5 * abs(found.value - truth)
+
+
+def test_a_group_beyond_the_state_is_found_and_one_that_does_not_matter_is_not() -> None:
+    log = ring(0.0, 0)
+    members = np.arange(log.n_episodes) % 2 == 1
+    paid = log.replace(rewards=log.rewards + 0.5 * np.repeat(members, log.episode_lengths))
+    plain, found = (group_shift(problem_of(e), counted_values(e)[0], 0, members, 2) for e in (log, paid))
+    assert plain.p_value > 1e-3
+    assert found.p_value < 1e-6
+    # half of the episodes pay 0.25 more than the mean of both kinds in every row, for ever but for ends
+    assert found.value == pytest.approx(0.25 / (1 - GAMMA * (1 - END)), abs=4 * found.standard_error)
 
 
 def test_who_decides_on_the_row_before() -> None:

@@ -21,6 +21,7 @@ from koffline.data import quiet
 from koffline.data.sources import write_transitions
 from koffline.data.units import split_log
 from koffline.errors import ConfigError
+from koffline.policies import DiscretePolicy
 from koffline.policies.files import read_d3
 from koffline.train.config import load_config
 from koffline.train.prepare import EnvironmentEvaluator
@@ -129,6 +130,18 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
         for asked, assignments, message in refusals:
             with pytest.raises(ConfigError, match=message):
                 train(load_config(asked, assignments), tmp_path / "other")
+
+
+def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
+    model, log = run(tmp_path, "dqn").model, make_log(episodes=100)
+    trained_on = koffline.load_policy(model, log.action_space, log.observation_shape).notes[-1]
+    assert trained_on.endswith(koffline.open_transitions(write_log(tmp_path)).sha256)
+    note = trained_on[:-64] + log.sha256
+    policy = DiscretePolicy(2, lambda states: np.full((len(states), 2), 0.5), notes=(note,))
+    for rows, is_said in ((log, True), (koffline.split_transitions(log)[0], False)):
+        found = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
+        assert found.interval is not None
+        assert is_said == any(reason.startswith("training: ") for reason in found.verdict.reasons)
 
 
 def test_a_split_of_episodes():
