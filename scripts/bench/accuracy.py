@@ -29,7 +29,7 @@ def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any
     """One log, one estimate."""
     problem = spec(seed, n_rows)
     estimate = koffline.evaluate(problem.transitions(), problem.policy(), seed=seed, **options)
-    truth = problem.at_starts.value
+    truth, interval = problem.at_starts.value, estimate.interval
     heads = estimate.diagnostics["estimates_by_head"]
     return {
         "problem": name,
@@ -37,10 +37,10 @@ def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any
         "n_rows": n_rows,
         "truth": truth,
         "error": {head: (heads[head] - truth) / abs(truth) for head in HEADS},
-        "low": estimate.interval.low,
-        "high": estimate.interval.high,
-        "covered": estimate.interval.low <= truth <= estimate.interval.high,
-        "relative_width": (estimate.interval.high - estimate.interval.low) / abs(truth),
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+        "covered": interval is not None and interval.holds(truth),
+        "relative_width": interval and interval.width / abs(truth),
         "coverage": estimate.diagnostics["coverage"],
         "verdict": estimate.verdict.answer,
         "reasons": estimate.verdict.reasons,
@@ -68,7 +68,8 @@ def main() -> None:
             row = measure(name, problems[name], seed, arguments.n_rows, options)
             rows.append(row)
             errors = "".join(f"{row['error'][head]:>+9.3f}" for head in HEADS)
-            print(f"{name:<18}{seed:>5}{row['truth']:>10.4g}{errors}{row['relative_width']:>8.3f}", end="")
+            width = "none" if row["relative_width"] is None else f"{row['relative_width']:.3f}"
+            print(f"{name:<18}{seed:>5}{row['truth']:>10.4g}{errors}{width:>8}", end="")
             print(f"{row['covered']!s:>9}{row['coverage']:>9.2f}{row['seconds']:>9.1f}", flush=True)
             for warning in row["warnings"]:
                 print(f"    {warning}")

@@ -93,7 +93,7 @@ def plan() -> list[CellSettings]:
     cells = []
     for path in sorted(LOGS.glob("*.hdf5")):
         log = koffline.open_transitions(path)
-        steps = STEPS.get(str(log.metadata.extra["task"]))
+        steps = STEPS.get(str(log.metadata.extra["task"]), 0)
         for algo in control.algos_of(log, ["all"]) if steps else []:
             for variant in ((), *control.VARIANTS.get(algo, ())):
                 rest = (steps, steps, 1, (64, 64), 256, tuple(sorted(variant)))

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from scripts.fuzz.readers import SCRATCH, readers
 
@@ -49,7 +50,7 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _fuzz(name: str, options: argparse.Namespace) -> dict[str, object]:
+def _fuzz(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Children one after the other until the time is over: a crash ends only the child that found it."""
     record: dict[str, int] = {"executions": 0, "accepted": 0, "findings": 0}
     end, round_number = time.monotonic() + options.seconds, 0
