@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engine", choices=["guided", "blind"], default="guided")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "koffline-findings")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if find_spec("atheris") is None:
+        options.engine = "blind"
+    return options
 
 
 def _fuzz(name: str, options: argparse.Namespace) -> dict[str, Any]:
