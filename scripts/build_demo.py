@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when 
 
 from koffline.data.flat import write_hdf5
 from koffline.data.transitions import Discrete, Metadata, Transitions
+from koffline.envs.boxes import Outcome
 from koffline.policies import DiscretePolicy, save_mlp_policy
 from koffline.policy_specs import load_policy
 from scripts.bench.classic import CartPole
@@ -45,11 +46,9 @@ TARGET_WEIGHTS = (0.18, 0.3, 6.0, 1.5)
 class SinglePrecision(CartPole):
     """CartPole whose state is rounded to float32 after every step."""
 
-    def step(
-        self, state: np.ndarray, action: np.ndarray, generator: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def step(self, state: np.ndarray, action: np.ndarray, generator: np.random.Generator) -> Outcome:
         following, reward, terminated = super().step(state, action, generator)
-        return following.astype(np.float32).astype(np.float64), reward, terminated
+        return Outcome(following.astype(np.float32).astype(np.float64), reward, terminated)
 
 
 def build_log() -> tuple[EpisodeLog, Transitions]:

@@ -27,7 +27,7 @@ from koffline.builders.uniform import learn_grid_policy
 from koffline.data.transitions import Discrete
 from koffline.envs.boxes import WORLDS, make_world, uniform_states, world_name
 from koffline.errors import KofflineError
-from koffline.policies import save_grid_policy
+from koffline.policies import DiscretePolicy, save_grid_policy
 from koffline.policy_specs import load_policy
 from scripts.bench.rollouts import monte_carlo_value
 
@@ -52,6 +52,8 @@ def entry_of(name: str, path: Path, settings: dict[str, Any], others: dict[str, 
     assert world.n_actions is not None
     loaded = load_policy(path, Discrete(world.n_actions), (len(world.low),))
     uniform = load_policy("uniform", Discrete(world.n_actions), (len(world.low),))
+    assert isinstance(loaded, DiscretePolicy)
+    assert isinstance(uniform, DiscretePolicy)
     functions = {"policy": loaded.probabilities, **others, "uniform": uniform.probabilities}
     generator = np.random.default_rng(RETURN_SEED)
     starts = uniform_states(world, STARTS, generator)

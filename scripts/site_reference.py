@@ -64,9 +64,10 @@ def fields(record: type) -> Iterator[tuple[str, str, str]]:
             )
             yield name, _shown(value), told.get(name) or field.description or ""
         return
-    own = [field for field in dataclasses.fields(record) if field.name in told]
-    for field in own:
-        yield field.name, _shown(field.default), told[field.name]
+    assert dataclasses.is_dataclass(record)
+    for own in dataclasses.fields(record):
+        if own.name in told:
+            yield own.name, _shown(own.default), told[own.name]
 
 
 def _shown(value: Any) -> str:
@@ -103,7 +104,9 @@ def commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     def below(name: str, command: click.Command, parent: click.Context | None) -> Iterator[Any]:
         context = click.Context(command, info_name=name.split()[-1], parent=parent)
         yield name, command, context
-        for child in command.list_commands(context) if isinstance(command, click.Group) else ():
+        if not isinstance(command, click.Group):
+            return
+        for child in command.list_commands(context):
             found = command.get_command(context, child)
             assert found is not None
             yield from below(f"{name} {child}", found, context)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also found when 
 
 import koffline
 from koffline.config import parse_assignments
+from koffline.ope.evaluation import estimate_all
 from scripts.bench.problems import DEVELOPMENT, HELD_OUT
 
 HEADS = ("kloss", "fqe", "lstd")
@@ -28,24 +29,25 @@ HEADS = ("kloss", "fqe", "lstd")
 def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any]) -> dict[str, Any]:
     """One log, one estimate."""
     problem = spec(seed, n_rows)
-    estimate = koffline.evaluate(problem.transitions(), problem.policy(), seed=seed, **options)
-    truth = problem.at_starts.value
-    heads = estimate.diagnostics["estimates_by_head"]
+    asked = {"names": HEADS, "bounds": False, "seed": seed, **options}
+    table = estimate_all(problem.transitions(), problem.policy(), **asked)
+    found = {row.name: row.estimate for row in table.rows if row.estimate is not None}
+    truth, interval = problem.at_starts.value, found["kloss"].interval
     return {
         "problem": name,
         "seed": seed,
         "n_rows": n_rows,
         "truth": truth,
-        "error": {head: (heads[head] - truth) / abs(truth) for head in HEADS},
-        "low": estimate.interval.low,
-        "high": estimate.interval.high,
-        "covered": estimate.interval.low <= truth <= estimate.interval.high,
-        "relative_width": (estimate.interval.high - estimate.interval.low) / abs(truth),
-        "coverage": estimate.diagnostics["coverage"],
-        "verdict": estimate.verdict.answer,
-        "reasons": estimate.verdict.reasons,
-        "warnings": list(estimate.warnings),
-        "seconds": estimate.seconds,
+        "error": {head: (found[head].value - truth) / abs(truth) for head in HEADS},
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+        "covered": interval is not None and interval.holds(truth),
+        "relative_width": interval and interval.width / abs(truth),
+        "coverage": table.diagnostics["coverage"],
+        "verdict": table.verdict.answer,
+        "reasons": table.verdict.reasons,
+        "warnings": [*table.warnings, *found["kloss"].warnings],
+        "seconds": table.seconds,
     }
 
 
@@ -68,7 +70,8 @@ def main() -> None:
             row = measure(name, problems[name], seed, arguments.n_rows, options)
             rows.append(row)
             errors = "".join(f"{row['error'][head]:>+9.3f}" for head in HEADS)
-            print(f"{name:<18}{seed:>5}{row['truth']:>10.4g}{errors}{row['relative_width']:>8.3f}", end="")
+            width = "none" if row["relative_width"] is None else f"{row['relative_width']:.3f}"
+            print(f"{name:<18}{seed:>5}{row['truth']:>10.4g}{errors}{width:>8}", end="")
             print(f"{row['covered']!s:>9}{row['coverage']:>9.2f}{row['seconds']:>9.1f}", flush=True)
             for warning in row["warnings"]:
                 print(f"    {warning}")

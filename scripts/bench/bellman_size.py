@@ -76,7 +76,7 @@ def draw_problem(cell: Cell, seed: int) -> Draw:
     behavior = other if cell.data.startswith("off-policy") else target
     if cell.data == "iid":
         sample = mdp.sample_transitions(cell.n, behavior, generator)
-        columns = sample.states, sample.actions, sample.rewards, sample.next_states
+        columns: tuple[np.ndarray, ...] = sample.states, sample.actions, sample.rewards, sample.next_states
     else:
         columns = walk(mdp.transition, mdp.reward, behavior, cell.n, generator)
     log = as_log(world.coordinates, columns, cell.data != "iid")

@@ -93,7 +93,7 @@ def plan() -> list[CellSettings]:
     cells = []
     for path in sorted(LOGS.glob("*.hdf5")):
         log = koffline.open_transitions(path)
-        steps = STEPS.get(str(log.metadata.extra["task"]))
+        steps = STEPS.get(str(log.metadata.extra["task"]), 0)
         for algo in control.algos_of(log, ["all"]) if steps else []:
             for variant in ((), *control.VARIANTS.get(algo, ())):
                 rest = (steps, steps, 1, (64, 64), 256, tuple(sorted(variant)))
@@ -189,9 +189,10 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
     """docs/closed_loop.md."""
     answered, total = sum(row["answerable"] for row in rows), len(cells)
     supported = [cell for cell in cells if cell["estimate"]["verdict"]["answer"] == "supported"]
-    lost = float(np.mean([row["best_score"] - row["chosen_score"] for row in rows]))
-    safe = float(np.mean([row["best_score"] - row["chosen_supported_score"] for row in rows]))
-    luck = float(np.mean([row["best_score"] - row["mean_score"] for row in rows]))
+    judged = [row for row in rows if row["chosen"] is not None]
+    lost = float(np.mean([row["best_score"] - row["chosen_score"] for row in judged]))
+    safe = float(np.mean([row["best_score"] - row["chosen_supported_score"] for row in judged]))
+    luck = float(np.mean([row["best_score"] - row["mean_score"] for row in judged]))
     lines = [
         "# Choose a trained policy from the log alone",
         "",
@@ -204,7 +205,7 @@ def page(rows: list[dict[str, Any]], cells: list[dict[str, Any]]) -> str:
         "the expert 100.",
         "",
         f"**The chosen policies score {lost:.0f} points less than the best candidate, on average over "
-        f"{len(rows)} logs; a candidate drawn at random scores {luck:.0f} less.** If a *supported* "
+        f"{len(judged)} logs; a candidate drawn at random scores {luck:.0f} less.** If a *supported* "
         f"candidate is preferred to one *with care*, the choice scores {safe:.0f} less than the best (last "
         f"columns). Of {total} candidates {answered} got an answer. The 95 % interval held the true value "
         f"for {sum(row['held'] for row in rows)} of these, and for {sum(map(_holds, supported))} of the "

@@ -113,8 +113,8 @@ def main() -> None:
                 found = []
                 for seed in range(given.seeds):
                     columns, user = make(seed)
-                    more = {"clusters": user} if told else {}
-                    log = koffline.Transitions(**columns, **more, action_space=koffline.Discrete(3))
+                    told_of = user if told else None
+                    log = koffline.Transitions(**columns, clusters=told_of, action_space=koffline.Discrete(3))
                     found.append(koffline.evaluate(log, target, GAMMA, estimator=estimator).interval)
                 held = sum(one is not None and one.holds(truth) for one in found)
                 width = np.mean([one.width for one in found if one is not None])

@@ -154,7 +154,7 @@ def _summary(study: Study, rows: int, kind: str, draws: list[tuple[IntervalResul
         "problem": study.problem.name,
         "features": study.features,
         "independent": study.problem.time_limit is None,
-        "on_policy": bool(np.array_equal(study.problem.behavior, study.problem.target)),
+        "on_policy": np.array_equal(np.asarray(study.problem.behavior), np.asarray(study.problem.target)),
         "rows": rows,
         "kind": kind,
         "repetitions": len(draws),

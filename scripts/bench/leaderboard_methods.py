@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,9 +73,11 @@ def _koffline(
             yield Answer(row.name, reason=row.reason)
             continue
         interval = found.interval
-        ends = (None, None, None) if interval is None else (interval.low, interval.high, interval.kind)
         verdict = table.verdict.answer if row.name == "kloss" else None
-        yield Answer(row.name, found.value, *ends, seconds=row.seconds, verdict=verdict)
+        answer = Answer(row.name, found.value, seconds=row.seconds, verdict=verdict)
+        if interval is not None:
+            answer = replace(answer, low=interval.low, high=interval.high, kind=interval.kind)
+        yield answer
     for bound in table.bounds:
         if bound.interval is None:
             yield Answer(bound.kind, reason=bound.reason)

@@ -153,7 +153,8 @@ DRIFTS = {
 def drifting_log(name: str, seed: int, n_rows: int) -> Transitions:
     """One log of as many rows in each of the worlds, one after the other."""
     spec, worlds = DRIFTS[name]
-    generator, parts = np.random.default_rng(seed), []
+    generator = np.random.default_rng(seed)
+    parts: list[EpisodeLog] = []
     for world in worlds:
         part = log_episodes(world, spec.behavior, n_rows // len(worlds), spec.time_limit, generator)
         first = parts[-1].episode_ids[-1] + 1 if parts else 0
@@ -218,7 +219,7 @@ def _cells(runs: list[dict[str, Any]]) -> list[str]:
 def as_table(runs: list[dict[str, Any]]) -> str:
     """Markdown: a row for each world, one for all parents, one for all exact problems."""
     lines = ["| world | off by | held | said | with the row before: off by | held | said |", "|" + "---|" * 7]
-    groups = {name: (name,) for name in (*WORLDS, *DRIFTS)}
+    groups: dict[str, tuple[str, ...]] = {name: (name,) for name in (*WORLDS, *DRIFTS)}
     groups |= {"Markov parents": tuple(DEVELOPMENT), "exact problems": tuple(EXACT_PROBLEMS)}
     for title, names in groups.items():
         by_history = [[r for r in runs if r["world"] in names and r["history"] == h] for h in (0, 1)]

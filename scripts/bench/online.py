@@ -97,9 +97,9 @@ def measure(
         run.close()
     stack.close()
     wall, processor = (tuple(float(single[i] / stacked[i]) for single, stacked in pairs) for i in range(2))
-    sides = [Side(1e6 * statistics.median(pair[side][0] for pair in pairs)) for side in range(2)]
-    ratios = statistics.median(wall), wall, statistics.median(processor)
-    return Result(tuple(critics), runs, *sides, *ratios)
+    one, many = (Side(1e6 * statistics.median(pair[side][0] for pair in pairs)) for side in range(2))
+    medians = statistics.median(wall), statistics.median(processor)
+    return Result(tuple(critics), runs, one, many, medians[0], wall, medians[1])
 
 
 def play(singles: Sequence[PlainRun], stack: LockStep, goal: int) -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import gymnasium
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import Tensor, nn
 
 DISCOUNT, WINDOW, BATCH = 0.995, 10, 64
@@ -115,8 +116,10 @@ class PlainRun:
     def __init__(self, settings: PlainSettings, seed: int) -> None:
         self.settings = settings
         self.environment = gymnasium.make(settings.env)
-        inputs = self.environment.observation_space.shape[0]
-        box = self.environment.action_space
+        seen, box = self.environment.observation_space, self.environment.action_space
+        assert isinstance(seen, Box)
+        assert isinstance(box, Box)
+        inputs, self._box = seen.shape[0], box
         self.generator = np.random.default_rng(seed)
         torch.manual_seed(seed)
         self.policy, self.value = _network(inputs, box.shape[0]), _network(inputs, 1)
@@ -131,7 +134,8 @@ class PlainRun:
         ]
         self.adam = torch.optim.Adam(self.parameters, lr=settings.learning_rate, eps=settings.adam_epsilon)
         self.replay, self.moments = Replay(inputs, box.shape[0]), RunningMoments()
-        self.kl_coef, self.episodes = FIRST_KL_COEF, deque(maxlen=20)
+        self.kl_coef = FIRST_KL_COEF
+        self.episodes: deque[tuple[float, int]] = deque(maxlen=20)
         self.steps, self._running = 0, _Running()
         self.observation, _ = self.environment.reset(seed=seed)
         self.episode_return, self.episode_length = 0.0, 0
@@ -145,7 +149,7 @@ class PlainRun:
             self._step()
         if self._running.rewards:
             self._store(terminated=False)
-        returns, lengths = ([episode[part] for episode in self.episodes] for part in (0, 1))
+        returns, lengths = [one for one, _ in self.episodes], [one for _, one in self.episodes]
         wanted = solve_kl_coef(returns, lengths, self.settings.max_divergence)
         self.kl_coef = max(0.99 * self.kl_coef + 0.01 * wanted, self.settings.kl_coef)
         if self.replay.count >= LEARNING_STARTS:
@@ -160,8 +164,7 @@ class PlainRun:
             inputs = self._standardise(torch.as_tensor(self.observation, dtype=torch.float32))
             mean = self.policy(inputs)
             action = (mean + self.log_std.exp() * torch.randn_like(mean)).numpy()
-        box = self.environment.action_space
-        clipped = np.clip(action, box.low, box.high)
+        clipped = np.clip(action, self._box.low, self._box.high)
         self.observation, reward, terminated, truncated, _ = self.environment.step(clipped)
         self.steps, self.episode_length = self.steps + 1, self.episode_length + 1
         self.episode_return += float(reward)

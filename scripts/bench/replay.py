@@ -48,7 +48,7 @@ def make_columns(n_rows: int) -> dict[str, np.ndarray]:
     }
 
 
-def build_columnar(columns: dict[str, np.ndarray]) -> ColumnarReplayBuffer:
+def build_columnar(columns: dict[str, Any]) -> ColumnarReplayBuffer:
     return ColumnarReplayBuffer(
         Transitions(**columns, action_space=Continuous(ACTION_SIZE, -1.0, 1.0)), seed=0
     )

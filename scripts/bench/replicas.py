@@ -46,7 +46,7 @@ class Case:
 
 def own(replicas: int) -> ReplicaPlan:
     """Every replica draws its own mini-batches."""
-    return ReplicaPlan.of_seeds(range(replicas))
+    return ReplicaPlan.grid(range(replicas), (1e-3,))
 
 
 def shared(replicas: int) -> ReplicaPlan:
@@ -122,7 +122,8 @@ class OrdinaryRun:
             if self._start + self._case.batch > len(self._order):
                 self._order, self._start = torch.randperm(len(self._table)), 0
                 self._order = self._order.to(self._table.inputs.device)
-                if isinstance(self._case.objective, FittedIteration) and self._case.sizes == VALUE:
+                fitted = isinstance(self._case.objective, FittedIteration) and self._case.sizes == VALUE
+                if fitted and self._target is not None:
                     self._target.load_state_dict(self._network.state_dict())
             rows = self._order[self._start : self._start + self._case.batch]
             self._start += self._case.batch

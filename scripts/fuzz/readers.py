@@ -66,11 +66,14 @@ def _table(path: Path) -> None:
 def _policy(path: Path) -> None:
     import numpy as np
 
+    from koffline.policies import DiscretePolicy
     from koffline.policies.files import detect
     from koffline.policy_specs import load_policy
 
     if detect(path) != "torchscript":  # a program: no promise is made (SECURITY.md)
-        load_policy(path, Discrete(2), (2,)).probabilities(np.zeros((3, 2), np.float32))
+        policy = load_policy(path, Discrete(2), (2,))
+        assert isinstance(policy, DiscretePolicy)
+        policy.probabilities(np.zeros((3, 2), np.float32))
 
 
 def _model(path: Path) -> None:

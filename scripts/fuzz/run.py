@@ -17,7 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from scripts.fuzz.readers import SCRATCH, readers
 
@@ -46,10 +48,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--engine", choices=["guided", "blind"], default="guided")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(tempfile.gettempdir()) / "koffline-findings")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if find_spec("atheris") is None:
+        options.engine = "blind"
+    return options
 
 
-def _fuzz(name: str, options: argparse.Namespace) -> dict[str, object]:
+def _fuzz(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Children one after the other until the time is over: a crash ends only the child that found it."""
     record: dict[str, int] = {"executions": 0, "accepted": 0, "findings": 0}
     end, round_number = time.monotonic() + options.seconds, 0

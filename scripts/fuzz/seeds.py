@@ -6,7 +6,9 @@ import io
 import json
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -66,8 +68,9 @@ def npz_seeds() -> list[bytes]:
     from koffline.data.flat import flat_arrays, write_npz
 
     def stored(path: Path) -> None:
+        arrays: dict[str, Any] = flat_arrays(log())
         with path.open("wb") as file:
-            np.savez(file, **flat_arrays(log()))
+            np.savez(file, **arrays)
 
     return [_written(lambda path: write_npz(log(), path)), _written(stored)]
 
@@ -93,7 +96,7 @@ def table_seeds(suffix: str) -> list[bytes]:
     nested = rows.append_column("x_2", pa.array([[1.0], [2.0, 3.0], None, []]))
     nested = nested.append_column("s", pa.array([{"p": 1}] * 4))
     write = parquet.write_table if suffix == "parquet" else feather.write_feather
-    return [_written(lambda path, table=table: write(table, path)) for table in (rows, nested)]
+    return [_written(partial(write, table)) for table in (rows, nested)]
 
 
 def minari_metadata_seeds() -> list[bytes]:

@@ -133,6 +133,7 @@ def test_an_interrupted_save_leaves_the_old_file(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, which d3rlpy loads
+@pytest.mark.filterwarnings("ignore:TensorFloat32:UserWarning")  # of torch's compiler, on newer cards
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", [name for name in ALL if "TrustPCL" not in name and "FQE" not in name])
 def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:

@@ -50,7 +50,7 @@ def true_parameters(name: str) -> Tensor:
     return torch.as_tensor(case.world.mdp.action_values(case.target, case.gamma)).flatten()
 
 
-def small_system(seed=0, rows: int = 12, constants: int = 0, fixed_starts: bool = False) -> FeatureSystem:
+def small_system(seed: int = 0, rows: int = 12, constants: int = 0, fixed: bool = False) -> FeatureSystem:
     """Random numbers in every column of three parameters."""
     generator = np.random.default_rng(seed)
 
@@ -74,7 +74,7 @@ def small_system(seed=0, rows: int = 12, constants: int = 0, fixed_starts: bool 
         kernel_inputs=normal(rows, 2),
         instruments=FourierFeatures(normal(2, 6)),
         unit_starts=np.array([0, 2, 5, 6, 9]),
-        fixed_starts=fixed_starts,
+        fixed_starts=fixed,
         value_bounds=(-30.0, 30.0),
         reward_scale=1.0,
         gamma=0.9,

@@ -24,7 +24,7 @@ from tests.ope.intervals.systems import finite_system, small_system
 @pytest.mark.parametrize(("constants", "fixed"), [(0, False), (1, True)])
 def test_draws_solve_the_resampled_equation(constants: int, fixed: bool) -> None:
     """By loops: rows of a unit drawn twice count twice, instruments stay, starts go with their units."""
-    system = small_system(1, constants=constants, fixed_starts=fixed)
+    system = small_system(1, constants=constants, fixed=fixed)
     counts = poisson_counts(3, range(5), range(len(system.unit_starts)))
     values, exact = resample_values(system, counts)
     assert exact
