@@ -77,9 +77,9 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
 
     Asked are the row before, the number of earlier rows (the step) and, where these are not too wide, the
     2, 3 and 5 rows before and sums over all earlier ones; told is the least that is significant and shows
-    most of the change. Where rewards lie in last rows alone, a p-value below 0.01 is significant for the sums: few
-    rows tell of them. values: at the rows, by networks that did not see their episode, in units of the
-    return. Of more than 10,000 rows every second, third, … is looked at.
+    most of the change. Where rewards lie in last rows alone, a p-value below 0.01 is significant for the
+    sums: few rows tell of them. values: at the rows, by networks that did not see their episode, in units of
+    the return. Of more than 10,000 rows every second, third, … is looked at.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None

@@ -24,7 +24,7 @@ _FEW_EPISODES = 10.0
 _UNEVEN = 0.5  # below it, 95 % intervals covered the truth in 76 to 91 % of logs of finite chains
 _CUT_SHARE = 0.01
 _NEEDS = {
-    False: "one episode or cluster has all weight, or many resampled logs none, or the level asks for too many",
+    False: "one episode or cluster has all weight, many resampled logs none, or the level asks for too many",
     True: "it needs exact behavior probabilities, episodes of equal weight, no clusters, and reward_bounds",
 }
 _NO_WEIGHT = (
