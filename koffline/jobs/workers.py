@@ -35,7 +35,9 @@ class Processes:
     """Single-threaded processes, each with its own executor: a dying process loses only its own item."""
 
     def __init__(self, workers: int) -> None:
-        self.capacity = workers
+        from joblib.externals.loky.process_executor import BrokenProcessPool
+
+        self.capacity, self._broken = workers, BrokenProcessPool  # threads that import it at once may fail
         self._threads = ThreadPoolExecutor(workers)  # each thread has an executor of its own
         self._own = threading.local()
         self._all: list[Any] = []
@@ -68,8 +70,6 @@ class Processes:
             executor.shutdown()
 
     def _call(self, place: Path, item: bytes, retries: int) -> Any:
-        from joblib.externals.loky.process_executor import BrokenProcessPool
-
         for _ in range(1 + retries):
             with self._lock:  # no process may start after `close`
                 if self._closed:
@@ -77,7 +77,7 @@ class Processes:
                 future = self._executor().submit(_perform, place, item)
             try:
                 return future.result()
-            except BrokenProcessPool:
+            except self._broken:
                 del self._own.executor
         return _lost("a worker process died (killed, or out of memory?)", retries)
 
