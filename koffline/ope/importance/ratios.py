@@ -77,7 +77,7 @@ def importance_ratios(
     at_bounds = _warnings_at_bounds(transitions, policy)
     if logged is not None and behavior != ESTIMATED:
         logs = target - np.asarray(logged, dtype=np.float64)
-        off = _warnings_of_logged(logs)
+        off = _warnings_of_logged(logs, transitions.row_weights)
         return Ratios(logs, False, (*off, *at_bounds), {"behavior": FROM_LOG, "probabilities": list(off)})
     cut_to = policy.cut_to if isinstance(policy, ContinuousPolicy) else None
     logs, found = estimate_behavior(transitions, seed=seed, cut_to=cut_to)
@@ -103,14 +103,17 @@ def action_log_probabilities(
     return policy.log_density(transitions.observations, np.asarray(transitions.actions))
 
 
-def _warnings_of_logged(logs: Float[np.ndarray, " row"]) -> tuple[str, ...]:
-    """Whether the log's own probabilities give ratios of mean one."""
-    ratios = np.exp(np.minimum(logs, 300.0))  # squares stay finite
-    error = float(ratios.std(ddof=1) / np.sqrt(len(ratios))) if len(ratios) > 1 else np.inf
-    if abs(float(ratios.mean()) - 1.0) <= _DEVIATIONS * error + 1e-3:
+def _warnings_of_logged(
+    logs: Float[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
+) -> tuple[str, ...]:
+    """Whether the log's own probabilities give ratios of weighted mean one."""
+    ratios, shares = np.exp(np.minimum(logs, 300.0)), weights / weights.sum()  # squares stay finite
+    mean = float(shares @ ratios)
+    error = float(np.linalg.norm(shares * (ratios - mean))) if len(ratios) > 1 else np.inf
+    if abs(mean - 1.0) <= _DEVIATIONS * error + 1e-3:
         return ()
     why = "the logged probabilities are not those of the logged actions, or the policy takes unlogged ones"
-    return (f"Ratios of policy to behavior average {ratios.mean():.4g} ± {error:.2g}, not 1: {why}.",)
+    return (f"Ratios of policy to behavior average {mean:.4g} ± {error:.2g}, not 1: {why}.",)
 
 
 def _warnings_at_bounds(

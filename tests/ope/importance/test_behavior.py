@@ -92,3 +92,14 @@ def test_logged_probabilities_win_unless_estimates_are_asked_for() -> None:
     found, taken = importance_ratios(logged, first), np.asarray(log.actions) == 0
     assert (found.logs[~taken] == -np.inf).all()  # impossible actions
     np.testing.assert_allclose(found.logs[taken], -truth[taken])
+
+
+def test_ratios_average_one_over_rows_as_they_are_weighed() -> None:
+    """Half of the rows with action 1 are lost, and those that are left count twice."""
+    actions = np.tile([0, 0, 1], ROWS // 3)
+    log = log_of(np.zeros((ROWS, 1)), actions, Discrete(2))
+    log = log.replace(behavior_log_probabilities=np.full(ROWS, np.log(0.5)))
+    policy = DiscretePolicy(2, lambda states: np.tile([0.1, 0.9], (len(states), 1)))
+    weights = np.where(actions == 1, 2.0, 1.0)
+    warned = [bool(importance_ratios(each, policy).warnings) for each in (log, log.replace(weights=weights))]
+    assert warned == [True, False]
