@@ -113,8 +113,7 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
         return [claim for claim in found if not claim.sentence.startswith("K-loss with ")]  # not the paper's
     sentence = "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL"
     measured = "not in this folder: run `koffline reproduce figure-mujoco` first"
-    where = "Section 5.3, fig:mujoco_bench"
-    return [Claim(sentence, where, "MuJoCo", measured, NO_NUMBER, UNDECIDED)]
+    return [Claim(sentence, "Section 5.3, fig:mujoco_bench", "MuJoCo", measured, NO_NUMBER, UNDECIDED)]
 
 
 def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, where: str) -> Iterator[Claim]:
@@ -187,9 +186,7 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
     axes = figure.subplots()
     for line, claim in enumerate(ratios):
         colour, marker = _VERDICTS[claim.verdict]
-        value, low, high = (
-            float(np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST)) for x in claim.number
-        )
+        value, low, high = (np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST) for x in claim.number)
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)
     axes.set_xscale("log")

@@ -73,10 +73,8 @@ def parts_of(finished: Finished) -> dict[str, Any]:
     }
 
 
-def rows_of(
-    cell: Cell, result: CellResult, group: str | None = None, variant: str | None = None
-) -> Iterator[Row]:
-    """One row per learning rate and truth."""
+def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
+    """One row per learning rate and truth. ablated: group and variant of an ablation."""
     bellman, diverged, blind = result.final("bellman_error"), result.diverged(), result.best_without_truth()
     for truth, curve in TRUTHS.items():
         errors, by_truth = result.final(curve), result.best_by_truth(truth)
@@ -96,8 +94,7 @@ def rows_of(
                 held_out_loss=float(result.held_out[index].mean()),
                 value_variance=result.value_variance,
                 epochs=cell.training.epochs,
-                group=group,
-                variant=variant,
+                **ablated,
             )
 
 

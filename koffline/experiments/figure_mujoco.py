@@ -123,9 +123,7 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     scores = {"final": learned.final(), "sampled": learned.final("sampled"), "area": learned.area()}
     # (Feng et al. 2019, Training Details)
     best = np.sort(scores["final"])[min(1, len(learned.returns) - 1) :]
-    spreads: dict[str, Any] = {
-        name: Interval(*map(_six_digits, astuple(spread_of(each)))) for name, each in scores.items()
-    }
+    spreads: Any = {name: Interval(*map(_six_digits, astuple(spread_of(s)))) for name, s in scores.items()}
     return ReturnRow(
         **group._asdict(),
         setting=setting_words(config),
@@ -206,9 +204,7 @@ def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
     )  # fmt: skip
 
 
-def draw_mujoco(
-    results: Results, curves: Curves, part: str = "final", curve: str = "return"
-) -> Figure | None:
+def draw_mujoco(_: Results, curves: Curves, part: str = "final", curve: str = "return") -> Figure | None:
     """Panels in the paper's order, the noise behind; None where nothing of the part was run.
 
     part: final or paper, whose grid it is that each critic has its best setting of. curve: return (of the

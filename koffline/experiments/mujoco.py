@@ -34,8 +34,8 @@ from koffline.spread import interquartile_mean
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
 _APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
 PAPER_CRITICS = CRITICS[:4]
+# Where the settings of a part come from.
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
-"""Where the settings of a part come from."""
 SEARCHED = ("search", "paper-search")
 
 
@@ -101,8 +101,7 @@ class MujocoCell:
     def name(self) -> str:
         """Short unique name: part, environment and a digest of all settings."""
         stated = [(learned_by(run.config), run.seed) for run in self.runs]
-        digest = digest_of(FORMAT, self.part, self.noise, stated)
-        return f"mujoco-{self.part}-{self.environment}-{digest}"
+        return f"mujoco-{self.part}-{self.environment}-{digest_of(FORMAT, self.part, self.noise, stated)}"
 
 
 Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, critic) -> its best config

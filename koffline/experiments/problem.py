@@ -121,10 +121,6 @@ class Problem:
         """The world with its noise."""
         return self.settings.build_world()
 
-    def table(self, reward_scale: float) -> Table:
-        """The log to learn from."""
-        return as_table(self.log, self.world, reward_scale)
-
     @staticmethod
     def write(path: Path, settings: ProblemSettings) -> None:
         """Build a problem and write its arrays to an .npz."""
@@ -217,7 +213,7 @@ class Metrics:
     def __init__(self, problem: Problem, reward_scale: float) -> None:
         world, backups = problem.world, problem.backups
         self._scale, self._noise = reward_scale, problem.monte_carlo.noise
-        self._table, self._held_out = problem.table(1.0), as_table(problem.held_out, world)
+        self._table, self._held_out = (as_table(part, world) for part in (problem.log, problem.held_out))
         self._truths = [_tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)]
         self._gram = _JUDGE.gram(self._table.inputs[:_LOSS_ROWS])
         self._states = _tensor(to_unit_square(world, backups.states))
