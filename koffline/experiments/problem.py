@@ -148,27 +148,24 @@ def build_problem(settings: ProblemSettings) -> Problem:
     world, policy = settings.build_world(), _policy_of(settings.world)
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
-    return Problem(
-        settings,
-        log,
-        draw_tuples(world, policy, settings.held_out_rows, streams[1]),
-        _draw_backups(world, policy, log.states[:_BACKUP_STATES], streams[2]),
-        grid_values(world, policy, log.states, GAMMA, streams[3], _GRID_SAMPLES),
-        monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
-    )
-
-
-def _draw_backups(world: BoxWorld, policy: Probabilities, states: Points, generator: Generator) -> Backups:
+    states = log.states[:_BACKUP_STATES]
     shape = (len(states), world.n_actions, _BACKUP_DRAWS)
-    start = np.repeat(states, math.prod(shape[1:]), axis=0)
     actions = np.tile(np.repeat(np.arange(shape[1]), shape[2]), shape[0])
-    outcome = world.step(start, actions, generator)
-    return Backups(
+    outcome = world.step(np.repeat(states, math.prod(shape[1:]), axis=0), actions, streams[2])
+    backups = Backups(
         states,
         policy(world.observe(states)).astype(np.float64),
         outcome.reward.reshape(shape),
         outcome.state.reshape(*shape, 2),
         outcome.terminated.reshape(shape),
+    )
+    return Problem(
+        settings,
+        log,
+        draw_tuples(world, policy, settings.held_out_rows, streams[1]),
+        backups,
+        grid_values(world, policy, log.states, GAMMA, streams[3], _GRID_SAMPLES),
+        monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
     )
 
 

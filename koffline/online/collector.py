@@ -19,6 +19,8 @@ from koffline.online.paths import Generators, Paths
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
+PerRun = Float[np.ndarray, " run"]
+Coefficients = Float[np.ndarray, " *run"]
 _FIRST_LENGTH = 64
 LARGEST = 1000.0
 _AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
@@ -215,9 +217,7 @@ def vectors(observations: np.ndarray) -> np.ndarray:
     return observations.reshape(len(observations), -1).astype(np.float64)
 
 
-def divergence(
-    returns: Float[np.ndarray, "*run episode"], coefficient: Float[np.ndarray, " *run"]
-) -> Float[np.ndarray, " *run"]:
+def divergence(returns: Float[np.ndarray, "*run episode"], coefficient: Coefficients) -> Coefficients:
     """D(λ) = E_w[G/λ] − log mean exp(G/λ), w ∝ exp(G/λ): KL from uniform weights to w; falls with λ."""
     scaled = returns / np.asarray(coefficient)[..., None]
     shifted = scaled - scaled.max(axis=-1, keepdims=True)
@@ -227,9 +227,7 @@ def divergence(
     return np.asarray(mean - np.log(total / returns.shape[-1]))
 
 
-def solve_coefficients(
-    returns: Float[np.ndarray, "run episode"], allowed: Float[np.ndarray, " run"]
-) -> Float[np.ndarray, " run"]:
+def solve_coefficients(returns: Float[np.ndarray, "run episode"], allowed: PerRun) -> PerRun:
     """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
 
     returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is 500.

@@ -213,9 +213,8 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
         "seeds": plan.seeds,
         "interval": LEVEL,
         "settings": [
-            {"values": row.setting.values}
-            | {key: part for key, part in vars(row).items() if key != "setting"}
-            for row in summary.rows
+            {"values": r.setting.values} | {k: v for k, v in vars(r).items() if k != "setting"}
+            for r in summary.rows
         ],
         "failures": [
             {"run": name, "reason": str(error), "trace": getattr(error, "trace", "")}
@@ -254,6 +253,7 @@ def _number(value: float) -> str:
 def _notes(summary: SweepSummary) -> list[str]:
     """Notes on the meaning and limits of the numbers."""
     seeds, best, rows = len(summary.plan.seeds), summary.best, summary.rows
+    is_partial = any(row.missing for row in rows)
     notes = {
         "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": True,
         f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEW_SEEDS}": (
@@ -261,8 +261,6 @@ def _notes(summary: SweepSummary) -> list[str]:
         ),
         f"best: {rows[0].setting.label} (best.yaml)": len(rows) > 1 and best is not None,
         "a run that diverged counts as infinitely bad": any(row.diverged for row in rows),
-        "settings without all of their seeds come last; the same command runs what is missing": any(
-            row.missing for row in rows
-        ),
+        "settings without all of their seeds come last; the same command runs what is missing": is_partial,
     }
     return [note for note, is_so in notes.items() if is_so]
