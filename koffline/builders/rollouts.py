@@ -89,7 +89,7 @@ def environment_seed(seed: int, episode: int) -> int:
     return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
 
 
-class RolloutPlayer:
+class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
     """Copies of an environment and the policies that act in them; use it as a context manager.
 
     where: the processes or the cluster whose workers play.
@@ -106,9 +106,6 @@ class RolloutPlayer:
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
         self.policies: list[Policy] = [as_policy(policy, self.action_space, shape) for policy in policies]
         self.batches = math.ceil(settings.episodes / self._batch_size)
-
-    def __enter__(self) -> RolloutPlayer:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._copies.close()

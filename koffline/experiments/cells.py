@@ -194,12 +194,11 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
     ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
     means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
     objective = np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
-    diverged = [-1 if step is None else step for step in record.diverged_at]
     return CellResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(settings.learning_rates),
         curve={**curves, "objective": objective * np.float32(scale**2)},
-        diverged_at=np.asarray(diverged).reshape(grid).T,
+        diverged_at=np.array([-1 if step is None else step for step in record.diverged_at]).reshape(grid).T,
         held_out=metrics.held_out_loss(record.network).reshape(grid).T,
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
         value_variance=problem.monte_carlo.variance,

@@ -124,8 +124,7 @@ class MujocoResult:
 
     def final(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean of the last tenth of the evaluations."""
-        last = max(1, round(_LAST_SHARE * len(self.steps)))
-        return getattr(self, curve)[:, -last:].mean(axis=1)
+        return getattr(self, curve)[:, -max(1, round(_LAST_SHARE * len(self.steps))) :].mean(axis=1)
 
     def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean height of a curve over steps."""

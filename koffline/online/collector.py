@@ -46,8 +46,7 @@ class Collected:
         """(K, B, …), B the most paths of a run; others are filled up with paths of no steps."""
         counts = np.bincount(self.runs, minlength=count)
         place, ends = np.arange(counts.max()), np.cumsum(counts)[:, None]
-        index = np.minimum(ends - counts[:, None] + place, ends - 1)
-        found = self.paths.flat_rows(index, leading=1)
+        found = self.paths.flat_rows(np.minimum(ends - counts[:, None] + place, ends - 1), leading=1)
         return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
 
 
@@ -150,8 +149,7 @@ class Collector:
         return np.stack([generator.random(size) for generator in self._generators])
 
     def _draw_seeds(self) -> list[int]:
-        each = [generator.integers(2**31, size=self._each) for generator in self._generators]
-        return [int(seed) for seed in np.concatenate(each)]
+        return np.concatenate([g.integers(2**31, size=self._each) for g in self._generators]).tolist()
 
     def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all copies: true s′ (n, d), rewards, ends. Ended copies start their next episode."""

@@ -90,8 +90,7 @@ class PathReplay:
         Every run must hold B.
         """
         ages = draw_ages(generators, self.sizes, batch_size, recency)
-        slots = (self._inserted[:, None] - 1 - ages) % self.capacity
-        return self._rows(np.arange(self.runs)[:, None], slots)
+        return self._rows(np.arange(self.runs)[:, None], (self._inserted[:, None] - 1 - ages) % self.capacity)
 
     def held(self, run: int) -> Paths:
         """All paths of a run, oldest first."""
