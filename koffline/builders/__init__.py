@@ -63,5 +63,4 @@ def add_to_manifest(
         entry["files"] = {dataset.name: {"sha256": digest_of(dataset)}}
     name = Path(os.path.relpath(dataset, path.parent)).as_posix()
     with locked(path, wait=True):  # builds that end at the same time write one after the other
-        entries = read_manifest(path) | {name: entry}
-        write_text(path, json.dumps(entries, indent=2) + "\n")
+        write_text(path, json.dumps(read_manifest(path) | {name: entry}, indent=2) + "\n")

@@ -72,15 +72,13 @@ def build_control(
     anew = bool(levels) and settings.train_steps is not None
     if copies.time_limit is None:
         raise ConfigError(
-            f"{env} has no time limit, so that a learned policy may play on forever; register it with "
-            "max_episode_steps"
+            f"{env} has no time limit, a learned policy may play forever; register it with max_episode_steps"
         )
     if len(policies) not in (0, len(levels)) or (policies and anew):
         raise ConfigError(
             f"{len(policies)} policies were given for kind {kind}, which has {len(levels)}; "
             "give as many without train_steps, or none"
         )
-    names = ["uniform"]
     if anew or kind == "replay":
         learning = learning_settings(env, settings.seed, settings.train_steps)
         if kind == "replay":  # its snapshots are not used
@@ -95,7 +93,7 @@ def build_control(
     else:
         given = policies or [str(bundled_policy(env, level)) for level in levels]
         playing = [as_policy(each, copies.action_space, copies.observation_shape) for each in given]
-        names = [policy.name.split("/")[-1] for policy in playing] or names
+        names = [policy.name.split("/")[-1] for policy in playing] or ["uniform"]
     who: dict[str, Any] = {"policies": names}
     if levels:
         usual = EPSILON if isinstance(copies.action_space, Discrete) else NOISE
@@ -160,7 +158,14 @@ def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> T
     if n is not None and n > total:
         raise ConfigError(f"n is {n}, but the learner saw {total} rows; ask for fewer, or give --train-steps")
     if n is not None and n < total:
-        columns = _drawn_episodes(columns, n, np.random.default_rng(settings.seed))
+        ids = columns["episode_ids"]
+        order = np.random.default_rng(settings.seed).permutation(ids.max() + 1)
+        ends = np.cumsum(np.bincount(ids)[order])
+        taken = order[: int(np.searchsorted(ends, n)) + 1]
+        surplus = int(ends[len(taken) - 1]) - n
+        keep = np.isin(ids, taken)
+        keep[np.flatnonzero(ids == taken[-1])[::-1][:surplus]] = False  # the last drawn episode is cut
+        columns = {name: column[keep] for name, column in columns.items()}
     copies = closed_copies(settings.env)
     metadata = world_metadata(copies, settings.gamma, learner_steps=settings.steps)
     return Transitions(**_ended(columns), action_space=copies.action_space, metadata=metadata)
@@ -187,17 +192,6 @@ def _ended(columns: Columns) -> Columns:
     """Columns in which the last row of every episode is terminated or else truncated."""
     last = np.append(np.diff(columns["episode_ids"]) != 0, True)
     return {**columns, "truncated": columns["truncated"] | (last & ~columns["terminated"])}
-
-
-def _drawn_episodes(columns: Columns, n: int, generator: np.random.Generator) -> Columns:
-    ids = columns["episode_ids"]
-    order = generator.permutation(ids.max() + 1)
-    ends = np.cumsum(np.bincount(ids)[order])
-    taken = order[: int(np.searchsorted(ends, n)) + 1]
-    surplus = int(ends[len(taken) - 1]) - n
-    keep = np.isin(ids, taken)
-    keep[np.flatnonzero(ids == taken[-1])[::-1][:surplus]] = False  # the last drawn episode is cut
-    return {name: column[keep] for name, column in columns.items()}
 
 
 def _described(log: Transitions, **extra: Any) -> Transitions:

@@ -97,8 +97,7 @@ def learning_settings(env: str, seed: int, steps: int | None = None) -> Learning
 
     Raises ConfigError for an environment without a recipe and without steps.
     """
-    if env in RECIPES:
-        recipe = RECIPES[env]
+    if recipe := RECIPES.get(env):
         return dataclasses.replace(recipe.learning, seed=seed, steps=steps or recipe.medium_step)
     if steps is None:
         raise ConfigError(
@@ -137,14 +136,12 @@ def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snaps
 
 def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda step: None) -> Learned:
     """Play and learn. The same seed gives the same rows on the same machine. Raises ConfigError."""
-    copies = make_copies(settings.env)
-    with contextlib.closing(copies), threads(1), own_randomness(settings.seed):
+    with contextlib.closing(make_copies(settings.env)) as copies, threads(1), own_randomness(settings.seed):
         generator, space = np.random.default_rng(settings.seed), copies.action_space
         learner, learned = OnlineLearner(space, copies.observation_shape, settings), Learned({})
         rows, step, episode = learned.rows, 0, 0
         while step < settings.steps:
-            seed = environment_seed(settings.seed, episode)
-            observations, length, over = copies.reset([seed]), 0, False
+            observations, length, over = copies.reset([environment_seed(settings.seed, episode)]), 0, False
             while not over and step < settings.steps:
                 actions = _uniform_actions(settings, space, step, generator)
                 if actions is None:
@@ -204,10 +201,8 @@ class OnlineLearner:
         d3rlpy: Any = import_d3rlpy()
         self._space, factor, rate = action_space, settings.reward_factor, settings.learning_rate
         scaler = None if factor == 1.0 else d3rlpy.preprocessing.MultiplyRewardScaler(factor)
-        common: dict[str, Any] = {"gamma": settings.gamma, "batch_size": settings.batch_size}
-        common["reward_scaler"] = scaler
+        common: Any = {"gamma": settings.gamma, "batch_size": settings.batch_size, "reward_scaler": scaler}
         encoder = d3rlpy.models.VectorEncoderFactory(hidden_units=list(settings.hidden))
-        config: Any
         if isinstance(action_space, Discrete):
             interval, size = settings.target_interval, action_space.n
             common |= {"encoder_factory": encoder, "target_update_interval": interval}
@@ -230,8 +225,8 @@ class OnlineLearner:
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
         """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
-        columns = {**batch, "next_actions": batch["actions"]}  # used by neither algorithm
-        self._algo.update(mini_batch(columns, lambda _: None))
+        # Neither algorithm uses the next actions.
+        self._algo.update(mini_batch({**batch, "next_actions": batch["actions"]}, lambda _: None))
 
     def policy(self) -> Mlp:
         """Greedy policy as a network of plain arrays: argmax of the values, or SAC's mean."""
@@ -239,13 +234,11 @@ class OnlineLearner:
             network = self._algo.impl.q_function[0]
             return Mlp(*_layers(network.encoder, network._fc), output="argmax")
         network, (low, high) = self._algo.impl.policy, self._box
-        layers = _layers(network._encoder, network._mu)
-        return Mlp(*layers, output="tanh", action_low=low, action_high=high)
+        return Mlp(*_layers(network._encoder, network._mu), output="tanh", action_low=low, action_high=high)
 
 
 def _layers(encoder: Any, last: Any) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
     """Weights (in, out) and biases (out,) of the hidden layers and the last one, float32."""
-    linear = [module for module in encoder.modules() if isinstance(module, torch.nn.Linear)]
-    weights = [module.weight.detach().numpy().T.copy() for module in (*linear, last)]
-    biases = [module.bias.detach().numpy().copy() for module in (*linear, last)]
-    return tuple(weights), tuple(biases)
+    linear = [*(module for module in encoder.modules() if isinstance(module, torch.nn.Linear)), last]
+    weights = tuple(module.weight.detach().numpy().T.copy() for module in linear)
+    return weights, tuple(module.bias.detach().numpy().copy() for module in linear)

@@ -89,7 +89,7 @@ def environment_seed(seed: int, episode: int) -> int:
     return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
 
 
-class RolloutPlayer:
+class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
     """Copies of an environment and the policies that act in them; use it as a context manager.
 
     where: the processes or the cluster whose workers play.
@@ -99,18 +99,13 @@ class RolloutPlayer:
         self, settings: RolloutSettings, policies: Sequence[Any], where: PassSettings = _HERE
     ) -> None:
         if len(policies) != len(settings.weights):
-            raise ConfigError(
-                f"there are {len(policies)} policies and {len(settings.weights)} weights; give one for each"
-            )
+            raise ConfigError(f"{len(policies)} policies, {len(settings.weights)} weights; give one for each")
         self._settings, self._given, self._where, self._clipped = settings, policies, where, 0
         self._copies = make_copies(settings.env, settings.time_limit)
         self._batch_size = settings.num_envs or self._copies.usual_number
         self.action_space, shape = self._copies.action_space, self._copies.observation_shape
         self.policies: list[Policy] = [as_policy(policy, self.action_space, shape) for policy in policies]
         self.batches = math.ceil(settings.episodes / self._batch_size)
-
-    def __enter__(self) -> RolloutPlayer:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._copies.close()
@@ -230,8 +225,7 @@ class PartsFolder:
     def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
         if os.path.lexists(folder) and not folder.is_dir():
             raise DataError(f"{folder} is no unfinished build; move it or name another --out")
-        read = digests_of(policies)
-        decides = (versions().get("koffline"), settings, list(policies), read)
+        decides = (versions().get("koffline"), settings, list(policies), digests_of(policies))
         self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 
     def batches(self, player: RolloutPlayer, progress: Callable[[int], None]) -> Iterator[Columns]:
@@ -245,8 +239,7 @@ class PartsFolder:
             if columns is None:
                 columns = next(played)
                 self.folder.mkdir(parents=True, exist_ok=True)
-                path = self._path(number)
-                with atomic_file(path, force=True) as temporary, temporary.open("wb") as file:
+                with atomic_file(self._path(number), force=True) as temporary, temporary.open("wb") as file:
                     np.savez(file, **columns)  # type: ignore[arg-type]
             yield columns
             progress(player.episodes_until(number))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
+from numpy.random import Generator
 
 from koffline.data.transitions import Discrete, Metadata, Transitions
 from koffline.envs.boxes import BoxWorld, States, Tuples, draw_actions, make_world, uniform_states
@@ -27,7 +28,7 @@ TEMPERATURES = {"puddle_world": 0.3, "cart_pole": 0.003, "gymnasium_pole": 0.001
 _SEED = 20190533
 
 
-def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: np.random.Generator) -> Tuples:
+def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: Generator) -> Tuples:
     """n tuples in native units: s uniform over non-terminal states, a ~ policy(s), s' by one step."""
     states = uniform_states(world, n, generator)
     actions = draw_actions(policy, world.observe(states), generator)
@@ -35,7 +36,7 @@ def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: np.random.Gener
     return Tuples(states, actions, rewards, following, terminated)
 
 
-def build_uniform(env: str, policy: Any, n: int, generator: np.random.Generator) -> Transitions:
+def build_uniform(env: str, policy: Any, n: int, generator: Generator) -> Transitions:
     """Log of n independent transitions with log-probabilities; observations are states in native units.
 
     env: the name of a world or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
@@ -57,7 +58,7 @@ def build_uniform(env: str, policy: Any, n: int, generator: np.random.Generator)
     return _log(type(world).__name__, seen, space, np.log(taken), GAMMA)
 
 
-def build_chain(n: int, generator: np.random.Generator) -> Transitions:
+def build_chain(n: int, generator: Generator) -> Transitions:
     """Log of n independent transitions of the modified Tsitsiklis–Van Roy chain, observed as features (3,).
 
     (Feng et al. 2019, fig:toy_diverge)
@@ -96,13 +97,7 @@ def learn_grid_policy(world_name: str, gamma: float = GAMMA, temperature: float 
 
 
 def discounted_returns(
-    world: Any,
-    policy: Any,
-    start: States,
-    gamma: float,
-    generator: np.random.Generator,
-    repeats: int,
-    horizon: int,
+    world: Any, policy: Any, start: States, gamma: float, generator: Generator, repeats: int, horizon: int
 ) -> Float[np.ndarray, "repeat start"]:
     """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
     returns, state = np.zeros(repeats * len(start)), np.tile(start, (repeats, 1))

@@ -38,9 +38,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.observation_space = gymnasium.spaces.Box(low, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(self.world.n_actions)
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         """Start an episode; the same seed gives the same one."""
         super().reset(seed=seed)
         self._state = self.world.reset(1, self.np_random)

@@ -138,8 +138,7 @@ def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]
     for start, end in np.asarray(PUDDLES):
         along = end - start
         share = np.clip((state - start) @ along / (along @ along), 0.0, 1.0)
-        distance = np.linalg.norm(state - start - share[:, None] * along, axis=1)
-        depth = np.maximum(depth, RADIUS - distance)
+        depth = np.maximum(depth, RADIUS - np.linalg.norm(state - start - share[:, None] * along, axis=1))
     return depth
 
 

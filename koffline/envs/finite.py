@@ -133,10 +133,8 @@ def tsitsiklis_van_roy() -> FiniteMDP:
     """
     transition = np.zeros((5, 1, 5))
     transition[0, 0, [1, 2]] = (0.8, 0.2)
-    transition[1, 0, 4] = 1.0
-    transition[2, 0, 3] = 1.0
+    transition[[1, 2, 4], 0, [4, 3, 4]] = 1.0
     transition[3, 0, [3, 4]] = (0.95, 0.05)
-    transition[4, 0, 4] = 1.0
     reward = np.zeros((5, 1))
     reward[1] = 1.0
     return FiniteMDP(transition, reward, np.arange(5) == 4, np.array([0.25, 0.25, 0.25, 0.25, 0.0]))

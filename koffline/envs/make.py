@@ -31,7 +31,14 @@ _playing = partial(one_line_errors, remedy="try it alone with gymnasium.make", k
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
     """gymnasium.make with its errors in one line. Raises ConfigError."""
-    _hush_mujoco(identifier)
+    spec = gymnasium.registry.get(identifier)
+    if spec is not None and "mujoco" in str(spec.entry_point):
+        with contextlib.suppress(ImportError):
+            import mujoco
+
+            # Its warnings go to the log instead of stderr and a file in the current folder.
+            if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
+                mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
     named, remedy = f"the environment '{identifier}'", "check its name and what it needs"
     with one_line_errors(named, "it cannot be made", remedy, ConfigError), warnings.catch_warnings():
         # "CartPole" is the newest of its versions, as was meant
@@ -43,18 +50,6 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
             near = [known[name] for name in get_close_matches(f"{identifier.lower()}-v", known, 1)]
             hint = f"did you mean {near[0]}?" if near else "check it, or write package:name to import it"
             raise ConfigError(f"there is none of this name; {hint}") from None
-
-
-def _hush_mujoco(identifier: str) -> None:
-    """Send MuJoCo's warnings to the log instead of stderr and a file in the current folder."""
-    spec = gymnasium.registry.get(identifier)
-    if spec is None or "mujoco" not in str(spec.entry_point):
-        return
-    with contextlib.suppress(ImportError):
-        import mujoco
-
-        if mujoco.get_mju_user_warning() is None:  # type: ignore[attr-defined, unused-ignore]
-            mujoco.set_mju_user_warning(_log.debug)  # type: ignore[attr-defined, unused-ignore]
 
 
 class CopiesStep(NamedTuple):

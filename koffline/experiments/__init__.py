@@ -1,6 +1,6 @@
 """The paper's experiments, one file per figure over one runner of cells."""
 
 NAMES = ("figure-toy", "figure-puddle", "figure-bench", "ablation", "memory", "figure-mujoco", "claims")
+# Of figure-mujoco, in the order of the paper's panels.
 ENVIRONMENTS = ("Swimmer", "InvertedDoublePendulum", "Ant", "InvertedPendulum", "Walker2d", "HalfCheetah")
-"""Of figure-mujoco, in the order of the paper's panels."""
 PARTS = ("search", "final", "noise", "paper-search", "paper")

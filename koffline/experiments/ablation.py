@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from koffline import objectives
 from koffline.experiments import style
 from koffline.experiments.cells import Cell, Run, Scale
-from koffline.experiments.evaluation import rows_of
+from koffline.experiments.evaluation import OBJECTIVES, rows_of
 from koffline.experiments.results import Curves, Results, Row, grouped
 from koffline.experiments.statistics import Interval
 from koffline.kernel_loss import mixture_diag_weight
@@ -36,11 +36,7 @@ _KERNELS: dict[str, Any] = {
     "laplacian": Laplacian(0.25),
     "inverse_multiquadric": InverseMultiquadric(0.25),
 }
-_OBJECTIVES: dict[str, objectives.Objective] = {
-    "kloss": KernelLoss(_KERNELS["gaussian"]),
-    "rg": objectives.ResidualGradient(),
-    "fvi": objectives.FittedIteration(),
-}
+_OBJECTIVES = {**OBJECTIVES, "kloss": KernelLoss(_KERNELS["gaussian"])}
 _MEDIAN_DISTANCE = 0.512  # between two uniform points in the unit square
 _RATES, _SEEDS = (0.003, 0.001), 3
 Variant = tuple[str, str, Cell]  # group, name, cell
@@ -57,7 +53,7 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Rows of all variants; there are no curves."""
     found = variants(run.name, run.scale)
     finished = zip(found, run.train([cell for *_, cell in found]), strict=True)
-    rows = [rows_of(cell, result, group, name) for (group, name, _), (cell, result) in finished]
+    rows = [rows_of(cell, result, group=group, variant=name) for (group, name, _), (cell, result) in finished]
     return {"rows": tuple(itertools.chain.from_iterable(rows))}, {}
 
 
@@ -105,7 +101,7 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     if base.problem.world == "cart_pole":
         balance = replace(base.problem, overrides=(("reward", "balance"),))
         paid = {"fall": base, "balance": replace(base, problem=balance)}
-        for reward, method in itertools.product(paid, _OBJECTIVES):
+        for reward, method in itertools.product(paid, ("kloss", "rg", "fvi")):
             yield "reward", f"{reward} {method}", _learning(paid[reward], _OBJECTIVES[method], method)
 
 

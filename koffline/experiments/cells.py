@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 
 from koffline.experiments import ENVIRONMENTS, PARTS
-from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings
+from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings, as_table
 from koffline.experiments.results import digest_of, is_result, read_result, write_result
 from koffline.fitting import FitSettings, Progress, fit
 from koffline.jobs import Job, run_jobs
@@ -58,8 +58,7 @@ class Scale:
     def training(self, world: str) -> TrainingSettings:
         """The paper's settings for the world."""
         if self.quick:
-            epochs = EPOCHS[world] // _QUICK_SHARE
-            return TrainingSettings(epochs=epochs, seeds=_QUICK_SEEDS, probe_every=5)
+            return TrainingSettings(epochs=EPOCHS[world] // _QUICK_SHARE, seeds=_QUICK_SEEDS, probe_every=5)
         return TrainingSettings(epochs=EPOCHS[world])
 
 
@@ -154,11 +153,8 @@ class Run:
 
     def work_off(self, parts: Iterable[Any], write: Callable[[Path, Any], None]) -> None:
         """Write the cells or problems whose files are missing."""
-        named = {part.name: part for part in parts}
-        jobs = [
-            Job(name.rpartition("-")[0], write, (part,), self.path(part), is_result)
-            for name, part in named.items()
-        ]
+        distinct = {self.path(part): part for part in parts}.items()
+        jobs = [Job(path.stem.rpartition("-")[0], write, (part,), path, is_result) for path, part in distinct]
         run_jobs(jobs, self.workers, self.ray, self.show_progress)
 
     def train(self, cells: Sequence[Cell]) -> Finished:
@@ -180,12 +176,11 @@ def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None
 def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:
     settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
-    table, metrics = problem.table(scale), Metrics(problem, scale)
+    table, metrics = as_table(problem.log, problem.world, scale), Metrics(problem, scale)
     per_epoch = max(1, len(table) // settings.batch_size)
-    network = StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds)
     record = fit(
         table,
-        network,
+        StackedMLP.initialise((2, *settings.hidden, 1), plan.batch_seeds),
         cell.objective,
         plan,
         FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
@@ -199,12 +194,11 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
     ends = np.searchsorted(record.loss_steps, record.probe_steps, side="right")
     means = [part.mean(axis=0) for part in np.split(record.losses.numpy(), ends)[:-1]]
     objective = np.stack(means).reshape(-1, *grid).transpose(0, 2, 1).astype(np.float32)
-    diverged = [-1 if step is None else step for step in record.diverged_at]
     return CellResult(
         epochs=np.asarray(record.probe_steps) // per_epoch,
         learning_rates=np.asarray(settings.learning_rates),
         curve={**curves, "objective": objective * np.float32(scale**2)},
-        diverged_at=np.asarray(diverged).reshape(grid).T,
+        diverged_at=np.array([-1 if step is None else step for step in record.diverged_at]).reshape(grid).T,
         held_out=metrics.held_out_loss(record.network).reshape(grid).T,
         paper_noise=float(np.mean((problem.paper.values - problem.monte_carlo.values) ** 2)),
         value_variance=problem.monte_carlo.variance,

@@ -113,8 +113,7 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
         return [claim for claim in found if not claim.sentence.startswith("K-loss with ")]  # not the paper's
     sentence = "K-loss consistently outperforms FVI, TD(0) and RG inside Trust-PCL"
     measured = "not in this folder: run `koffline reproduce figure-mujoco` first"
-    where = "Section 5.3, fig:mujoco_bench"
-    return [Claim(sentence, where, "MuJoCo", measured, NO_NUMBER, UNDECIDED)]
+    return [Claim(sentence, "Section 5.3, fig:mujoco_bench", "MuJoCo", measured, NO_NUMBER, UNDECIDED)]
 
 
 def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, where: str) -> Iterator[Claim]:
@@ -182,25 +181,21 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
 
 def draw_claims(results: Results, curves: Curves) -> Figure:
     """Ratios of errors on a logarithmic axis: right of 1 the K-loss (or V) has the smaller error."""
-    ratios = [claim for claim in results.claims if claim.measured.count("MSE of") == 2]
-    figure = Figure(figsize=(11.0, 0.27 * len(ratios) + 1.3), layout="constrained")
+    drawn = [claim for claim in results.claims if claim.measured.count("MSE of") == 2]
+    figure = Figure(figsize=(11.0, 0.27 * len(drawn) + 1.3), layout="constrained")
     axes = figure.subplots()
-    for line, claim in enumerate(ratios):
+    for line, claim in enumerate(drawn):
         colour, marker = _VERDICTS[claim.verdict]
-        value, low, high = (
-            float(np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST)) for x in claim.number
-        )
+        value, low, high = (np.clip(_WIDEST if x is None else x, _NARROWEST, _WIDEST) for x in claim.number)
         axes.plot([low, high], [line, line], color=colour, lw=2.0, alpha=0.5)
         axes.plot(value, line, marker, color=colour, ms=6)
     axes.set_xscale("log")
     axes.set_xlim(_NARROWEST / 1.2, _WIDEST * 1.2)
     axes.axvline(1.0, color=style.INK, lw=0.9)
     axes.set_xlabel("ratio of mean squared errors, 95 % interval; right of 1: as the paper says")
-    labels = [
-        f"{style.WORLD_NAMES.get(x.world, x.world)}: {x.measured.replace('MSE of ', '')}" for x in ratios
-    ]
-    axes.set_yticks(range(len(ratios)), labels, fontsize=8)
-    axes.set_ylim(len(ratios) - 0.4, -0.6)
+    names = [f"{style.WORLD_NAMES.get(x.world, x.world)}: {x.measured.replace('MSE of ', '')}" for x in drawn]
+    axes.set_yticks(range(len(drawn)), names, fontsize=8)
+    axes.set_ylim(len(drawn) - 0.4, -0.6)
     handles = [
         Line2D([], [], color=colour, marker=marker, ls="", ms=6, label=verdict)
         for verdict, (colour, marker) in _VERDICTS.items()

@@ -48,7 +48,18 @@ _HEADER = (
 def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
     """Parts of the results and the curves."""
     finished = run.train(evaluation_cells(WORLDS[run.name], run.scale))
-    return parts_of(finished), curves_of(finished)
+    return parts_of(finished), {
+        f"{cell.problem.world}/{cell.method}": {
+            "epochs": result.epochs,
+            "learning_rates": result.learning_rates,
+            "seeds": np.arange(cell.training.seeds),
+            "diverged_at": result.diverged_at,
+            "held_out_loss": result.held_out,
+            "value_variance": np.asarray(result.value_variance),
+            **result.curve,
+        }
+        for cell, result in finished
+    }
 
 
 def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
@@ -73,10 +84,8 @@ def parts_of(finished: Finished) -> dict[str, Any]:
     }
 
 
-def rows_of(
-    cell: Cell, result: CellResult, group: str | None = None, variant: str | None = None
-) -> Iterator[Row]:
-    """One row per learning rate and truth."""
+def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
+    """One row per learning rate and truth. ablated: group and variant of an ablation."""
     bellman, diverged, blind = result.final("bellman_error"), result.diverged(), result.best_without_truth()
     for truth, curve in TRUTHS.items():
         errors, by_truth = result.final(curve), result.best_by_truth(truth)
@@ -96,25 +105,8 @@ def rows_of(
                 held_out_loss=float(result.held_out[index].mean()),
                 value_variance=result.value_variance,
                 epochs=cell.training.epochs,
-                group=group,
-                variant=variant,
+                **ablated,
             )
-
-
-def curves_of(finished: Finished) -> Curves:
-    """The group of every cell for `results.write_curves`."""
-    return {
-        f"{cell.problem.world}/{cell.method}": {
-            "epochs": result.epochs,
-            "learning_rates": result.learning_rates,
-            "seeds": np.arange(cell.training.seeds),
-            "diverged_at": result.diverged_at,
-            "held_out_loss": result.held_out,
-            "value_variance": np.asarray(result.value_variance),
-            **result.curve,
-        }
-        for cell, result in finished
-    }
 
 
 def correlations_of(finished: Finished) -> Iterator[Correlation]:

@@ -123,9 +123,7 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
     scores = {"final": learned.final(), "sampled": learned.final("sampled"), "area": learned.area()}
     # (Feng et al. 2019, Training Details)
     best = np.sort(scores["final"])[min(1, len(learned.returns) - 1) :]
-    spreads: dict[str, Any] = {
-        name: Interval(*map(_six_digits, astuple(spread_of(each)))) for name, each in scores.items()
-    }
+    spreads: Any = {name: Interval(*map(_six_digits, astuple(spread_of(s)))) for name, s in scores.items()}
     return ReturnRow(
         **group._asdict(),
         setting=setting_words(config),
@@ -206,9 +204,7 @@ def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
     )  # fmt: skip
 
 
-def draw_mujoco(
-    results: Results, curves: Curves, part: str = "final", curve: str = "return"
-) -> Figure | None:
+def draw_mujoco(_: Results, curves: Curves, part: str = "final", curve: str = "return") -> Figure | None:
     """Panels in the paper's order, the noise behind; None where nothing of the part was run.
 
     part: final or paper, whose grid it is that each critic has its best setting of. curve: return (of the
@@ -259,21 +255,16 @@ def mujoco_tables(results: Results) -> Iterator[str]:
     by_part = grouped(results.returns, "part")
     for part, title in _PARTS.items():
         for found in grouped(by_part.get(part, ()), "environment", "noise").values():
-            yield _returns_table(title, found)
-
-
-def _returns_table(title: str, rows: Sequence[ReturnRow]) -> str:
-    first = rows[0]
-    noise = f", noise {first.noise:g} per step on every velocity" if first.noise else ""
-    about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
-    cells = []
-    for row in rows:
-        returns = (row.final, Interval(row.final_best), row.sampled, row.area)
-        numbers = [style.interval_text(each, _text) for each in returns]
-        when = "–" if row.reached is None else f"{row.reached:,.0f}"
-        counts = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
-        cells.append([style.LABELS[row.critic], row.setting, *numbers, *counts])
-    return style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
+            first, cells = found[0], []
+            noise = f", noise {first.noise:g} per step on every velocity" if first.noise else ""
+            about = f"{title}; {first.steps:,} environment steps, {first.seeds} seeds."
+            for row in found:
+                returns = (row.final, Interval(row.final_best), row.sampled, row.area)
+                numbers = [style.interval_text(each, _text) for each in returns]
+                when = "–" if row.reached is None else f"{row.reached:,.0f}"
+                counts = f"{when} ({row.reached_seeds}/{row.seeds})", f"{row.diverged}/{row.seeds}"
+                cells.append([style.LABELS[row.critic], row.setting, *numbers, *counts])
+            yield style.section(f"### {first.environment}{noise} ({first.part})", about, _HEADER, cells)
 
 
 def _text(number: float) -> str:

@@ -178,8 +178,7 @@ def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.nda
                 slope = objective.compute_auxiliary_gradient(residual, values(log.features, second))
                 step = settings.learning_rate * objective.auxiliary_rate * _projected(slope, log.features)
                 second = second - step
-            correction = values(log.features, second)
-            gradients = objective.compute_gradients(residual, log.discount, correction)
+            gradients = objective.compute_gradients(residual, log.discount, values(log.features, second))
         else:
             residual = log.residual(weights, target if objective.next_from == "target" else weights)
             gradients = objective.compute_gradients(residual, log.discount)

@@ -34,8 +34,8 @@ from koffline.spread import interquartile_mean
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
 _APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
 PAPER_CRITICS = CRITICS[:4]
+# Where the settings of a part come from.
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
-"""Where the settings of a part come from."""
 SEARCHED = ("search", "paper-search")
 
 
@@ -101,8 +101,7 @@ class MujocoCell:
     def name(self) -> str:
         """Short unique name: part, environment and a digest of all settings."""
         stated = [(learned_by(run.config), run.seed) for run in self.runs]
-        digest = digest_of(FORMAT, self.part, self.noise, stated)
-        return f"mujoco-{self.part}-{self.environment}-{digest}"
+        return f"mujoco-{self.part}-{self.environment}-{digest_of(FORMAT, self.part, self.noise, stated)}"
 
 
 Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, critic) -> its best config
@@ -125,8 +124,7 @@ class MujocoResult:
 
     def final(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean of the last tenth of the evaluations."""
-        last = max(1, round(_LAST_SHARE * len(self.steps)))
-        return getattr(self, curve)[:, -last:].mean(axis=1)
+        return getattr(self, curve)[:, -max(1, round(_LAST_SHARE * len(self.steps))) :].mean(axis=1)
 
     def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
         """Mean height of a curve over steps."""

@@ -121,10 +121,6 @@ class Problem:
         """The world with its noise."""
         return self.settings.build_world()
 
-    def table(self, reward_scale: float) -> Table:
-        """The log to learn from."""
-        return as_table(self.log, self.world, reward_scale)
-
     @staticmethod
     def write(path: Path, settings: ProblemSettings) -> None:
         """Build a problem and write its arrays to an .npz."""
@@ -152,27 +148,24 @@ def build_problem(settings: ProblemSettings) -> Problem:
     world, policy = settings.build_world(), _policy_of(settings.world)
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
-    return Problem(
-        settings,
-        log,
-        draw_tuples(world, policy, settings.held_out_rows, streams[1]),
-        _draw_backups(world, policy, log.states[:_BACKUP_STATES], streams[2]),
-        grid_values(world, policy, log.states, GAMMA, streams[3], _GRID_SAMPLES),
-        monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
-    )
-
-
-def _draw_backups(world: BoxWorld, policy: Probabilities, states: Points, generator: Generator) -> Backups:
+    states = log.states[:_BACKUP_STATES]
     shape = (len(states), world.n_actions, _BACKUP_DRAWS)
-    start = np.repeat(states, math.prod(shape[1:]), axis=0)
     actions = np.tile(np.repeat(np.arange(shape[1]), shape[2]), shape[0])
-    outcome = world.step(start, actions, generator)
-    return Backups(
+    outcome = world.step(np.repeat(states, math.prod(shape[1:]), axis=0), actions, streams[2])
+    backups = Backups(
         states,
         policy(world.observe(states)).astype(np.float64),
         outcome.reward.reshape(shape),
         outcome.state.reshape(*shape, 2),
         outcome.terminated.reshape(shape),
+    )
+    return Problem(
+        settings,
+        log,
+        draw_tuples(world, policy, settings.held_out_rows, streams[1]),
+        backups,
+        grid_values(world, policy, log.states, GAMMA, streams[3], _GRID_SAMPLES),
+        monte_carlo_values(world, policy, log.states, GAMMA, streams[4], settings.truth_repeats),
     )
 
 
@@ -217,7 +210,7 @@ class Metrics:
     def __init__(self, problem: Problem, reward_scale: float) -> None:
         world, backups = problem.world, problem.backups
         self._scale, self._noise = reward_scale, problem.monte_carlo.noise
-        self._table, self._held_out = problem.table(1.0), as_table(problem.held_out, world)
+        self._table, self._held_out = (as_table(part, world) for part in (problem.log, problem.held_out))
         self._truths = [_tensor(truth.values) for truth in (problem.monte_carlo, problem.paper)]
         self._gram = _JUDGE.gram(self._table.inputs[:_LOSS_ROWS])
         self._states = _tensor(to_unit_square(world, backups.states))

@@ -59,8 +59,15 @@ def reproduce(run: Run) -> Results:
     path, experiment = run.folder / f"{run.name}.json", EXPERIMENTS[run.name]
     with locked(path):
         settings = {"quick": run.scale.quick, "seed": run.scale.seed}
-        if not run.force:
-            _check_folder(run, settings)
+        remedy = "choose another --out or replace it with --force"
+        if not run.force and path.exists():
+            if (there := read_results(path).settings) != settings:
+                was, this = _words(there), _words(settings)
+                raise ConfigError(f"{path} was run with {was}, this run has {this}; {remedy}")
+        elif not run.force and not run.cells_folder.exists():  # an interrupted run leaves its cells
+            for suffix in (".md", ".png", ".svg", ".curves.h5"):
+                if path.with_suffix(suffix).exists():
+                    raise ConfigError(f"{path.with_suffix(suffix)} exists already; {remedy}")
         begun, started = start_run("reproduce"), time.perf_counter()
         run.cells_folder.mkdir(parents=True, exist_ok=True)
         with threads(1):
@@ -84,19 +91,6 @@ def table_text(results: Results) -> str:
     how = f"{_words(results.settings)}; {_words(results.versions)}."
     head = (f"# {results.name}", f"`{results.command}`", how)
     return "\n\n".join([*head, *EXPERIMENTS[results.name].tables(results)]) + "\n"
-
-
-def _check_folder(run: Run, settings: Mapping[str, Any]) -> None:
-    path, remedy = run.folder / f"{run.name}.json", "choose another --out or replace it with --force"
-    if path.exists():
-        there = read_results(path).settings
-        if there != settings:
-            was, this = _words(there), _words(settings)
-            raise ConfigError(f"{path} was run with {was}, this run has {this}; {remedy}")
-    elif not run.cells_folder.exists():  # an interrupted run leaves its cells
-        for suffix in (".md", ".png", ".svg", ".curves.h5"):
-            if path.with_suffix(suffix).exists():
-                raise ConfigError(f"{path.with_suffix(suffix)} exists already; {remedy}")
 
 
 def _words(settings: Mapping[str, Any]) -> str:

@@ -63,8 +63,7 @@ class Row:
     @property
     def shares(self) -> list[float | None]:
         """The error and the ends of its interval over the variance of V; None where they are not finite."""
-        variance = self.value_variance or math.nan
-        shares = (end and end / variance for end in self.mse)
+        shares = (end and end / (self.value_variance or math.nan) for end in self.mse)
         return [share if share is not None and math.isfinite(share) else None for share in shares]
 
 

@@ -24,6 +24,7 @@ _DRAWS, _BAND_DRAWS = 10_000, 2_000
 _LEVEL = 100
 _FEWEST = 5  # least runs of a bootstrap: with fewer it cannot reach 95 %
 PerSeed = Shaped[np.ndarray, " seed"]
+Points = Shaped[np.ndarray, "point seed"]
 
 
 class Interval(NamedTuple):
@@ -82,9 +83,7 @@ def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
     return _jackknife(log_ratio, len(first), np.exp)
 
 
-def spearman_over_seeds(
-    first: Shaped[np.ndarray, "point seed"], second: Shaped[np.ndarray, "point seed"]
-) -> Interval:
+def spearman_over_seeds(first: Points, second: Points) -> Interval:
     """Rank correlation of all points (finite in both), interval by leaving out whole seeds."""
 
     def z_value(seeds: np.ndarray) -> float:
@@ -96,9 +95,7 @@ def spearman_over_seeds(
     return _jackknife(z_value, first.shape[1], np.tanh)
 
 
-def _jackknife(
-    statistic: Callable[[np.ndarray], float], seeds: int, back: Callable[[float], float]
-) -> Interval:
+def _jackknife(statistic: Callable[[np.ndarray], float], seeds: int, back: Callable[..., float]) -> Interval:
     """Statistic of all seeds with its jackknife t-interval, both transformed by ``back``."""
     whole = np.arange(seeds)
     value, half = statistic(whole), math.inf

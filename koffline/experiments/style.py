@@ -163,11 +163,10 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
 def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:
     """A part of ``NAME.md``: a Markdown table under a title and a note; header: the names between bars."""
     names = header.split(" | ")
-    lines = (names, ["---"] * len(names), *rows)
     table = "\n".join(
         # A bar inside a cell would end it.
         "| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in line) + " |"
-        for line in lines
+        for line in (names, ["---"] * len(names), *rows)
     )
     return "\n\n".join(part for part in (title, note, table) if part)
 

@@ -19,6 +19,8 @@ from koffline.online.paths import Generators, Paths
 
 # (observations (K, E, d), noise (K, E, k) or (K, E)) -> actions as drawn
 Act = Callable[[np.ndarray, np.ndarray], np.ndarray]
+PerRun = Float[np.ndarray, " run"]
+Coefficients = Float[np.ndarray, " *run"]
 _FIRST_LENGTH = 64
 LARGEST = 1000.0
 _AT_ONCE = (5, 5, 4)  # 14 halvings in three steps, of 31, 31 and 15 points
@@ -44,8 +46,7 @@ class Collected:
         """(K, B, …), B the most paths of a run; others are filled up with paths of no steps."""
         counts = np.bincount(self.runs, minlength=count)
         place, ends = np.arange(counts.max()), np.cumsum(counts)[:, None]
-        index = np.minimum(ends - counts[:, None] + place, ends - 1)
-        found = self.paths.flat_rows(index, leading=1)
+        found = self.paths.flat_rows(np.minimum(ends - counts[:, None] + place, ends - 1), leading=1)
         return replace(found, lengths=np.where(place < counts[:, None], found.lengths, 0))
 
 
@@ -148,8 +149,7 @@ class Collector:
         return np.stack([generator.random(size) for generator in self._generators])
 
     def _draw_seeds(self) -> list[int]:
-        each = [generator.integers(2**31, size=self._each) for generator in self._generators]
-        return [int(seed) for seed in np.concatenate(each)]
+        return np.concatenate([g.integers(2**31, size=self._each) for g in self._generators]).tolist()
 
     def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Step all copies: true s′ (n, d), rewards, ends. Ended copies start their next episode."""
@@ -215,9 +215,7 @@ def vectors(observations: np.ndarray) -> np.ndarray:
     return observations.reshape(len(observations), -1).astype(np.float64)
 
 
-def divergence(
-    returns: Float[np.ndarray, "*run episode"], coefficient: Float[np.ndarray, " *run"]
-) -> Float[np.ndarray, " *run"]:
+def divergence(returns: Float[np.ndarray, "*run episode"], coefficient: Coefficients) -> Coefficients:
     """D(λ) = E_w[G/λ] − log mean exp(G/λ), w ∝ exp(G/λ): KL from uniform weights to w; falls with λ."""
     scaled = returns / np.asarray(coefficient)[..., None]
     shifted = scaled - scaled.max(axis=-1, keepdims=True)
@@ -227,9 +225,7 @@ def divergence(
     return np.asarray(mean - np.log(total / returns.shape[-1]))
 
 
-def solve_coefficients(
-    returns: Float[np.ndarray, "run episode"], allowed: Float[np.ndarray, " run"]
-) -> Float[np.ndarray, " run"]:
+def solve_coefficients(returns: Float[np.ndarray, "run episode"], allowed: PerRun) -> PerRun:
     """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
 
     returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is 500.

@@ -102,9 +102,8 @@ class OnlineConfig(Section):
     keep_checkpoints: Count = 2
 
     def __init__(self, env: str | None = None, **settings: Any) -> None:
-        named = {} if env is None else {"env": env}
         try:
-            super().__init__(**named, **settings)
+            super().__init__(**({} if env is None else {"env": env}), **settings)
         except ValidationError as error:
             raise describe_error(OnlineConfig, error) from None
         if self.steps_per_iteration % self.num_envs:

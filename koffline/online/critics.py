@@ -123,29 +123,20 @@ def kernel_gradient(residual: Windows, valid: Windows, gram: Gram, diag_weight: 
     return CriticGradient((weighted * kept).sum(dim=1), weighted)
 
 
-def gaussian_gram(
-    inputs: Float[Tensor, "run window column"], valid: Windows, bandwidth_scale: Column
-) -> Gram:
+def gaussian_gram(inputs: Float[Tensor, "run window d"], valid: Windows, bandwidth_scale: Column) -> Gram:
     """exp(−‖x − y‖² / h²), h = bandwidth_scale · the median distance of a run's valid windows.
 
     (Feng et al. 2019, sec:exp_detail)
     """
-    squares = _squared_distances(inputs)
-    scale = -1.0 / (bandwidth_scale.squeeze(1) * _median_distance(squares, valid)).square()
-    return (squares * scale[:, None, None]).exp_()
-
-
-def _squared_distances(inputs: Tensor) -> Tensor:
-    """Squared distances (R, M, M), zero on the diagonal."""
     centred = inputs - inputs.mean(dim=1, keepdim=True)
     norms = centred.square().sum(dim=2)
     sums = norms.unsqueeze(1) + norms.unsqueeze(2)
     squares = torch.baddbmm(sums, centred, centred.mT, alpha=-2.0).clamp_(min=0.0)
     # Distances of equal rows are rounding errors, which must not become the bandwidth.
-    rounding = 8.0 * torch.finfo(squares.dtype).eps * sums
-    squares.masked_fill_(squares < rounding, 0.0)
+    squares.masked_fill_(squares < 8.0 * torch.finfo(squares.dtype).eps * sums, 0.0)
     squares.diagonal(dim1=1, dim2=2).zero_()
-    return squares
+    scale = -1.0 / (bandwidth_scale.squeeze(1) * _median_distance(squares, valid)).square()
+    return (squares * scale[:, None, None]).exp_()
 
 
 def _median_distance(squares: Tensor, valid: Tensor) -> Tensor:

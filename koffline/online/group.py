@@ -110,7 +110,10 @@ class _Training:
         return self._stack.steps >= self._config.steps or len(self._found.diverged) == len(self._folders)
 
     def evaluate(self) -> None:
-        """Evaluate, and log a row per seed; a seed whose networks are not finite gets no more rows."""
+        """Evaluate, and log a row per seed; a seed whose networks are not finite gets no more rows.
+
+        Logs are CSV files, written whole or not at all; without a row there is no file.
+        """
         stack, step = self._stack, self._stack.steps
         evaluations, metrics, is_finite = stack.evaluate(), stack.take_metrics(), stack.is_finite
         if stack.trust_region.is_inert.all() and not self._has_warned:
@@ -130,7 +133,11 @@ class _Training:
                 rows = self._found.logs.setdefault(f"{folder.name}/{name}", [])
                 if columns and seed not in diverged:
                     rows.append({"step": step, **{key: float(part[place]) for key, part in columns.items()}})
-                _write_rows(folder / name, rows)
+                if rows:
+                    lines = [",".join(rows[0]), *(",".join(map(repr, row.values())) for row in rows)]
+                    write_text(folder / name, "\n".join(lines) + "\n")
+                else:
+                    (folder / name).unlink(missing_ok=True)
 
     def save(self) -> None:
         """Write the finite models, then a checkpoint; a run that ended between the two writes both again."""
@@ -149,7 +156,7 @@ class _Training:
             if seed in self._found.diverged or config.streaming:
                 continue
             try:
-                log = replay_transitions(stack.replay, place, stack.shape.action_space, gamma)
+                log = replay_transitions(stack.replay, place, gamma)
             except DataError as error:
                 _LOG.warning("no log of the replay at %s: %s", folder / REPLAY, error)
             else:
@@ -159,12 +166,3 @@ class _Training:
     def _so_far(self) -> GroupResult:
         self._found.steps, self._found.seconds = self._stack.steps, time.perf_counter() - self._started
         return self._found
-
-
-def _write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write the rows of a log as CSV, whole or not at all; without any there is no file."""
-    if rows:
-        lines = [",".join(rows[0]), *(",".join(map(repr, row.values())) for row in rows)]
-        write_text(path, "\n".join(lines) + "\n")
-    else:
-        path.unlink(missing_ok=True)

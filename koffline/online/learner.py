@@ -98,11 +98,10 @@ class Learner:
         count = values.valid.sum(dim=1)
         mean = (residual * values.valid).sum(dim=1) / count
         spread = ((residual - mean.unsqueeze(1)).square() * values.valid).sum(dim=1) / count
-        clipped = ((bounded != residual) & (values.valid > 0)).sum(dim=1) / count
         return {
             "residual_mean": mean,
             "residual_std": spread.sqrt(),
-            "clip_fraction": clipped,
+            "clip_fraction": ((bounded != residual) & (values.valid > 0)).sum(dim=1) / count,
             "loss": critic.loss,
             "policy_std": density.mean_std,
         }

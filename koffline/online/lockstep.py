@@ -52,8 +52,7 @@ class LockStep:
         # Of the replay, and of collection.
         self._generators = tuple(tuple(map(np.random.default_rng, kind)) for kind in kinds)
         online = AgentStack.initialise(shape, [each.generate_state(2).tolist() for each in seeds], dtype)
-        networks = Networks(online, AgentStack(shape, online.flat.clone()))
-        self.learner = Learner(self._configs, networks)
+        self.learner = Learner(self._configs, Networks(online, AgentStack(shape, online.flat.clone())))
         self._actor = Actor(online)
         self.moments = InputMoments(len(runs), dimension, [c.standardise for c in self._configs])
         capacity = 1 if common.streaming else common.capacity

@@ -193,13 +193,11 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
 def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
     """Options of the offline algorithm that are shared with online training."""
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
+    layers = {"hidden_units": list(agent.online.shape.hidden), "activation": _ACTIVATION}
     both = {
         "learning_rate": config.learning_rate,
         "optim_factory": {"type": "adam", "params": adam},
-        "encoder_factory": {
-            "type": "vector",
-            "params": {"hidden_units": list(agent.online.shape.hidden), "activation": "tanh"},
-        },
+        "encoder_factory": {"type": "vector", "params": layers},
     }
     space, is_entropic = agent.online.shape.action_space, agent.entropy_coef > 0.0
     is_standardised = (agent.mean != 0.0).any() or (agent.std != 1.0).any()

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from koffline.data.transitions import ActionSpace, Metadata, Transitions
+from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError
 from koffline.online.config import OnlineConfig
 from koffline.online.networks import InputMoments, Shape
@@ -56,7 +56,7 @@ class PathReplay:
     kept = ("_inserted", "_columns")
 
     def __init__(self, runs: int, capacity: int, path_length: int, shape: Shape, dtype: Any) -> None:
-        self.runs, self.capacity = runs, capacity
+        self.runs, self.capacity, self.action_space = runs, capacity, shape.action_space
         self._inserted = np.zeros(runs, dtype=np.int64)
         steps, is_continuous = path_length, shape.continuous
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -90,22 +90,18 @@ class PathReplay:
         Every run must hold B.
         """
         ages = draw_ages(generators, self.sizes, batch_size, recency)
-        slots = (self._inserted[:, None] - 1 - ages) % self.capacity
-        return self._rows(np.arange(self.runs)[:, None], slots)
+        return self._rows(np.arange(self.runs)[:, None], (self._inserted[:, None] - 1 - ages) % self.capacity)
 
     def held(self, run: int) -> Paths:
         """All paths of a run, oldest first."""
         first = max(self._inserted[run] - self.capacity, 0)
-        slots = np.arange(first, self._inserted[run]) % self.capacity
-        return self._rows(run, slots)
+        return self._rows(run, np.arange(first, self._inserted[run]) % self.capacity)
 
     def _rows(self, run: Any, slots: np.ndarray) -> Paths:
         return Paths(**self._columns).flat_rows(run * self.capacity + slots, leading=2)
 
 
-def replay_transitions(
-    replay: PathReplay, run: int, action_space: ActionSpace, gamma: float | None = None
-) -> Transitions:
+def replay_transitions(replay: PathReplay, run: int, gamma: float | None = None) -> Transitions:
     """Log of one run's replay; sub-episodes are joined to episodes in the order of their starts.
 
     Continuous actions are those that the environment got: cut to the box. The last row of an episode that
@@ -133,14 +129,14 @@ def replay_transitions(
     notes = (f"{dropped} episodes whose beginning was overwritten were left out",) if dropped else ()
     return Transitions(
         observations=paths.observations[:, :-1][inside],
-        actions=action_space.clip(paths.actions[inside]),
+        actions=replay.action_space.clip(paths.actions[inside]),
         rewards=paths.rewards[inside],
         next_observations=paths.observations[:, 1:][inside],
         terminated=terminated,
         truncated=np.append(changes, True) & ~terminated,
         episode_ids=np.cumsum(np.append(False, changes)),
         steps=(paths.first_steps[:, None] + step)[inside],
-        action_space=action_space,
+        action_space=replay.action_space,
         metadata=Metadata(notes=notes, gamma=gamma),
     )
 
@@ -232,7 +228,10 @@ class WindowCutter:
         weights = np.where(inside, self._powers[run[..., None], np.clip(offsets, 0, None)], 0.0)
         valid, is_final = size > 0, (ends == lengths) & paths.terminated[..., None]
         discounts = np.where(is_final, 0.0, self._powers[run, size]) * valid
-        rows, covered = _pack_steps(weights)
+        # The steps that windows cover, packed: with one window of ten per path the policy skips nearly half.
+        is_covered = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
+        counts = is_covered.sum(axis=1, keepdims=True)
+        rows = np.argsort(~is_covered, axis=1, kind="stable")[:, : counts.max(initial=1)]
         mean, inverse = (self._tensor(part)[:, None, None] for part in (moments.mean, 1.0 / moments.std))
         actions = torch.from_numpy(paths.actions)
         return Minibatch(
@@ -245,16 +244,8 @@ class WindowCutter:
             weights=self._tensor(weights),
             discounts=self._tensor(discounts),
             rows=torch.from_numpy(rows),
-            covered=self._tensor(covered),
+            covered=self._tensor(np.arange(rows.shape[1]) < counts),
         )
 
     def _tensor(self, array: Any) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._dtype)
-
-
-def _pack_steps(weights: Float[np.ndarray, "run path window step"]) -> tuple[np.ndarray, np.ndarray]:
-    """Steps covered by windows, packed: with one window of ten per path, the policy skips nearly half."""
-    inside = (weights != 0.0).any(axis=2).reshape(len(weights), -1)
-    counts = inside.sum(axis=1, keepdims=True)
-    index = np.argsort(~inside, axis=1, kind="stable")[:, : counts.max(initial=1)]
-    return index, np.arange(index.shape[1]) < counts

@@ -26,6 +26,7 @@ from koffline.store.files import atomic_file, finite_json, write_text
 from koffline.store.run_record import now, start_run, versions
 
 DEFAULT_SEEDS = 6
+Seeds = tuple[int, ...]
 _KIND = "online"
 _COLOUR = "#0072B2"
 
@@ -50,7 +51,7 @@ class OnlineResult:
 
     out: Path
     config: OnlineConfig
-    seeds: tuple[int, ...]
+    seeds: Seeds
     steps: int
     points: tuple[int, ...]
     curves: Mapping[str, tuple[Score, ...]]
@@ -107,7 +108,7 @@ def train(
     record = start_run(_KIND, config=config.resolved(), groups=groups, versions=versions())
     with open_run(folder, record, lambda r: r["config"] | {"seeds": r.get("groups")}, resume is not None):
         paths = {tuple(group): result_path(folder, group) for group in groups}
-        _train_groups(config, paths, workers, show_progress)
+        _train_all(config, paths, workers, show_progress)
         found = {seeds: done for seeds, path in paths.items() if (done := read_result(path))}
         result = summarise(folder, config, found)
         write_summary(result)
@@ -132,9 +133,7 @@ def _share_out(seed: int | None, seed_count: int | None, workers: int) -> list[l
     return [stack.tolist() for stack in stacks]
 
 
-def _train_groups(
-    config: OnlineConfig, paths: Mapping[tuple[int, ...], Path], workers: int, show_progress: bool
-) -> None:
+def _train_all(config: OnlineConfig, paths: Mapping[Seeds, Path], workers: int, show_progress: bool) -> None:
     """Train all unfinished stacks to their end; paths: of their results."""
     jobs = [Job(p.parent.name, train_group, (config, seeds), p, read_result) for seeds, p in paths.items()]
     title = f"{config.env}, {config.critic}"
@@ -148,9 +147,7 @@ def _train_groups(
                 train_group(job.path, config, seeds, show)
 
 
-def summarise(
-    out: Path, config: OnlineConfig, results: Mapping[tuple[int, ...], GroupResult]
-) -> OnlineResult:
+def summarise(out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResult]) -> OnlineResult:
     """Summarise the evaluations of all stacks, by their seeds; a diverged seed has −∞ from then on."""
     tables = {
         seed: result.logs.get(f"seed_{seed}/{EVALUATION}", [])

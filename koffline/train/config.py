@@ -165,8 +165,7 @@ def load_config(
 
     if config.algo.type is None:
         raise ConfigError(f"algo.type is missing; known are {', '.join(algorithm_types())}")
-    params = resolve_params(config.algo.type, config.algo.params)
-    algo = config.algo.model_copy(update={"params": params})
+    algo = config.algo.model_copy(update={"params": resolve_params(config.algo.type, config.algo.params)})
     return config.model_copy(update={"algo": algo, "evaluators": evaluators})
 
 

@@ -145,8 +145,7 @@ def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
     }
     said = f"{config.algo.type} learns from {{}}, this log stays on disk; load it (data.lazy: false)"
     refuse({said.format(what): is_needed for what, is_needed in needs.items()}, kind=ConfigError)
-    memory = int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY))
-    pool = data.log.block_rows_for(memory)
+    pool = data.log.block_rows_for(int(_POOL_SHARE * parse_memory(config.data.memory or DEFAULT_MEMORY)))
     part, _ = split_shards(data.log, config.data.split.held_out, config.data.split.seed)
     sampler = BlockSampler(data.log, config.train.seed, pool_rows=pool, part=part)
     return LazyReplayBuffer(sampler, data.rows, data.statistics)

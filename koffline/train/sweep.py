@@ -34,7 +34,7 @@ from koffline.train.prepare import identity_of, open_data, prepared
 from koffline.train.run import DivergedError, train
 from koffline.untrusted.limits import read_json
 
-_FEW_SEEDS = 5
+_FEWEST = 5
 _OURS = (f"runs/*-{'[0-9a-f]' * 10}", "summary.md", "summary.json", "best.yaml", RECORD)
 
 
@@ -190,15 +190,11 @@ def summarise(
         done = [run.get("metrics", {plan.metric: None}) for run in found if run is not None]
         scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
         kept = tuple(sign * math.inf if s is None else s for s in scores)  # not finite, or diverged
-        spread = vars(spread_of(np.array(kept)))
         counts = {"diverged": sum(map(math.isinf, kept)), "missing": len(found) - len(kept)}
-        rows.append(Row(**spread, setting=setting, scores=kept, **counts))
-
-    def rank(row: Row) -> tuple[bool, bool, float, int]:
-        """Sort key: complete settings first, then by interquartile mean."""
-        return row.missing > 0, not row.scores, sign * row.iqm, row.diverged
-
-    return SweepSummary(plan, tuple(sorted(rows, key=rank)), failures)
+        rows.append(Row(**vars(spread_of(np.array(kept))), setting=setting, scores=kept, **counts))
+    # Complete settings first, then by interquartile mean.
+    rows.sort(key=lambda row: (row.missing > 0, not row.scores, sign * row.iqm, row.diverged))
+    return SweepSummary(plan, tuple(rows), failures)
 
 
 def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
@@ -213,9 +209,8 @@ def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
         "seeds": plan.seeds,
         "interval": LEVEL,
         "settings": [
-            {"values": row.setting.values}
-            | {key: part for key, part in vars(row).items() if key != "setting"}
-            for row in summary.rows
+            {"values": r.setting.values} | {k: v for k, v in vars(r).items() if k != "setting"}
+            for r in summary.rows
         ],
         "failures": [
             {"run": name, "reason": str(error), "trace": getattr(error, "trace", "")}
@@ -254,15 +249,12 @@ def _number(value: float) -> str:
 def _notes(summary: SweepSummary) -> list[str]:
     """Notes on the meaning and limits of the numbers."""
     seeds, best, rows = len(summary.plan.seeds), summary.best, summary.rows
+    few, is_partial = seeds < _FEWEST, any(row.missing for row in rows)
     notes = {
         "IQM: mean of the seeds' last epoch without lowest and highest quarter; interval: bootstrap": True,
-        f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEW_SEEDS}": (
-            seeds < _FEW_SEEDS
-        ),
+        f"{seeds} seeds cannot give {LEVEL:.0%}: no interval leaves their range; use --seeds {_FEWEST}": few,
         f"best: {rows[0].setting.label} (best.yaml)": len(rows) > 1 and best is not None,
         "a run that diverged counts as infinitely bad": any(row.diverged for row in rows),
-        "settings without all of their seeds come last; the same command runs what is missing": any(
-            row.missing for row in rows
-        ),
+        "settings without all of their seeds come last; the same command runs what is missing": is_partial,
     }
     return [note for note, is_so in notes.items() if is_so]

@@ -144,7 +144,7 @@ def test_a_world_that_does_not_repeat_begins_anew():
         state = iterate(stack, 6).state_dict()
         state["_collector"]["_observations"] += 1.0
         assert not stack.load_state_dict(state)
-        log = replay_transitions(iterate(stack, 25).replay, 0, stack.shape.action_space)
+        log = replay_transitions(iterate(stack, 25).replay, 0)
         assert log.episode_lengths.tolist() == [60, 200, 50]
 
 

@@ -102,7 +102,7 @@ def test_the_replay_as_a_log(environment, capacity):
         iterate(stack, 60)
         losses = []
         for run in range(len(stack.runs)):
-            log = replay_transitions(stack.replay, run, stack.shape.action_space)
+            log = replay_transitions(stack.replay, run)
             episodes, lost = episodes_of(stack.replay.held(run), stack.shape.action_space)
             losses.append(lost)
             found = f"{lost} episodes whose beginning was overwritten were left out"
@@ -142,4 +142,4 @@ def test_no_whole_episode_is_no_log():
     with playing(make_runs("Pendulum-v1", 1, capacity=5)) as stack:
         iterate(stack, 10)
         with pytest.raises(DataError, match="larger capacity"):
-            replay_transitions(stack.replay, 0, stack.shape.action_space)
+            replay_transitions(stack.replay, 0)
