@@ -56,16 +56,21 @@ def load_policy(
     else:
         found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
-        policy = replace(policy, notes=(*policy.notes, *_trained_on(path)))
+        policy = replace(
+            policy, notes=(*policy.notes, *_trained_on(path)) if path.is_file() else policy.notes
+        )
     for epsilon in reversed(layers):
         policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
     return policy
 
 
 def _trained_on(model: Path) -> Iterator[str]:
-    """Yield a note on the log that a model of `koffline train` learnt from, told by the record beside it."""
+    """Yield a note on the log that a model learnt from: `koffline train` leaves a record beside it."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         yield TRAINED + json.loads(model.with_name("run.json").read_bytes())["digests"]["data"]
+        return
+    if model.suffix != ".npz":
+        yield f"If {model.name} was trained on these rows, it looks better than it is (koffline data split)."
 
 
 def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:

@@ -59,6 +59,8 @@ HERE = {
     "--ray 10.0.0.1:6379": "",
     "s3://bucket/shards": "shards",
     "--episodes 100000": "--episodes 20",
+    "source=train.hdf5": "source=log.hdf5",
+    "evaluate test.hdf5": "evaluate log.hdf5",
 }
 # Those take longer than all the others; tests/experiments/test_reproduce.py has them, and workers.
 SLOW = ("koffline reproduce claims", "koffline reproduce ablation", "koffline reproduce figure-bench")
