@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests import reference
 from tests.algos.makers import ACTIONS, COLUMNS, d3rlpy, make
 
 ROWS, GAMMA, RATE = 7, 0.9, 0.05
@@ -60,33 +61,20 @@ def in_float64(name: str, target=None, diag_weight=None, **settings):
 
 def hand_gram(batch, kernel: str, bandwidth: float, discrete: bool, action_kernel: str = "joint"):
     """Two loops over rows."""
-    rows = batch.observations.numpy()
-    actions = batch.actions.numpy()
-    acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
+    rows, actions = batch.observations.numpy(), batch.actions.numpy()
     if action_kernel == "joint":
+        acted = np.eye(ACTIONS)[actions[:, 0].astype(int)] if discrete else actions
         rows = np.concatenate([rows, acted], axis=1)
-    gram = np.zeros((ROWS, ROWS))
-    for i in range(ROWS):
-        for j in range(ROWS):
-            difference = rows[i] - rows[j]
-            if kernel == "gaussian":
-                gram[i, j] = math.exp(-(difference @ difference) / bandwidth**2)
-            else:
-                gram[i, j] = math.exp(-np.abs(difference).sum() / bandwidth)
-            if action_kernel == "indicator" and actions[i, 0] != actions[j, 0]:
-                gram[i, j] = 0.0
-    return torch.as_tensor(gram)
+    one = {"gaussian": reference.gaussian, "laplacian": reference.laplacian}[kernel]
+    gram = reference.gram(lambda x, y: one(x, y, bandwidth), rows, rows)
+    return torch.as_tensor(gram * (actions == actions.T) if action_kernel == "indicator" else gram)
 
 
 def hand_loss(residual: torch.Tensor, gram: torch.Tensor, weight: float | None) -> torch.Tensor:
     """The two sums of the loss, one term at a time."""
     weight = 1.0 / ROWS if weight is None else weight
-    total = torch.zeros((), dtype=torch.float64)
-    for i in range(ROWS):
-        for j in range(ROWS):
-            share = weight / ROWS if i == j else (1.0 - weight) / (ROWS * (ROWS - 1))
-            total = total + share * gram[i, j] * residual[i] * residual[j]
-    return total
+    off, diagonal = reference.u_statistic(residual, gram), reference.diagonal_mean(residual, gram)
+    return (1.0 - weight) * off + weight * diagonal
 
 
 def assert_actor_step(algo, batch, loss: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from koffline.errors import DataError
 from tests.algos import hand_steps as by_hand
 from tests.algos.hand_steps import GAMMA, RATE, ROWS, assert_stepped, batch_of, in_float64, stepped
 from tests.algos.makers import ACTIONS, d3rlpy, fit, make, make_log
+from tests.online.reference_trust_pcl import log_density as density
 
 LENGTH = 3
 ENTROPY, KL, CLIP, DECAY = 0.2, 0.5, 0.4, 0.9
@@ -77,14 +78,9 @@ def with_slow_copies(name: str, critic: str):
 def log_density(policy, state: torch.Tensor, action: torch.Tensor, discrete: bool) -> torch.Tensor:
     """log π(a|s) of one state, by the definition of the density."""
     if discrete:
-        logits = policy._fc(policy._encoder(state[None]))[0]
-        return logits[int(action[0])] - torch.log(torch.exp(logits).sum())
+        return density(policy._fc(policy._encoder(state[None]))[0], None, action[0])
     output = policy(state[None])
-    mean, deviation = torch.tanh(output.mu[0]), output.logstd[0].exp()
-    return sum(
-        -0.5 * ((action[k] - mean[k]) / deviation[k]) ** 2 - torch.log(deviation[k]) - 0.5 * np.log(2 * np.pi)
-        for k in range(ACTIONS)
-    )
+    return density(torch.tanh(output.mu[0]), output.logstd[0], action)
 
 
 @pytest.mark.parametrize("critic", ["kloss", "fvi", "td0", "rg", "kloss_slow"])

@@ -97,11 +97,7 @@ class Drawn(Counted):
 
 
 for name, entry, options in (
-    ("Odd", Odd, {}),
-    ("Shapes", Shapes, {}),
-    ("Endless", Endless, {}),
-    ("TwoActions", TwoActions, {}),
-    ("Drawn", Drawn, {}),
+    *((kind.__name__, kind, {}) for kind in (Odd, Shapes, Endless, TwoActions, Drawn)),
     *((f"Fails-{fault}", Odd, {"fault": fault}) for fault in ("step", "nan", "shape", "reset", "infinite")),
 ):
     gymnasium.register(f"koffline-tests/{name}-v0", entry, kwargs=options)

@@ -13,6 +13,8 @@ import torch
 from scipy.optimize import brentq
 from torch import nn
 
+from tests import reference
+
 
 @dataclass(frozen=True)
 class Path:
@@ -164,28 +166,18 @@ def kernel_points(agent, windows, settings):
 
 def gram(points, bandwidth_scale):
     """exp(−‖z − z'‖² / (scale · med)²), med over distinct pairs."""
-    distances = sorted(math.dist(a, b) for a, b in itertools.combinations(points, 2))
-    middle = len(distances) // 2
-    median = distances[middle]
-    if len(distances) % 2 == 0:
-        median = 0.5 * (distances[middle - 1] + distances[middle])
-    bandwidth = bandwidth_scale * median
-    return [[math.exp(-(math.dist(a, b) ** 2) / bandwidth**2) for b in points] for a in points]
+    bandwidth = bandwidth_scale * reference.median_distance(points)
+    return reference.gram(lambda x, y: reference.gaussian(x, y, bandwidth), points, points)
 
 
 def critic_loss(agent, windows, settings, residuals):
-    """(1 − w) U + w mean k_ii R_i² of the kernel loss, summed row by row; mean R² of the others."""
+    """(1 − w) U + w mean k_ii R_i² of the kernel loss, term by term; mean R² of the others."""
     m = len(residuals)
     if settings.critic not in ("kloss", "kloss_slow"):
         return sum(r * r for r in residuals) / m
     k, w = gram(kernel_points(agent, windows, settings), settings.bandwidth_scale), settings.diag_weight
     w = 1.0 / m if w is None else w
-    off, diagonal = 0.0, 0.0
-    for i in range(m):
-        row = torch.tensor([0.0 if i == j else k[i][j] for j in range(m)], dtype=torch.float64)
-        off = off + residuals[i] * (row * residuals).sum()
-        diagonal = diagonal + k[i][i] * residuals[i] ** 2
-    return (1.0 - w) * off / (m * (m - 1)) + w * diagonal / m
+    return (1.0 - w) * reference.u_statistic(residuals, k) + w * reference.diagonal_mean(residuals, k)
 
 
 def critic_gradient(agent, windows, settings, residuals):
