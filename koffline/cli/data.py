@@ -226,8 +226,13 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
 @log_options("source")
 @click.argument("target")
 @click.argument("rest")
-@click.option("--held-out", type=click.FloatRange(0.0, 1.0, True, True), default=0.3, show_default=True,
-              help="Share of the episodes that REST gets.")  # fmt: skip
+@click.option(
+    "--held-out",
+    type=click.FloatRange(0.0, 1.0, True, True),
+    default=0.3,
+    show_default=True,
+    help="Share of the episodes that REST gets.",
+)
 @whole("--seed", 0, default=0, show_default=True, help="Seed of the draw.")
 @click.option("--force", is_flag=True, help="Replace TARGET and REST if they exist.")
 def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: bool) -> None:

@@ -131,9 +131,7 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
     values, is_exact = resample_values(system, counts)
     errors, tail = values[np.isfinite(values)] - value, (1.0 - settings.level) / 2.0
     if drawn < 2:
-        warnings.append(
-            f"the log has one of its {kind}: a bootstrap has nothing to choose from; log more episodes"
-        )
+        warnings.append(f"one of the log's {kind} has all weight: a bootstrap has nothing to choose from")
     elif len(errors) < 0.9 * settings.draws:
         warnings.append("too many resampled logs have no answer; give more episodes")
     else:
