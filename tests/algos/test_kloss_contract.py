@@ -13,25 +13,8 @@ import torch
 import koffline
 from koffline.data.replay import to_d3rlpy
 from koffline.errors import DataError
-from tests.algos.makers import (
-    ACTIONS,
-    ALL,
-    COMPOSED,
-    CONTINUOUS,
-    EVALUATORS,
-    d3rlpy,
-    fit,
-    is_discrete,
-    make,
-    make_buffer,
-    make_log,
-    observations,
-    optimiser_states,
-    parameters,
-    same,
-    scalers,
-    some_actions,
-)
+from tests.algos import makers
+from tests.algos.makers import ACTIONS, ALL, COMPOSED, CONTINUOUS, EVALUATORS, d3rlpy, make
 
 ACTING = [name for name in ALL if name not in EVALUATORS]
 
@@ -45,9 +28,9 @@ def name(request: pytest.FixtureRequest) -> str:
 def run(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """An algorithm after six steps in two epochs, and the folder that d3rlpy's logger has written."""
     folder = tmp_path_factory.mktemp(name)
-    algo = make(name, bandwidth=0.7, diag_weight=0.25, gamma=0.9, **scalers(is_discrete(name)))
+    algo = make(name, bandwidth=0.7, diag_weight=0.25, gamma=0.9, **makers.scalers(makers.is_discrete(name)))
     history = algo.fit(
-        make_buffer(name), n_steps=6, n_steps_per_epoch=3, experiment_name="run", with_timestamp=False,
+        makers.make_buffer(name), n_steps=6, n_steps_per_epoch=3, experiment_name="run", with_timestamp=False,
         logger_adapter=d3rlpy.logging.FileAdapterFactory(str(folder)), show_progress=False,
     )  # fmt: skip
     assert [epoch for epoch, _ in history] == [1, 2]
@@ -58,12 +41,12 @@ def run(name: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]
 
 @pytest.mark.parametrize("load", [koffline.load, d3rlpy.load_learnable])
 def test_a_saved_model_goes_on_as_if_it_had_never_stopped(name, run, load):
-    algo, x, actions = run[0], observations(), some_actions(name)
+    algo, x, actions = run[0], makers.observations(), makers.some_actions(name)
     whole = load(str(run[1] / "model_6.d3"))
     assert type(whole) is type(algo)
     assert json.loads(whole.config.serialize()) == json.loads(algo.config.serialize())
-    assert same(parameters(whole), parameters(algo))
-    torch.testing.assert_close(optimiser_states(whole), optimiser_states(algo), rtol=0, atol=0)
+    assert makers.same(makers.parameters(whole), makers.parameters(algo))
+    torch.testing.assert_close(makers.optimiser_states(whole), makers.optimiser_states(algo), rtol=0, atol=0)
     acted = []
     for learner in (whole, algo):
         torch.manual_seed(12)  # BCQ draws candidates
@@ -71,19 +54,19 @@ def test_a_saved_model_goes_on_as_if_it_had_never_stopped(name, run, load):
     np.testing.assert_array_equal(*acted)
     np.testing.assert_array_equal(whole.predict_value(x, actions), algo.predict_value(x, actions))
     assert whole.grad_step == 6
-    batch = make_buffer(name).sample_transition_batch(16)
+    batch = makers.make_buffer(name).sample_transition_batch(16)
     whole.update(batch)
     whole.save(str(run[1] / "again.d3"))
     loaded = load(str(run[1] / "again.d3"))
     for learner in (whole, loaded):
         torch.manual_seed(11)
         learner.update(batch)
-    assert same(parameters(loaded), parameters(whole))
+    assert makers.same(makers.parameters(loaded), makers.parameters(whole))
 
 
 @pytest.mark.parametrize("name", ACTING, scope="module")
 def test_online_training_and_collection(name: str) -> None:
-    algo, env = make(name), gymnasium.make("CartPole-v1" if is_discrete(name) else "Pendulum-v1")
+    algo, env = make(name), gymnasium.make("CartPole-v1" if makers.is_discrete(name) else "Pendulum-v1")
     buffer = d3rlpy.dataset.create_fifo_replay_buffer(100, env=env)
     silent = {"logger_adapter": d3rlpy.logging.NoopAdapterFactory(), "show_progress": False}
     algo.fit_online(env, buffer, n_steps=24, n_steps_per_epoch=24, **silent)
@@ -98,7 +81,7 @@ def test_stock_buffers_ensembles_memory_and_shared_encoders(name: str) -> None:
     if "TrustPCL" not in name:
         settings["q_func_factory"] = d3rlpy.models.MeanQFunctionFactory(share_encoder=True)
     algo = make(name, **settings)
-    assert len(fit(algo, to_d3rlpy(make_log(is_discrete(name))), steps=3)) == 1
+    assert len(makers.fit(algo, to_d3rlpy(makers.make_log(makers.is_discrete(name))), steps=3)) == 1
     assert len(algo.impl.q_function) == 3
 
 
@@ -106,7 +89,7 @@ def test_stock_buffers_ensembles_memory_and_shared_encoders(name: str) -> None:
 def test_actions_come_back_in_the_units_of_the_log(name: str) -> None:
     box = d3rlpy.preprocessing.MinMaxActionScaler(np.full(ACTIONS, 10.0), np.full(ACTIONS, 20.0))
     algo = make(name, action_scaler=box, build=True)
-    for actions in (algo.predict(observations()), algo.sample_action(observations())):
+    for actions in (algo.predict(makers.observations()), algo.sample_action(makers.observations())):
         assert actions.min() >= 10.0
         assert actions.max() <= 20.0
 
@@ -142,13 +125,13 @@ def test_a_cuda_graph_trains_as_the_plain_loop(name: str) -> None:
     for algo in made:
         algo.create_impl((4,), 3)
     made[1].impl.modules.q_funcs.load_state_dict(made[0].impl.modules.q_funcs.state_dict())
-    batch = make_buffer(name).sample_transition_batch(16)
+    batch = makers.make_buffer(name).sample_transition_batch(16)
     for algo in made:
         for _ in range(8):  # three warm up, the fourth is recorded, the rest replay
             metrics = algo.update(batch)
         assert all(torch.isfinite(torch.tensor(value)) for value in metrics.values())
     if name == "KLossDQN":  # no draws: the same numbers
-        left, right = (parameters(algo) for algo in made)
+        left, right = (makers.parameters(algo) for algo in made)
         for key in left:
             if key.startswith("q_funcs"):
                 torch.testing.assert_close(left[key], right[key], rtol=1e-3, atol=1e-5)

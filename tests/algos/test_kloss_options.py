@@ -11,24 +11,14 @@ import koffline.algos as ours
 from koffline import ColumnarReplayBuffer, Discrete
 from koffline.errors import ConfigError
 from koffline.policy_specs import as_policy
-from tests.algos.makers import (
-    ACTIONS,
-    ALL,
-    d3rlpy,
-    fit,
-    is_discrete,
-    make,
-    make_buffer,
-    make_log,
-    make_target,
-    observations,
-)
+from tests.algos import makers
+from tests.algos.makers import ACTIONS, ALL, d3rlpy, is_discrete, make, make_target, observations
 
 
 def fixed_kernel(name: str = "KLossDQN", **settings):
     algo = make(name, build=True, **settings)
     algo._kernel_rows = None
-    algo.fix_kernel_before(make_buffer(name).sample_transition_batch(100))
+    algo.fix_kernel_before(makers.make_buffer(name).sample_transition_batch(100))
     return algo.impl.modules.kernel
 
 
@@ -69,7 +59,7 @@ def test_options_out_of_range_are_refused(name: str, settings: dict, says: str) 
         (lambda: make("KLossDQN").create_impl((3, 84, 84), ACTIONS), "embedding"),
         (lambda: make("TrustPCL").create_impl((3, 84, 84), ACTIONS), "embedding"),
         (lambda: make("KLossDQN").create_impl(((4,), (5,)), ACTIONS), "one vector per observation"),
-        (lambda: make("KLossDQN").fit(make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
+        (lambda: make("KLossDQN").fit(makers.make_buffer("KLossDQN"), n_steps=5), "not one epoch"),
         (lambda: ours.KLossFQE("model.d3"), r"received a str; koffline\.load"),
         (lambda: make("KLossDQN").config.create(enable_ddp=True), "enable_ddp"),
         (lambda: ours.KLossFQE(make_target(discrete=False)).create_impl((5,), ACTIONS), "the policy is for"),
@@ -82,7 +72,7 @@ def test_what_cannot_be_made_is_refused(make_it: Callable[[], object], says: str
 
 def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None:
     assert float(fixed_kernel(bandwidth=0.37).bandwidth) == pytest.approx(0.37)
-    batch = make_buffer("KLossDQN").sample_transition_batch(100)
+    batch = makers.make_buffer("KLossDQN").sample_transition_batch(100)
     one_hot = np.eye(ACTIONS)[batch.actions[:, 0].astype(int)]
     rows = np.concatenate([batch.observations, one_hot], axis=1).astype(np.float64)
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0, ddof=1)
@@ -94,7 +84,7 @@ def test_a_number_is_the_bandwidth_and_a_rule_a_multiple_of_the_median() -> None
 
 def test_a_constant_residual_costs_its_square_when_normalised() -> None:
     kernel = fixed_kernel(bandwidth="1 median", batch_size=100)
-    batch = make_buffer("KLossDQN").sample_transition_batch(100)
+    batch = makers.make_buffer("KLossDQN").sample_transition_batch(100)
     x, actions = torch.as_tensor(batch.observations), torch.as_tensor(batch.actions)
     loss = kernel(torch.full((1, 100), 3.0), x, actions)
     assert float(loss) == pytest.approx(9.0, rel=1e-4)
@@ -102,7 +92,7 @@ def test_a_constant_residual_costs_its_square_when_normalised() -> None:
 
 def test_scalers_of_target_and_evaluator_may_differ() -> None:
     """The policy's actions, seen through both scalers, are what the policy does on the raw observation."""
-    log = make_log(discrete=False)
+    log = makers.make_log(discrete=False)
     raw = log.observations * 7.0 + 3.0
     shifted = dataclasses.replace(log, observations=raw, next_observations=log.next_observations * 7.0 + 3.0)
     preprocessing = d3rlpy.preprocessing
@@ -117,7 +107,7 @@ def test_scalers_of_target_and_evaluator_may_differ() -> None:
         observation_scaler=preprocessing.StandardObservationScaler(),
         action_scaler=preprocessing.MinMaxActionScaler(np.full(ACTIONS, -4.0), np.full(ACTIONS, 4.0)),
     )
-    fit(algo, ColumnarReplayBuffer(shifted, seed=0), steps=2)
+    makers.fit(algo, ColumnarReplayBuffer(shifted, seed=0), steps=2)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         acted = algo.impl._actions(torch.as_tensor(raw[:10]))
@@ -156,7 +146,7 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
 
     algo = make(name, build=True, initial_value=7.5)
     shifted = [old + 7.5 for old in outputs(algo)]
-    batch = make_buffer(name).sample_transition_batch(16)
+    batch = makers.make_buffer(name).sample_transition_batch(16)
     for _ in range(2):
         algo.fix_kernel_before(batch)
         torch.testing.assert_close(outputs(algo), shifted)
@@ -168,7 +158,7 @@ def test_values_start_at_a_constant_once(name: str, tmp_path) -> None:
 
 def test_the_mean_start_is_what_the_logs_own_policy_is_worth() -> None:
     """Reward 2 a step, scaled by a half, gamma 0.9, one row in four ends: 1 / (1 − 0.9 · 3/4)."""
-    batch = make_buffer("KLossDQN").sample_transition_batch(16)
+    batch = makers.make_buffer("KLossDQN").sample_transition_batch(16)
     rows = {
         **vars(batch),
         "rewards": np.full((16, 1), 2.0, np.float32),

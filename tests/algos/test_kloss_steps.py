@@ -6,36 +6,13 @@ import pytest
 import torch
 
 from koffline.kernels import Gaussian, Laplacian
-from tests.algos.hand_steps import (
-    RATE,
-    ROWS,
-    WEIGHTS,
-    assert_actor_step,
-    assert_critic_step,
-    assert_stepped,
-    batch_of,
-    bellman_residual,
-    critics,
-    in_float64,
-    row_values,
-    squashed,
-    stepped,
-    update,
-)
-from tests.algos.makers import (
-    ACTIONS,
-    COLUMNS,
-    COMPOSED,
-    d3rlpy,
-    make,
-    make_buffer,
-    make_target,
-    parameters,
-    with_small_networks,
-)
+from tests.algos import hand_steps as by_hand
+from tests.algos import makers
+from tests.algos.hand_steps import ROWS, batch_of, bellman_residual, critics, in_float64, row_values
+from tests.algos.makers import ACTIONS, COLUMNS, COMPOSED, d3rlpy, make, make_target
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", by_hand.WEIGHTS)
 @pytest.mark.parametrize("action_kernel", ["joint", "indicator", "none"])
 def test_dqn(weight: float | None, action_kernel: str) -> None:
     kernels = {"kernel": "gaussian", "action_kernel": action_kernel}
@@ -44,7 +21,7 @@ def test_dqn(weight: float | None, action_kernel: str) -> None:
     value = row_values(critics(algo, batch.observations), batch)[0]
     next_value = critics(algo, batch.next_observations)[0].max(dim=1).values
     residual = bellman_residual(batch, next_value, value)
-    assert_critic_step(algo, batch, residual[None], **kernels)
+    by_hand.assert_critic_step(algo, batch, residual[None], **kernels)
 
 
 @pytest.mark.parametrize("backup", ["own", "min", "mean"])
@@ -59,7 +36,9 @@ def test_soft_dqn_and_cql_with_an_ensemble(backup: str, alpha: float) -> None:
     soft = 0.4 * torch.log(torch.exp(shared / 0.4).sum(dim=2))
     value = row_values(values, batch)
     gap = torch.log(torch.exp(values).sum(dim=2)) - value
-    assert_critic_step(algo, batch, bellman_residual(batch, soft, value), alpha * gap.mean(dim=1).sum())
+    by_hand.assert_critic_step(
+        algo, batch, bellman_residual(batch, soft, value), alpha * gap.mean(dim=1).sum()
+    )
 
 
 def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
@@ -74,7 +53,7 @@ def test_discrete_fqe_takes_the_expectation_over_a_stochastic_policy() -> None:
     next_value = (probabilities * critics(algo, batch.next_observations)[0]).sum(dim=1)
     value = row_values(critics(algo, batch.observations), batch)[0]
     residual = bellman_residual(batch, next_value, value)
-    assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the policy is float32
+    by_hand.assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the policy is float32
 
 
 def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
@@ -89,10 +68,10 @@ def test_continuous_fqe_draws_from_a_stochastic_policy() -> None:
         drawn = torch.tanh(output.mu + output.logstd.exp() * noise).double()
     value = critics(algo, batch.observations, batch.actions)[0]
     residual = bellman_residual(batch, critics(algo, batch.next_observations, drawn)[0], value)
-    assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the draw is float32
+    by_hand.assert_critic_step(algo, batch, residual[None], rtol=1e-5, atol=1e-7)  # the draw is float32
 
 
-@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("weight", by_hand.WEIGHTS)
 @pytest.mark.parametrize(("kernel", "tau"), [("gaussian", 0.0), ("laplacian", 0.0), ("laplacian", 0.1)])
 def test_sac(weight: float | None, kernel: str, tau: float) -> None:
     """The critic, also held back at the policy's own actions, and then the actor.
@@ -107,14 +86,14 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
         backup="min" if weight is None else "own",
         conservative_weight=0.0 if weight is None else 0.7,
         initial_temperature=0.3,
-        actor_learning_rate=RATE,
+        actor_learning_rate=by_hand.RATE,
         temp_learning_rate=0.0,
     )
     batch = batch_of(discrete=False)
     torch.manual_seed(9)
     seen = ([] if weight is None else [batch.observations]) + [batch.next_observations]
     policy = algo.impl.policy(torch.cat(seen))
-    drawn, log_probability = (part.detach() for part in squashed(policy, torch.randn_like(policy.mu)))
+    drawn, log_probability = (part.detach() for part in by_hand.squashed(policy, torch.randn_like(policy.mu)))
     value = critics(algo, batch.observations, batch.actions)
     next_value = critics(algo, batch.next_observations, drawn[-ROWS:])
     next_value = next_value.detach() if tau else next_value
@@ -123,13 +102,13 @@ def test_sac(weight: float | None, kernel: str, tau: float) -> None:
     else:
         gap = 0.7 * (critics(algo, batch.observations, drawn[:ROWS]) - value).mean(dim=1).sum()
     residual = bellman_residual(batch, next_value - 0.3 * log_probability[-ROWS:], value)
-    assert_critic_step(algo, batch, residual, gap, kernel=kernel)
+    by_hand.assert_critic_step(algo, batch, residual, gap, kernel=kernel)
 
     torch.manual_seed(9)
     policy = algo.impl.policy(batch.observations)
-    drawn, log_probability = squashed(policy, torch.randn_like(policy.mu))
+    drawn, log_probability = by_hand.squashed(policy, torch.randn_like(policy.mu))
     lowest = critics(algo, batch.observations, drawn).min(dim=0).values
-    assert_actor_step(algo, batch, (0.3 * log_probability - lowest).mean())
+    by_hand.assert_actor_step(algo, batch, (0.3 * log_probability - lowest).mean())
 
 
 def test_discrete_sac_critic_and_actor() -> None:
@@ -137,7 +116,7 @@ def test_discrete_sac_critic_and_actor() -> None:
         "KLossDiscreteSAC",
         backup="min",
         initial_temperature=0.3,
-        actor_learning_rate=RATE,
+        actor_learning_rate=by_hand.RATE,
         temp_learning_rate=0.0,
     )
     batch = batch_of(discrete=True)
@@ -151,15 +130,15 @@ def test_discrete_sac_critic_and_actor() -> None:
     soft = (there * (next_values - 0.3 * torch.log(there))).sum(dim=1)
     value = row_values(critics(algo, batch.observations), batch)
     residual = bellman_residual(batch, soft, value)
-    assert_critic_step(algo, batch, residual)
+    by_hand.assert_critic_step(algo, batch, residual)
 
     here = probabilities(batch.observations)
     lowest = critics(algo, batch.observations).min(dim=0).values.detach()
-    assert_actor_step(algo, batch, (here * (0.3 * torch.log(here) - lowest)).sum(dim=1).mean())
+    by_hand.assert_actor_step(algo, batch, (here * (0.3 * torch.log(here) - lowest)).sum(dim=1).mean())
 
 
 def test_td3_plus_bc_critic_and_actor() -> None:
-    algo = in_float64("KLossTD3PlusBC", tau=0.0, backup="mean", actor_learning_rate=RATE)
+    algo = in_float64("KLossTD3PlusBC", tau=0.0, backup="mean", actor_learning_rate=by_hand.RATE)
     batch = batch_of(discrete=False)
     torch.manual_seed(9)
     greedy = torch.tanh(algo.impl.policy(batch.next_observations).mu).detach()
@@ -167,12 +146,12 @@ def test_td3_plus_bc_critic_and_actor() -> None:
     next_value = critics(algo, batch.next_observations, next_actions).mean(dim=0)
     value = critics(algo, batch.observations, batch.actions)
     residual = bellman_residual(batch, next_value, value)
-    assert_critic_step(algo, batch, residual)
+    by_hand.assert_critic_step(algo, batch, residual)
 
     actions = torch.tanh(algo.impl.policy(batch.observations).mu)
     value = critics(algo, batch.observations, actions)[0]
     loss = -2.5 * value.mean() / value.detach().abs().mean() + (batch.actions - actions).square().mean()
-    assert_actor_step(algo, batch, loss)
+    by_hand.assert_actor_step(algo, batch, loss)
 
 
 def test_iql_critic_and_value() -> None:
@@ -191,9 +170,9 @@ def test_iql_critic_and_value() -> None:
     gap = slow.min(dim=0).values - value_func(batch.observations)[:, 0]
     weights = torch.where(gap > 0, 0.8, 0.2)
     value_loss = (weights * gap.square()).mean()
-    expected_v = stepped(value_func, value_loss)
-    assert_critic_step(algo, batch, residual, value_loss)
-    assert_stepped(value_func, expected_v)
+    expected_v = by_hand.stepped(value_func, value_loss)
+    by_hand.assert_critic_step(algo, batch, residual, value_loss)
+    by_hand.assert_stepped(value_func, expected_v)
 
 
 def test_continuous_cql_critic() -> None:
@@ -204,10 +183,13 @@ def test_continuous_cql_critic() -> None:
 
     here, there = algo.impl.policy(batch.observations), algo.impl.policy(batch.next_observations)
     torch.manual_seed(9)
-    next_actions, next_log = (part.detach() for part in squashed(there, torch.randn_like(there.mu)))
+    next_actions, next_log = (part.detach() for part in by_hand.squashed(there, torch.randn_like(there.mu)))
     uniform = torch.rand(ROWS, draws, ACTIONS).double() * 2.0 - 1.0
     (own, own_log), (others, others_log) = (
-        [part.detach() for part in squashed(output, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))]
+        [
+            part.detach()
+            for part in by_hand.squashed(output, torch.randn(draws, ROWS, ACTIONS, dtype=torch.float64))
+        ]
         for output in (here, there)
     )
     value = critics(algo, batch.observations, batch.actions)
@@ -223,7 +205,7 @@ def test_continuous_cql_critic() -> None:
             terms.append(torch.exp(critics(algo, batch.observations, action) - log_density))
     soft_maximum = torch.log(sum(terms) / len(terms))
     gap = weight * (soft_maximum - value).mean(dim=1).sum()
-    assert_critic_step(algo, batch, residual, gap, rtol=1e-8, atol=1e-10)
+    by_hand.assert_critic_step(algo, batch, residual, gap, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "laplacian"])
@@ -253,9 +235,9 @@ def test_a_memory_follows_the_critics(kernel: str, action_kernel: str) -> None:
         remembered = keep * first + (1.0 - keep) * now.detach()
         loss = (0.8 * 2.0 * (first * now).sum(dim=1) + 0.2 * residual.square().mean(dim=1)).sum()
         before = [p.detach().clone() for p in algo.impl.q_function.parameters()]
-        expected = stepped(algo.impl.q_function, loss)
-        update(algo, batch)
-        assert_stepped(algo.impl.q_function, expected)
+        expected = by_hand.stepped(algo.impl.q_function, loss)
+        by_hand.update(algo, batch)
+        by_hand.assert_stepped(algo.impl.q_function, expected)
 
 
 def put(algo, values) -> None:
@@ -287,9 +269,9 @@ def test_a_memory_is_of_the_actions_that_were_drawn() -> None:
         + 0.1 * residual.square().mean(dim=1)
     )
     for _ in range(4):
-        update(algo, batch)
-        update(plain, batch)
-        assert_stepped(algo.impl.q_function, list(plain.impl.q_function.parameters()))
+        by_hand.update(algo, batch)
+        by_hand.update(plain, batch)
+        by_hand.assert_stepped(algo.impl.q_function, list(plain.impl.q_function.parameters()))
 
 
 def test_a_slow_copy_values_what_follows() -> None:
@@ -303,9 +285,9 @@ def test_a_slow_copy_values_what_follows() -> None:
         next_value = critics(algo, batch.next_observations).max(dim=2).values.detach()
         put(algo, held)
         residual = bellman_residual(batch, next_value, row_values(critics(algo, batch.observations), batch))
-        assert_critic_step(algo, batch, residual, critic_only=False)
+        by_hand.assert_critic_step(algo, batch, residual, critic_only=False)
         slow = [0.75 * old + 0.25 * new.detach() for old, new in zip(slow, present, strict=True)]
-        assert_stepped(algo.impl.modules.slow_q_funcs, slow)
+        by_hand.assert_stepped(algo.impl.modules.slow_q_funcs, slow)
 
 
 def test_rebrac_critic() -> None:
@@ -319,7 +301,7 @@ def test_rebrac_critic() -> None:
         slow = [q(batch.next_observations, acted).q_value[:, 0] for q in modules.targ_q_funcs]
         later = torch.stack(slow).min(dim=0).values - 0.2 * (acted - batch.next_actions).square().sum(dim=1)
     residual = bellman_residual(batch, later, critics(algo, batch.observations, batch.actions))
-    assert_critic_step(algo, batch, residual)
+    by_hand.assert_critic_step(algo, batch, residual)
 
 
 @pytest.mark.parametrize("name", COMPOSED)
@@ -327,7 +309,7 @@ def test_with_the_diagonal_alone_a_composed_critic_is_that_of_d3rlpy(name: str) 
     """mean k_ii δ² = mean δ²: step for step d3rlpy's own algorithm, actor and conservative terms included."""
     settings = {"critic_learning_rate": 1e-3, "tau": 0.01}
     settings |= {"actor_beta": 0.1} if name == "KLossReBRAC" else {}
-    own = with_small_networks(getattr(d3rlpy.algos, f"{name.removeprefix('KLoss')}Config"), **settings)
+    own = makers.with_small_networks(getattr(d3rlpy.algos, f"{name.removeprefix('KLoss')}Config"), **settings)
     made = [make(name, diag_weight=1.0, normalise=False, initial_value=0.0, **settings), own.create()]
     for algo in made:
         algo.create_impl((COLUMNS,), ACTIONS)
@@ -335,10 +317,10 @@ def test_with_the_diagonal_alone_a_composed_critic_is_that_of_d3rlpy(name: str) 
         module.load_state_dict(getattr(made[0].impl.modules, part).state_dict())
     for algo in made:
         torch.manual_seed(3)
-        buffer = make_buffer(name)
+        buffer = makers.make_buffer(name)
         for _ in range(4):
             algo.update(buffer.sample_transition_batch(16))
-    ours, theirs = (parameters(algo) for algo in made)
+    ours, theirs = (makers.parameters(algo) for algo in made)
     assert set(ours) > set(theirs)
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, rtol=2e-4, atol=1e-6)

@@ -12,29 +12,11 @@ import koffline
 from koffline.algos.model_files import export_policy
 from koffline.data import quiet
 from koffline.errors import ConfigError, PolicyError
-from tests.algos.makers import (
-    ACTIONS,
-    ALL,
-    d3rlpy,
-    fit,
-    is_discrete,
-    make,
-    make_buffer,
-    optimiser_states,
-    parameters,
-    same,
-    scalers,
-)
+from tests import d3_models
+from tests.algos import makers
+from tests.algos.makers import ACTIONS, ALL, d3rlpy
 from tests.algos.makers import observations as small_observations
-from tests.d3_models import (
-    BOX,
-    action_scaler,
-    build,
-    minmax_scaler,
-    raw_observations,
-    rewritten_config,
-    standard_scaler,
-)
+from tests.d3_models import BOX, build
 from tests.refusals import one_line
 
 DISCRETE = ("DQN", "DoubleDQN", "NFQ", "DiscreteCQL", "DiscreteSAC", "DiscreteBC", "DiscreteBCQ")
@@ -69,21 +51,21 @@ def assert_acts_as_predict(path: Path, algo, observations: np.ndarray) -> None:
 
 @pytest.mark.parametrize("name", DISCRETE + CONTINUOUS)
 def test_stock_policies(name: str, tmp_path: Path, caplog) -> None:
-    scaled = {"observation_scaler": standard_scaler()}
+    scaled = {"observation_scaler": d3_models.standard_scaler()}
     if name in CONTINUOUS:
-        scaled = {"observation_scaler": minmax_scaler(), "action_scaler": action_scaler()}
+        scaled = {"observation_scaler": d3_models.minmax_scaler(), "action_scaler": d3_models.action_scaler()}
     algo = build(name, 3 if name in DISCRETE else 2, **scaled)
     for suffix in FORMATS:
         export_policy(algo, tmp_path / f"policy{suffix}")
-        assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, raw_observations())
+        assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, d3_models.raw_observations())
     assert not caplog.records
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name != "KLossBCQ"])  # it draws, as BCQ does
 def test_our_policies(name: str, tmp_path: Path) -> None:
-    algo = make(name, **scalers(is_discrete(name)))
+    algo = makers.make(name, **makers.scalers(makers.is_discrete(name)))
     with quiet():
-        fit(algo, make_buffer(name))
+        makers.fit(algo, makers.make_buffer(name))
     for suffix in FORMATS:
         algo.save_policy(str(tmp_path / f"policy{suffix}"))
         assert_acts_as_predict(tmp_path / f"policy{suffix}", algo, small_observations(30))
@@ -93,10 +75,10 @@ def test_our_policies(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", DRAWING)
 def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_path: Path, caplog) -> None:
     """And a warning says so. Actions stay those of the box; equal observations get draws of their own."""
-    algo = build(name, 2, action_scaler=action_scaler())
+    algo = build(name, 2, action_scaler=d3_models.action_scaler())
     export_policy(algo, tmp_path / f"policy{suffix}")
     assert f"policy{suffix} draws its actions, as the predict of {name} does" in caplog.text
-    actions = run_file(tmp_path / f"policy{suffix}", np.repeat(raw_observations(1), 40, axis=0))
+    actions = run_file(tmp_path / f"policy{suffix}", np.repeat(d3_models.raw_observations(1), 40, axis=0))
     assert actions.shape == (40, 2)
     assert len(np.unique(actions, axis=0)) > 1
     assert (actions >= np.array(BOX.low) - 1e-5).all()
@@ -105,20 +87,20 @@ def test_policies_that_draw_draw_in_the_file_too(name: str, suffix: str, tmp_pat
 
 def test_the_algorithm_is_left_as_it_was(tmp_path: Path) -> None:
     """d3rlpy turns on the gradients of the target networks; here every flag is what it was."""
-    algo, log = make("KLossSAC", build=True), make_buffer("KLossSAC")
+    algo, log = makers.make("KLossSAC", build=True), makers.make_buffer("KLossSAC")
     algo.update(log.sample_transition_batch(16))
     modules = algo.impl.modules.get_torch_modules()
     flagged = [parameter for module in modules.values() for parameter in module.parameters()]
     flagged[0].requires_grad_(False)
-    before, flags = parameters(algo), [parameter.requires_grad for parameter in flagged]
+    before, flags = makers.parameters(algo), [parameter.requires_grad for parameter in flagged]
     generator = torch.random.get_rng_state()
     for suffix in FORMATS:
         export_policy(algo, tmp_path / f"policy{suffix}")
     assert [parameter.requires_grad for parameter in flagged] == flags
-    assert same(parameters(algo), before)
+    assert makers.same(makers.parameters(algo), before)
     assert torch.equal(torch.random.get_rng_state(), generator)
     algo.update(log.sample_transition_batch(16))
-    assert not same(parameters(algo), before)
+    assert not makers.same(makers.parameters(algo), before)
 
 
 def test_what_has_no_policy_to_export_is_refused(tmp_path: Path) -> None:
@@ -146,10 +128,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", STOCK)
 def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path) -> None:
     discrete = name in STOCK[:2]
-    algo = build(name, ACTIONS, batch_size=8, **scalers(discrete))
-    log = make_buffer("KLossDQN" if discrete else "KLossSAC")
+    algo = build(name, ACTIONS, batch_size=8, **makers.scalers(discrete))
+    log = makers.make_buffer("KLossDQN" if discrete else "KLossSAC")
     with quiet():
-        fit(algo, log)
+        makers.fit(algo, log)
     algo.save(str(tmp_path / "model.d3"))
     loaded = koffline.load(str(tmp_path / "model.d3"))
     loaded.set_grad_step(algo.grad_step)  # d3rlpy does not save it
@@ -158,8 +140,8 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
         with torch.random.fork_rng():
             torch.manual_seed(3)
             each.update(batch)
-    assert same(parameters(loaded), parameters(algo))
-    torch.testing.assert_close(optimiser_states(loaded), optimiser_states(algo), rtol=0, atol=0)
+    assert makers.same(makers.parameters(loaded), makers.parameters(algo))
+    torch.testing.assert_close(makers.optimiser_states(loaded), makers.optimiser_states(algo), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +153,7 @@ def test_stock_algorithms_go_on_where_they_were_saved(name: str, tmp_path: Path)
     ],
 )
 def test_what_cannot_be_rebuilt_is_refused_in_one_line(model, tmp_path, changes, words):
-    path = rewritten_config(model, tmp_path / "model.d3", **changes)
+    path = d3_models.rewritten_config(model, tmp_path / "model.d3", **changes)
     with one_line(PolicyError, str(path), *words):
         koffline.load(path)
 

@@ -10,17 +10,9 @@ import pytest
 import koffline
 from koffline.algos.training import own_randomness
 from koffline.builders import POLICY_LEVELS
+from koffline.builders import control_learning as learning
 from koffline.builders.control import POLICIES, ControlSettings, build_control, noisy, replay_log, stem
-from koffline.builders.control_learning import (
-    RECIPES,
-    Learned,
-    LearningSettings,
-    OnlineLearner,
-    Snapshot,
-    learn,
-    medium_and_expert,
-    policy_returns,
-)
+from koffline.builders.control_learning import RECIPES, Learned, LearningSettings, learn
 from koffline.data.transitions import Continuous, Discrete
 from koffline.errors import ConfigError
 from koffline.policies.base import ContinuousPolicy, DiscretePolicy
@@ -109,8 +101,8 @@ def test_medium_is_half_way():
     network = Mlp((np.zeros((4, 2)),), (np.zeros(2),), "argmax")
     what = network, DiscretePolicy(2, network.discrete)
     returns = [-9.0, -7.0, -4.0, 0.0, -5.0]
-    learned = Learned({}, [Snapshot(step, *what, value) for step, value in enumerate(returns)])
-    found = medium_and_expert(learned, -10.0)
+    learned = Learned({}, [learning.Snapshot(step, *what, value) for step, value in enumerate(returns)])
+    found = learning.medium_and_expert(learned, -10.0)
     assert (found["medium"].step, found["expert"].step) == (2, 3)
 
 
@@ -162,7 +154,8 @@ WALKERS = [f"{stem(env)}_{level}.npz" for env in WITHOUT_LOGS for level in ("med
 def test_bundled_walkers_are_as_good_as_said(name):
     entry = json.loads((POLICIES / "policies.json").read_text())[name]
     assert hashlib.sha256((POLICIES / name).read_bytes()).hexdigest() == entry["sha256"]
-    found, said = policy_returns(entry["env"], str(POLICIES / name), 5, 7), entry["returns"]["policy"]
+    found = learning.policy_returns(entry["env"], str(POLICIES / name), 5, 7)
+    said = entry["returns"]["policy"]
     spread = said["error"] * 10.0  # of one episode; the error is that of the mean of 100
     assert found.mean() == pytest.approx(said["mean"], abs=4 * spread / 5**0.5)
     assert found.mean() > 20 * entry["returns"]["uniform"]["mean"]
@@ -199,7 +192,7 @@ def test_the_network_is_what_the_learner_predicts(space):
     }
     with own_randomness(0):
         settings = LearningSettings(env="any", steps=1, hidden=(8, 8), batch_size=50)
-        learner = OnlineLearner(space, (4,), settings)
+        learner = learning.OnlineLearner(space, (4,), settings)
         for _ in range(30):
             learner.update(batch)
         policy = learner.policy()

@@ -7,16 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from koffline.envs.boxes import (
-    WORLDS,
-    BoxWorld,
-    GymnasiumPole,
-    NoisyMountainCar,
-    NoisyPole,
-    PuddleWorld,
-    make_world,
-    uniform_states,
-)
+from koffline.envs import boxes
+from koffline.envs.boxes import WORLDS, NoisyPole, PuddleWorld, make_world
 
 EACH = pytest.mark.parametrize("name", WORLDS)
 SAME = {"rtol": 1e-12, "atol": 1e-12}  # sums of a dozen numbers of order one in another order
@@ -83,7 +75,7 @@ def balancing(*step):
         (PuddleWorld(noise=0.0), ("up", "right", "down", "left"), puddle_world),
         (NoisyPole(noise=0.0), (-50.0, 0.0, 50.0), inverted_pendulum),
         (NoisyPole(noise=0.0, reward="balance"), (-50.0, 0.0, 50.0), balancing),
-        (NoisyMountainCar(noise=0.0), (-1, 0, 1), mountain_car),
+        (boxes.NoisyMountainCar(noise=0.0), (-1, 0, 1), mountain_car),
     ],
     ids=["puddle", "pole", "balance", "car"],
 )
@@ -97,7 +89,7 @@ def test_steps_against_the_reference(world, actions, reference, generator):
 
 
 def test_gymnasiums_pole_moves_as_in_gymnasium(generator):
-    world, env = GymnasiumPole(noise=0.0), gymnasium.make("CartPole-v1").unwrapped
+    world, env = boxes.GymnasiumPole(noise=0.0), gymnasium.make("CartPole-v1").unwrapped
     env.reset(seed=0)
     state, action = anywhere(world, 500, generator), generator.integers(2, size=500)
     found = world.step(state, action, generator)
@@ -130,7 +122,7 @@ def test_pole_noise_is_a_uniform_force(generator):
 
 def test_mountain_car_noise_jolts_the_velocity(generator):
     start = np.tile([[-0.5, 0.01]], (4000, 1))
-    following, _, _ = NoisyMountainCar(noise=0.002).step(start, np.full(4000, 0), generator)
+    following, _, _ = boxes.NoisyMountainCar(noise=0.002).step(start, np.full(4000, 0), generator)
     np.testing.assert_allclose(following[:, 0], -0.5 + following[:, 1], **SAME)
     jolt = (following[:, 1] - mountain_car(-0.5, 0.01, -1)[1]) / 0.002
     assert stats.kstest(jolt, "norm").pvalue > 1e-3
@@ -139,7 +131,7 @@ def test_mountain_car_noise_jolts_the_velocity(generator):
 @EACH
 def test_no_state_ever_leaves_the_box(name, generator):
     world = make_world(name)
-    assert isinstance(world, BoxWorld)
+    assert isinstance(world, boxes.BoxWorld)
     state = np.concatenate([anywhere(world, 500, generator), world.reset(500, generator)])
     for _ in range(200):
         action = generator.integers(world.n_actions, size=len(state))
@@ -154,7 +146,7 @@ def test_no_state_ever_leaves_the_box(name, generator):
 @EACH
 def test_uniform_states_go_on_and_fill_what_is_left_of_the_box(name, generator):
     world = make_world(name)
-    states = uniform_states(world, 20_000, generator)
+    states = boxes.uniform_states(world, 20_000, generator)
     assert states.shape == (20_000, 2)
     assert not world.is_terminal(states).any()
     # a 10 × 10 histogram of the part that has no terminal corner is flat

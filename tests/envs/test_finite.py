@@ -6,17 +6,9 @@ import numpy as np
 import pytest
 
 from koffline.builders.uniform import discounted_returns
+from koffline.envs import finite
 from koffline.envs.boxes import WORLDS, PuddleWorld, make_world, uniform_states
-from koffline.envs.finite import (
-    TSITSIKLIS_FEATURES,
-    TSITSIKLIS_GAMMA,
-    TSITSIKLIS_WEIGHTS,
-    FiniteMDP,
-    Grid,
-    discretise,
-    tsitsiklis_van_roy,
-    value_iteration,
-)
+from koffline.envs.finite import FiniteMDP, Grid, discretise, value_iteration
 from koffline.errors import ConfigError
 from scripts.bench.finite_worlds import random_mdp
 
@@ -105,15 +97,15 @@ def test_the_tolerance_of_value_iteration_is_kept_and_large_values_do_not_hang()
 
 
 def test_tsitsiklis_and_van_roys_example_by_its_text():
-    mdp, only = tsitsiklis_van_roy(), np.ones((5, 1))
+    mdp, only = finite.tsitsiklis_van_roy(), np.ones((5, 1))
     np.testing.assert_array_equal(mdp.terminal, [False, False, False, False, True])
     np.testing.assert_array_equal(mdp.initial, [0.25, 0.25, 0.25, 0.25, 0.0])
     # the only reward is 1 on leaving the second state, which the first reaches with chance 0.8
     expected = [0.8, 1.0, 0.0, 0.0, 0.0]
-    np.testing.assert_allclose(mdp.state_values(only, TSITSIKLIS_GAMMA), expected, atol=1e-14)
-    np.testing.assert_allclose(np.asarray(TSITSIKLIS_FEATURES) @ TSITSIKLIS_WEIGHTS, expected, atol=1e-14)
+    np.testing.assert_allclose(mdp.state_values(only, finite.TSITSIKLIS_GAMMA), expected, atol=1e-14)
+    features = np.asarray(finite.TSITSIKLIS_FEATURES)
+    np.testing.assert_allclose(features @ finite.TSITSIKLIS_WEIGHTS, expected, atol=1e-14)
     # the mean update of TD(0) along (0, 0, 1): 1 · (2 − 1) + 2 · (2 · 0.95 − 2) = 0.8 per four states, upward
-    features = np.asarray(TSITSIKLIS_FEATURES)
     update = features[:4].T @ (mdp.transition[:4, 0] @ features - features[:4]) / 4
     assert update[2, 2] == pytest.approx(0.2)
 

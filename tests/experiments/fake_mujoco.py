@@ -80,9 +80,7 @@ class FakeLockStep:
     @property
     def diverged(self) -> np.ndarray:
         """RG's seed 1 stands still after its first evaluations."""
-        return np.array(
-            [run.config.critic == "rg" and run.seed == 1 and self.steps >= 1500 for run in self.runs]
-        )
+        return np.array([r.config.critic == "rg" and r.seed == 1 and self.steps >= 1500 for r in self.runs])
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps}

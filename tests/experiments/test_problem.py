@@ -7,20 +7,11 @@ import pytest
 import torch
 
 from koffline.envs.boxes import BoxWorld, Outcome
-from koffline.experiments.problem import (
-    GAMMA,
-    MEASURES,
-    Metrics,
-    Problem,
-    ProblemSettings,
-    build_problem,
-    grid_values,
-    monte_carlo_values,
-    to_unit_square,
-)
+from koffline.experiments import problem as problems
+from koffline.experiments.problem import GAMMA, MEASURES, Metrics, Problem, build_problem, monte_carlo_values
 from koffline.replicas import StackedMLP
 
-SMALL = ProblemSettings("mountain_car", rows=60, held_out_rows=40, truth_repeats=3)
+SMALL = problems.ProblemSettings("mountain_car", rows=60, held_out_rows=40, truth_repeats=3)
 
 
 @dataclass(frozen=True)
@@ -59,7 +50,7 @@ STATES = np.array([[0.5, 0.2], [1.5, 0.9], [2.5, 0.5], [3.5, 0.1]])
 
 
 def test_the_grid_is_exact_where_cells_are_states():
-    found = grid_values(Corridor(), half, STATES, 0.9, np.random.default_rng(0), samples=20_000)
+    found = problems.grid_values(Corridor(), half, STATES, 0.9, np.random.default_rng(0), samples=20_000)
     np.testing.assert_allclose(found.values, exact(0.9), atol=0.15)
     assert found.noise == 0.0
 
@@ -93,7 +84,7 @@ def network() -> StackedMLP:
 
 
 def value_of(network, problem, states, replica):
-    inputs = torch.from_numpy(to_unit_square(problem.world, states)).float()
+    inputs = torch.from_numpy(problems.to_unit_square(problem.world, states)).float()
     return 10.0 * network.forward(inputs)[replica, :, 0].double().numpy()
 
 
@@ -143,7 +134,7 @@ def test_losses_and_held_out_loss_are_double_sums(problem, network):
         return tuples.rewards + np.where(tuples.terminated, 0.0, GAMMA * following) - value
 
     def gram(tuples):
-        x = to_unit_square(problem.world, tuples.states)
+        x = problems.to_unit_square(problem.world, tuples.states)
         return np.exp(-((x[:, None] - x[None]) ** 2).sum(axis=2) / 0.25)
 
     delta, k = residuals(problem.log), gram(problem.log)

@@ -36,9 +36,8 @@ def make_learner(agents, configs):
     """Learner and input moments that stand where the agents stand."""
     space = Discrete(ACTIONS) if agents[0].discrete else Continuous(ACTIONS)
     shape = Shape(STATE, space, HIDDEN)
-    stacks = [
-        AgentStack.initialise(shape, [(0, 0)] * len(agents), dtype=torch.float64) for _ in ("online", "slow")
-    ]
+    seeds = [(0, 0)] * len(agents)
+    stacks = [AgentStack.initialise(shape, seeds, dtype=torch.float64) for _ in ("online", "slow")]
     for run, agent in enumerate(agents):
         fill(stacks[0], run, agent.policy, agent.log_std, agent.value)
         fill(stacks[1], run, agent.slow_policy, agent.slow_log_std, agent.slow_value)
@@ -73,9 +72,7 @@ def stack_paths(per_run):
     """Naive paths of K runs, equally many each, as one record (K, B, …)."""
     whole = [[pad(path) for path in paths] for paths in per_run]
     names = vars(whole[0][0])
-    return Paths(
-        **{name: np.stack([[getattr(path, name) for path in paths] for paths in whole]) for name in names}
-    )
+    return Paths(**{n: np.stack([[getattr(path, n) for path in paths] for paths in whole]) for n in names})
 
 
 def pad(path, filler=9.0):

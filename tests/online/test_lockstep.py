@@ -12,18 +12,9 @@ from hypothesis import strategies as st
 from koffline.online.collector import TrustRegion, solve_coefficients
 from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.online.paths import replay_transitions
+from tests.online import lockstep_runs
 from tests.online import reference_trust_pcl as reference
-from tests.online.lockstep_runs import (
-    ENVIRONMENTS,
-    SMALL,
-    agent_arrays,
-    check_same,
-    everything,
-    forward,
-    iterate,
-    make_runs,
-    playing,
-)
+from tests.online.lockstep_runs import ENVIRONMENTS, SMALL, iterate, make_runs, playing
 
 
 @pytest.mark.parametrize(
@@ -38,11 +29,11 @@ from tests.online.lockstep_runs import (
 def test_a_run_in_a_stack_is_the_run_alone(runs):
     """In float64, where the rounding of stacked products has no time to grow."""
     with playing(runs, dtype=torch.float64) as stack:
-        together = everything(iterate(stack, 30))
+        together = lockstep_runs.everything(iterate(stack, 30))
     for place, run in enumerate(runs):
         with playing([run], dtype=torch.float64) as alone:
-            [single] = everything(iterate(alone, 30))
-        check_same(together[place], single, rtol=1e-6, atol=1e-8)
+            [single] = lockstep_runs.everything(iterate(alone, 30))
+        lockstep_runs.check_same(together[place], single, rtol=1e-6, atol=1e-8)
     moved = [np.abs(together[0]["value"] - one["value"]).max() for one in together[1:]]
     assert min(moved) > 1e-4
 
@@ -56,10 +47,10 @@ def test_evaluating_and_looking_change_nothing():
             watched.evaluate()
             watched.state_dict()
             watched.agent(0)
-        for left, right in zip(everything(quiet), everything(watched), strict=True):
+        for left, right in zip(*map(lockstep_runs.everything, (quiet, watched)), strict=True):
             # What was earned by sampling is told once: since the last evaluation.
             left.pop("evaluation.sampled_return"), right.pop("evaluation.sampled_return")
-            check_same(left, right)
+            lockstep_runs.check_same(left, right)
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)
@@ -80,7 +71,7 @@ def play_best_action(environment, agent, seed):
     observation, _ = environment.reset(seed=seed)
     total, over = 0.0, False
     while not over:
-        best = forward(agent.online.policy, (observation - agent.mean) / agent.std)
+        best = lockstep_runs.forward(agent.online.policy, (observation - agent.mean) / agent.std)
         best = best.argmax() if len(best) > 1 else np.clip(best, -2.0, 2.0)
         observation, reward, terminated, truncated, _ = environment.step(best)
         total, over = total + reward, terminated or truncated
@@ -117,12 +108,12 @@ def episodes_of(paths):
 
 def test_learning_begins_late_and_targets_begin_as_copies():
     with playing(make_runs("Pendulum-v1", 1)) as stack:
-        first = agent_arrays(stack.agent(0))
+        first = lockstep_runs.agent_arrays(stack.agent(0))
         iterate(stack, 4)
-        before = agent_arrays(stack.agent(0))
+        before = lockstep_runs.agent_arrays(stack.agent(0))
         assert stack.take_metrics() == {}
         stack.iterate()
-        after = agent_arrays(stack.agent(0))
+        after = lockstep_runs.agent_arrays(stack.agent(0))
     for name in ("policy", "value"):
         np.testing.assert_array_equal(first[name], before[name])
         np.testing.assert_array_equal(first[name], first[f"target_{name}"])
@@ -157,9 +148,9 @@ def test_streaming_is_a_replay_of_the_last_path():
         configs = [OnlineConfig("Pendulum-v1", critic=c, window_length=d, **own) for c, d in critics]
         with playing([OnlineRun(config, seed) for seed, config in enumerate(configs)]) as stack:
             iterate(stack, 30)
-            found.append([agent_arrays(stack.agent(run)) for run in range(4)])
+            found.append([lockstep_runs.agent_arrays(stack.agent(run)) for run in range(4)])
     for left, right in zip(*found, strict=True):
-        check_same(left, right)
+        lockstep_runs.check_same(left, right)
 
 
 def test_streaming_learns_from_every_step_once():
@@ -195,9 +186,8 @@ def test_coefficient_is_the_root(seed, count, spread, shift, allowed):
     found = solve(returns, allowed)
     assert 0.0 <= found <= 1000.0
     # The answer is the middle of the last interval; rounding of 1e5-large returns adds a little.
-    assert found == pytest.approx(
-        reference.root(returns, allowed), abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5
-    )
+    root = reference.root(returns, allowed)
+    assert found == pytest.approx(root, abs=0.51 * HALVED + 1e-6 * abs(shift) ** 0.5)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, 500.0), (8, 500.0), (9, 0.0)])
