@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import math
 import os
 import re
@@ -25,9 +24,11 @@ from koffline.policies import load_policy_file
 from koffline.policies.base import TRAINED, ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
+from koffline.untrusted.limits import Refused, parse_json, read_bytes
 
 _MODULE_SPEC = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[A-Za-z_]\w*(\.\w+)*")
 _EPSILON = "epsilon:"
+_LONGEST_RECORD = 1 << 24  # bytes
 _MOST_LAYERS = 3  # nested epsilons: epsilon:0.1:epsilon:0.1:uniform has two
 
 
@@ -66,8 +67,9 @@ def load_policy(
 
 def _trained_on(model: Path) -> Iterator[str]:
     """Yield a note on the log that a model learnt from: `koffline train` leaves a record beside it."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        yield TRAINED + json.loads(model.with_name("run.json").read_bytes())["digests"]["data"]
+    with suppress(OSError, Refused, KeyError, TypeError):
+        record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
+        yield TRAINED + record["digests"]["data"]
         return
     if model.suffix != ".npz":
         yield f"If {model.name} was trained on these rows, it looks better than it is (koffline data split)."

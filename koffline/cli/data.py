@@ -246,11 +246,10 @@ def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: b
     from koffline.data.sources import write_transitions
     from koffline.data.units import split_transitions
 
-    if Path(target).absolute() == Path(rest).absolute():
+    asked = ((target, "TARGET"), (rest, "REST"))
+    places, forms = zip(*(claim_log(name, None, None, force, what) for name, what in asked), strict=True)
+    if len({place.resolve() for place in places}) == 1:
         raise ConfigError(f"TARGET and REST are both {target}; give two names")
-    forms = [
-        claim_log(name, None, None, force, what)[1] for name, what in ((target, "TARGET"), (rest, "REST"))
-    ]
     parts = split_transitions(log.open(lazy=False), held_out, seed)
     for name, form, part in zip((target, rest), forms, parts, strict=True):
         write_transitions(part, name, form, force)

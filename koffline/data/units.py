@@ -224,6 +224,9 @@ def split_transitions(
 
     They stay whole; those with the smallest hashes of the seed are held out. Raises ConfigError.
     """
+    if not (isinstance(log, Transitions) and 0.0 < held_out < 1.0):
+        given = f"a {type(log).__name__} and a share of {held_out}"
+        raise ConfigError(f"to split is {given}; give a log in memory and a share between 0 and 1")
     unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]
     out = np.isin(unit_of, _held_out_units(int(unit_of.max()) + 1, held_out, seed))
     return log.select(~out), log.select(out)

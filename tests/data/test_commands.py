@@ -131,10 +131,14 @@ def test_refusals_are_one_line_and_leave_nothing(folder, shards):
 def test_split_writes_both_parts_or_none(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_transitions(LOG, "log.hdf5")
+    Path("d").mkdir()
     assert run_cli("data", "split", "log.hdf5", "a.npz", "b.hdf5", "--held-out", "0.2").exit_code == 0
     parts = [open_transitions(name) for name in ("a.npz", "b.hdf5")]
     assert [part.n_episodes for part in parts] == [10, 2]
     assert sorted(np.concatenate([part.rewards for part in parts])) == sorted(LOG.rewards)
     assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "b.hdf5"), "b.hdf5 exists already")
-    assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "./c.npz"), "both")
+    assert_refused(run_cli("data", "split", "log.hdf5", "c.npz", "d/../c.npz"), "both")
+    assert_refused(
+        run_cli("data", "split", "log.hdf5", "c.npz", "d.npz", "--held-out", "nan"), "a share of nan"
+    )
     assert not Path("c.npz").exists()
