@@ -69,8 +69,9 @@ def _trained_on(model: Path) -> Iterator[str]:
     """Yield a note on the log that a model learnt from: `koffline train` leaves a record beside it."""
     with suppress(OSError, Refused, KeyError, TypeError):
         record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
-        yield TRAINED + record["digests"]["data"]
-        return
+        if re.fullmatch("[0-9a-f]{64}", digest := record["digests"]["data"]):
+            yield TRAINED + digest
+            return
     if model.suffix != ".npz":
         yield f"If {model.name} was trained on these rows, it looks better than it is (koffline data split)."
 

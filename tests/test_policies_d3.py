@@ -44,7 +44,7 @@ def test_discrete_models_act_as_predict_on_raw_observations(algorithm, tmp_path)
             batch = algo.observation_scaler.transform(torch.tensor(observations))
             expected = torch.softmax(algo.impl.policy(batch).logits, dim=1).numpy()
     np.testing.assert_allclose(probabilities, expected, atol=1e-6)
-    assert len(policy.notes) == (algorithm == "DiscreteSAC"), "what is drawn is said"
+    assert len(policy.notes) == 1 + (algorithm == "DiscreteSAC"), "what is drawn is said"
     with one_line(PolicyError, "in column 1 as the model scales them; give", "order and units"):
         policy.probabilities(np.tile(observations, (2, 1)) * [1, 1e3, 1, 1])
 
@@ -56,7 +56,7 @@ def test_continuous_models_have_predict_as_mean_with_both_scalers(algorithm, tmp
     observations = raw_observations()
     np.testing.assert_array_equal(policy.mean(observations), algo.predict(observations))
     np.testing.assert_array_equal(as_policy(algo, BOX, SHAPE).mean(observations), policy.mean(observations))
-    assert policy.deterministic == (algorithm in DETERMINISTIC) == (not policy.notes)
+    assert policy.deterministic == (algorithm in DETERMINISTIC) == (len(policy.notes) == 1)
     draws = policy.sample(observations, np.random.default_rng(0))
     assert (draws == policy.mean(observations)).all() == policy.deterministic
     assert (draws >= BOX.low).all()

@@ -26,7 +26,7 @@ from koffline.ope.workspace import Workspace
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 FEWEST_STARTS = 10.0
 _MOST_GROUPS = 30
-_BEYOND = "the group matters beyond the observations, which do not hold {0}; add {0} to them"
+_BEYOND = "groups differ beyond the observations, which do not hold {0}; add {0} to them"
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,10 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
             asked_of = fitted.problem, workspace.held_values, settings.seed, members, count
             shift = group_shift(*asked_of) if interval is not None and groups.is_new else None
             if interval is not None and shift is not None and shift.matters(interval):
-                rows.append(GroupValue(name, starts, reason=_BEYOND.format(groups.by)))
-                continue
+                reason = _BEYOND.format(groups.by)
+                return tuple(
+                    GroupValue(n, s, reason=reason) for n, (s, _) in zip(groups.names, sizes, strict=True)
+                )
             if interval is not None:
                 said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."
                 interval, note = replace(interval, level=settings.level, assumptions=said), None
