@@ -26,7 +26,7 @@ from koffline.ope.workspace import Workspace
 By = str | int | Mapping[str, Any]  # a feature's name or number, or labels by a name
 FEWEST_STARTS = 10.0
 _MOST_GROUPS = 30
-_BEYOND = "groups differ beyond the observations, which do not hold {0}; add {0} to them"
+_BEYOND = "groups differ beyond the observations; add {0} to these if it is known when an episode begins"
 
 
 @dataclass(frozen=True)

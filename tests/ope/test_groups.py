@@ -79,7 +79,7 @@ def test_a_group_that_matters_beyond_the_observations_has_no_value() -> None:
         rows = log.replace(rewards=log.rewards + paid * np.repeat(label, 10))
         found = koffline.evaluate(rows, "uniform", 0.5, **settings, by={"it": label}).groups
         assert all((row.value is None) == (paid > 0.0) for row in found)
-        assert all(row.value is not None or "do not hold it; add it to them" in row.reason for row in found)
+        assert all(row.value is not None or "add it to these" in row.reason for row in found)
 
 
 def test_copies_and_given_starts_keep_their_groups() -> None:
