@@ -38,7 +38,7 @@ _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all
 _FAR = 5.0  # standard deviations of a reward
 _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
-_MATTERS, _MATTERS_LATE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
+_MATTERS, _MATTERS_MORE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
 _FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
 
 
@@ -110,7 +110,7 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
         one = _shift(problem, values, seed, rows, _Memory(before, after, np.zeros_like(before[:1]), True))
         if one is None:
             return None
-        limit = _MATTERS_LATE if late and count == 0 else _MATTERS
+        limit = _MATTERS_MORE if late and count == 0 else _MATTERS
         found.append(replace(one, rows=count, tests=len(pairs), limit=limit))
     told = [one for one in found if one.p_value < one.limit] or found[:1]
     most = max(abs(one.value) for one in told)
@@ -133,12 +133,13 @@ def group_shift(
 ) -> Shift | None:
     """Estimate what it makes of J that a unit is one of the ``members`` (U,); None of few units.
 
-    values, seed: as in `memory_shift`. tests: how many groups are asked about.
+    values, seed: as in `memory_shift`. tests: how many groups are asked about. A p-value below 0.01 is
+    significant: to refuse a group that does not matter costs less than a wrong value of one that does.
     """
     rows = _looked_at(problem)
     known = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
     found = _shift(problem, values, seed, rows, _Memory(known, known, np.ones((1, 1)), of_both=False))
-    return found and replace(found, tests=tests)
+    return found and replace(found, tests=tests, limit=_MATTERS_MORE)
 
 
 def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
