@@ -57,9 +57,7 @@ def load_policy(
     else:
         found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
-        policy = replace(
-            policy, notes=(*policy.notes, *_trained_on(path)) if path.is_file() else policy.notes
-        )
+        policy = replace(policy, notes=(*policy.notes, *_trained_on(path)))
     for epsilon in reversed(layers):
         policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
     return policy
@@ -67,6 +65,8 @@ def load_policy(
 
 def _trained_on(model: Path) -> Iterator[str]:
     """Yield a note on the log that a model learnt from: `koffline train` leaves a record beside it."""
+    if not model.is_file():  # a Python name
+        return
     with suppress(OSError, Refused, KeyError, TypeError):
         record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
         if re.fullmatch("[0-9a-f]{64}", digest := record["digests"]["data"]):

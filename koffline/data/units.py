@@ -228,14 +228,20 @@ def split_transitions(
         given = f"a {type(log).__name__} and a share of {held_out}"
         raise ConfigError(f"to split is {given}; give a log in memory and a share between 0 and 1")
     unit_of = log.units if log.clusters is None else np.unique(log.clusters, return_inverse=True)[1]
-    out = np.isin(unit_of, _held_out_units(int(unit_of.max()) + 1, held_out, seed))
+    return _divide(log, unit_of, held_out, seed)
+
+
+def _divide(
+    log: Transitions, unit_of: np.ndarray, share: float, seed: int
+) -> tuple[Transitions, Transitions]:
+    out = np.isin(unit_of, _held_out_units(int(unit_of.max()) + 1, share, seed))
     return log.select(~out), log.select(out)
 
 
 def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
-    """Training part and held-out part `without_late_ends`, one unit or more each. Raises ConfigError."""
+    """Training part and held-out part `without_late_ends`, one episode (row) or more each; ConfigError."""
     log = without_late_ends(log)
-    return (log, None) if held_out == 0.0 else split_transitions(log, held_out, seed)
+    return (log, None) if held_out == 0.0 else _divide(log, log.units, held_out, seed)
 
 
 def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:

@@ -52,9 +52,9 @@ def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -
     if shift is not None and shift.matters(interval):
         rows = shift.rows + (workspace.settings.history or 0)
         part, remedy = "the row before" if rows == 1 else f"{rows} rows before", f"try --set history={rows}"
-        if shift.rows < 1:
+        if shift.rows == 0:
             part, remedy = "sums over the rows before", "add to it what adds up (a sum, a count, the step)"
-        if shift.rows < 0:
+        if shift.of_step:
             part, remedy = "the step", "add the step to it"
         told = f"{names.STATE}what happened earlier matters beyond the logged state; with {part} as part of"
         yield f"{told} it the value would be about {value + shift.value:.4g}: {remedy}"

@@ -90,7 +90,7 @@ def evaluate(
             return _estimate(workspace, by)
 
     found, shift = ask(settings)
-    if shift is None or shift.rows < 1 or not looks_back:
+    if shift is None or not shift.rows or not looks_back:
         return found
     again, _ = ask(settings.model_copy(update={"history": shift.rows}))
     before = "the row before is" if shift.rows == 1 else f"the {shift.rows} rows before are"

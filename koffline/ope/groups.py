@@ -106,14 +106,13 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
         else:
             values = by_group[:, :, group]
             interval, note = workspace.limits.cut(fitted.interval(values, level, size))
-            members = groups.codes[fitted.problem.units] == group
-            asked_of = fitted.problem, workspace.held_values, settings.seed, members, count
-            shift = group_shift(*asked_of) if interval is not None and groups.is_new else None
-            if interval is not None and shift is not None and shift.matters(interval):
-                reason = _BEYOND.format(groups.by)
-                return tuple(
-                    GroupValue(n, s, reason=reason) for n, (s, _) in zip(groups.names, sizes, strict=True)
-                )
+            if interval is not None and groups.is_new:
+                members = groups.codes[fitted.problem.units] == group
+                asked_of = fitted.problem, workspace.held_values, settings.seed, members, count
+                shift = group_shift(*asked_of)
+                if shift is not None and shift.matters(interval):  # then the column does, and no value stands
+                    told, pairs = _BEYOND.format(groups.by), zip(groups.names, sizes, strict=True)
+                    return tuple(GroupValue(one, starts, reason=told) for one, (starts, _) in pairs)
             if interval is not None:
                 said = f"{interval.assumptions} Level {settings.level:.10g} for {count} groups together."
                 interval, note = replace(interval, level=settings.level, assumptions=said), None

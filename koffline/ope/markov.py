@@ -40,6 +40,7 @@ _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
 _MATTERS, _MATTERS_MORE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
 _FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
+_STEP = -1  # in place of a number of rows
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class Shift:
     """Change of J where something else is part of the state, in units of the return, and its standard error.
 
     ``units``: episodes that the standard error is taken over. ``rows``: how many rows before it is about, 0
-    for sums over all of them, -1 for their number. ``tests``: how many were made; ``limit``: of the p-value.
+    for sums over all of them or, with ``of_step``, their number. ``tests``: how many were made; ``limit``:
+    of the p-value.
     """
 
     value: float
     standard_error: float
     units: int
     rows: int = 1
+    of_step: bool = False
     tests: int = 1
     limit: float = _MATTERS
 
@@ -98,7 +101,7 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
     further = [count for count in _FURTHER if count * width <= _WIDE and not problem.history]
     pairs = {count: (past(range(1, count + 1)), past(range(count))) for count in (1, *further)}
     unit = max(float(steps.std()), 1.0)
-    pairs[-1] = steps / unit, (steps + 1) / unit
+    pairs[_STEP] = steps / unit, (steps + 1) / unit
     if width <= _WIDE:
         every = memory_of(np.arange(problem.n_rows))
         sums = np.cumsum(every, axis=0)
@@ -111,7 +114,8 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
         if one is None:
             return None
         limit = _MATTERS_MORE if late and count == 0 else _MATTERS
-        found.append(replace(one, rows=count, tests=len(pairs), limit=limit))
+        is_step = count == _STEP
+        found.append(replace(one, rows=max(count, 0), of_step=is_step, tests=len(pairs), limit=limit))
     told = [one for one in found if one.p_value < one.limit] or found[:1]
     most = max(abs(one.value) for one in told)
     return next(one for one in told if abs(one.value) >= _MOST_OF_IT * most)

@@ -234,6 +234,8 @@ def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
     about = float(reason.split("the value would be about ")[1].split(":")[0])
     assert "with the step as part of it" in reason
     assert abs(about - truth) < 0.5 * abs(found.value - truth)
+    ranked = koffline.select_policies(log, {"one": POLICY, "other": POLICY}, GAMMA, **QUICK)
+    assert ranked.settings["history"] is None  # no number of rows tells the step
 
 
 def test_a_group_beyond_the_state_is_found_and_one_that_does_not_matter_is_not() -> None:
