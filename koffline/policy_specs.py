@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,14 @@ from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name, refuse
 from koffline.policies import load_policy_file
-from koffline.policies.base import TRAINED, ContinuousPolicy, DiscretePolicy, Policy, check_spaces, reading
+from koffline.policies.base import (
+    ContinuousPolicy,
+    DiscretePolicy,
+    Policy,
+    TrainingRows,
+    check_spaces,
+    reading,
+)
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 from koffline.untrusted.limits import Refused, parse_json, read_bytes
@@ -57,23 +64,24 @@ def load_policy(
     else:
         found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
-        policy = replace(policy, notes=(*policy.notes, *_trained_on(path)))
+        trained_on, said = training_rows(path), f"If {path.name} was trained on these rows, it looks better"
+        if trained_on is None and path.is_file() and path.suffix != ".npz":
+            policy = replace(policy, notes=(*policy.notes, f"{said} than it is (koffline data split)."))
+        policy = replace(policy, trained_on=trained_on)
     for epsilon in reversed(layers):
-        policy = replace(epsilon_policy(epsilon, policy, action_space), notes=policy.notes)
+        mixed = epsilon_policy(epsilon, policy, action_space)
+        policy = replace(mixed, notes=policy.notes, trained_on=policy.trained_on)
     return policy
 
 
-def _trained_on(model: Path) -> Iterator[str]:
-    """Yield a note on the log that a model learnt from: `koffline train` leaves a record beside it."""
-    if not model.is_file():  # a Python name
-        return
-    with suppress(OSError, Refused, KeyError, TypeError):
-        record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
-        if re.fullmatch("[0-9a-f]{64}", digest := record["digests"]["data"]):
-            yield TRAINED + digest
-            return
-    if model.suffix != ".npz":
-        yield f"If {model.name} was trained on these rows, it looks better than it is (koffline data split)."
+def training_rows(model: Path) -> TrainingRows | None:
+    """What a model file learnt from, by the record that `koffline train` leaves beside it."""
+    with suppress(OSError, Refused, KeyError, TypeError, ValueError):
+        if model.is_file():  # no Python name
+            record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
+            found = bytes.fromhex(record["data"]["fingerprints"])
+            return TrainingRows(str(record["digests"]["data"]), np.frombuffer(found, dtype="<u8"))
+    return None
 
 
 def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:

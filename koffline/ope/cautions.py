@@ -9,6 +9,7 @@ import numpy as np
 from koffline.data.flat import rows_are_linked
 from koffline.data.transitions import Transitions
 from koffline.ope import names
+from koffline.ope.cross_fit import share_seen
 from koffline.ope.results import Interval
 from koffline.ope.verdict import FEW_EPISODES
 from koffline.ope.workspace import Workspace
@@ -44,6 +45,17 @@ def cautions(log: Transitions) -> Iterator[str]:
             told = f"horizon: {len(last)} of {log.n_episodes} episodes end by themselves after step {length},"
             remedy = "flag it truncated if that is a limit of time, else add the step to the observation"
             yield f"{told} none is longer, and no feature tells that step; {remedy}"
+
+
+def training_rows(workspace: Workspace) -> Iterator[str]:
+    """Yield a reason for care if the policy was trained on these rows."""
+    if (trained := workspace.policy.trained_on) is None:
+        return
+    share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
+    if is_more or trained.sha256 == workspace.log.log.sha256:
+        part = f"{share:.0%} of " if is_more and share < 0.995 else ""
+        told = f"training: the policy was trained on {part}these rows, on which it looks better than it is"
+        yield f"{told}; train on one part of the log and evaluate on the other (koffline data split)"
 
 
 def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[str]:

@@ -18,7 +18,13 @@ from jaxtyping import Int
 from koffline.data.transitions import Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError, counted
-from koffline.ope.value_functions import ValueFunction, as_value_function, counted_rows, row_fingerprints
+from koffline.ope.value_functions import (
+    Fingerprints,
+    ValueFunction,
+    as_value_function,
+    counted_rows,
+    row_fingerprints,
+)
 
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
@@ -101,16 +107,11 @@ def measure_freshness(
     """
     name, trained = value_function.name, value_function.trained_on
     trained = trained if trained_on is None else counted_rows(trained_on)
-    if trained is None:
+    seen, twins, is_more = share_seen(np.zeros(0, np.uint64) if trained is None else trained, transitions)
+    if math.isnan(seen):
         told = f"It is not known which rows {name} was fitted to"
         return None, (f"{told}; if these are among them, the test says nothing.",)
-    tested, (values, counts) = counted_rows(transitions), np.unique(trained, return_counts=True)
-    seen = float(np.isin(tested, values).mean())
-    twins = float(counts[counts > 1].sum() / len(trained))  # share expected of fresh rows
-    fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
-    chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
-    margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
-    if seen > twins + margin:
+    if is_more:
         share = f"{100.0 * seen:.3g}%"
         if not allow:
             raise ConfigError(
@@ -126,3 +127,21 @@ def measure_freshness(
         )
     equal = round(seen * len(transitions)) if twins == 0.0 else 0
     return True, (f"{equal} of the rows equal rows that {name} was fitted to.",) if equal else ()
+
+
+def share_seen(trained: Fingerprints, transitions: Transitions) -> tuple[float, float, bool]:
+    """Share of the rows that equal ``trained`` ones, share of these with a twin, whether the first is more.
+
+    trained (M,): fingerprints of the rows that a model was fitted to, all of them or the smallest. The shares
+    are NaN where no row can be compared.
+    """
+    tested, (values, counts) = counted_rows(transitions), np.unique(trained, return_counts=True)
+    tested = tested[tested <= values[-1]] if len(values) else values
+    if not len(tested):
+        return math.nan, math.nan, False
+    seen = float(np.isin(tested, values).mean())
+    twins = float(counts[counts > 1].sum() / len(trained))  # share expected of fresh rows
+    fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
+    chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
+    margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
+    return seen, twins, seen > twins + margin

@@ -18,7 +18,7 @@ from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope import names as known
-from koffline.ope.cautions import cautions, failed_assumptions
+from koffline.ope.cautions import cautions, failed_assumptions, training_rows
 from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
@@ -37,13 +37,8 @@ from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import judge, without_guess, without_guesswork
 from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import TRAINED
 
 _FEW_ACTIONS = 8
-_TRAINED = (
-    "training: the policy was trained on these rows, on which it looks better than it is; train on one part "
-    "of the log and evaluate on the other (koffline data split)"
-)
 
 
 def evaluate(
@@ -142,8 +137,7 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     of_care = (GAPS, ORDER, STARTS, SHARED)
     gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(of_care)]
-    gaps += [_TRAINED] * (TRAINED + workspace.log.log.sha256 in workspace.policy.notes)
-    gaps += cautions(workspace.transitions)
+    gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
     scale = workspace.problem.reward_scale

@@ -19,7 +19,7 @@ from koffline.data.units import hash_rows
 from koffline.errors import DataError, KofflineError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import chunk_rows_for, describe_actions
-from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded
+from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded, training_rows
 from koffline.untrusted.limits import one_line
 
 Fingerprints = UInt64[np.ndarray, " row"]
@@ -36,8 +36,8 @@ class ValueFunction:
     """Q(s, a) in units of the discounted return.
 
     function: (observations (N, ...), actions (N,) or (N, k)) -> (N,). It is called in chunks. trained_on:
-    `row_fingerprints` of the rows it was fitted to, None where unknown. notes: sentences for a person about
-    what these values are.
+    `row_fingerprints` of the rows it was fitted to, all or the smallest; None where unknown. notes: sentences
+    for a person about what these values are.
     """
 
     name: str
@@ -191,7 +191,8 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
         if found == "d3":
             from koffline.algos.model_files import load
 
-            return _of_model(load(path), space, name)
+            rows, made = training_rows(path), _of_model(load(path), space, name)
+            return dataclasses.replace(made, trained_on=None if rows is None else rows.fingerprints)
         if found == "torchscript":
             return _read(read_torchscript(path), space, shape, name)
         raise DataError(f"{name}: a {found} file holds a policy, no value function; give {_ACCEPTED}")

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped, UInt64
 
 from koffline.data.transitions import ActionSpace, Discrete
 from koffline.errors import PolicyError, refuse
@@ -27,7 +27,6 @@ SUM_TOLERANCE = 1e-4
 NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
-TRAINED = "It was trained on the log whose rows have the digest "  # of notes
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
@@ -38,13 +37,24 @@ def chunk_rows_for(observation_shape: Sequence[int], copies: int = 1) -> int:
 
 
 @dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """What a policy learnt from: part or all of the log whose rows have the digest ``sha256``.
+
+    ``fingerprints (M,)``: the smallest ones of its rows; none where unknown.
+    """
+
+    sha256: str
+    fingerprints: UInt64[np.ndarray, " row"]
+
+
+@dataclass(frozen=True, eq=False)
 class DiscretePolicy:
     """A distribution over n actions for each observation.
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
     observation_shape: shape of one observation; None accepts any.
     copies: how often the function copies each row, so that it gets fewer rows at a time.
-    notes: sentences for a person on how it is understood.
+    notes: sentences for a person on how it is understood. trained_on: None where unknown.
     """
 
     n: int
@@ -53,6 +63,7 @@ class DiscretePolicy:
     observation_shape: tuple[int, ...] | None = None
     copies: int = 1
     notes: tuple[str, ...] = ()
+    trained_on: TrainingRows | None = None
 
     def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
@@ -77,7 +88,7 @@ class ContinuousPolicy:
     mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws;
     None where that is unknown.
     sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
-    observation_shape, copies, notes: as in `DiscretePolicy`.
+    observation_shape, copies, notes, trained_on: as in `DiscretePolicy`.
     density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
     it is unknown.
     cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
@@ -93,6 +104,7 @@ class ContinuousPolicy:
     cut_to: tuple[np.ndarray, np.ndarray] | None = field(default=None, repr=False)
     copies: int = 1
     notes: tuple[str, ...] = ()
+    trained_on: TrainingRows | None = None
 
     @property
     def deterministic(self) -> bool:

@@ -29,6 +29,7 @@ from koffline.envs.make import Copies
 from koffline.errors import ConfigError, refuse
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
+from koffline.ope.value_functions import counted_rows
 from koffline.policies.base import describe_actions
 from koffline.store.files import digest_of
 from koffline.store.run_record import start_run, versions
@@ -37,6 +38,7 @@ from koffline.train.config import FILES, DataSettings, EnvironmentSettings, Trai
 # Shares of the memory limit: the libraries take some hundred megabytes beside them.
 _POOL_SHARE, _SAMPLE_SHARE = 0.5, 0.05
 _SAMPLE_ROWS = 20_000
+_FINGERPRINTS = 1024
 _LOG = logging.getLogger(__name__)
 
 
@@ -171,7 +173,9 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     if data.statistics is not None:
         trained, held_out = data.statistics.rows, rows - data.statistics.rows
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
-    source = {"source": config.data.source, **counts, "lazy": isinstance(data.log, LazyTransitions)}
+    is_lazy = isinstance(data.log, LazyTransitions)  # then the rows here are only some of those trained on
+    some = np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS].astype("<u8").tobytes().hex()
+    source = {"source": config.data.source, **counts, "lazy": is_lazy, "fingerprints": some}
     known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}
     return start_run("train", config.files(), config=config.resolved(), versions=versions(), **known)
 

@@ -21,6 +21,8 @@ from koffline.data import quiet
 from koffline.data.sources import write_transitions
 from koffline.data.units import split_log
 from koffline.errors import ConfigError
+from koffline.ope.cross_fit import measure_freshness
+from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from koffline.policies.files import read_d3
 from koffline.train.config import load_config
@@ -30,8 +32,8 @@ from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import check_equal, is_discrete, make_config, make_log, write_log
 
 
-def run(folder, kind="dqn", assignments=(), **options):
-    source = write_log(folder, is_discrete(kind))
+def run(folder, kind="dqn", assignments=(), episodes=6, **options):
+    source = write_log(folder, is_discrete(kind), episodes=episodes)
     config = load_config(make_config(source, kind), assignments)
     return train(config, folder / "run", **options)
 
@@ -133,15 +135,21 @@ def test_evaluation_of_a_saved_policy(kind, tmp_path):
 
 
 def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
-    model, log = run(tmp_path, "dqn").model, make_log(episodes=100)
-    trained_on = koffline.load_policy(model, log.action_space, log.observation_shape).notes[-1]
-    assert trained_on.endswith(koffline.open_transitions(write_log(tmp_path)).sha256)
-    note = trained_on[:-64] + log.sha256
-    policy = DiscretePolicy(2, lambda states: np.full((len(states), 2), 0.5), notes=(note,))
-    for rows, is_said in ((log, True), (koffline.split_transitions(log)[0], False)):
+    trained = make_log(episodes=100)
+    model, fresh = run(tmp_path, "dqn", episodes=100).model, make_log(episodes=50, seed=1)
+    space, shape = trained.action_space, trained.observation_shape
+    known = koffline.load_policy(model, space, shape).trained_on
+    policy = DiscretePolicy(2, lambda states: np.full((len(states), 2), 0.5), trained_on=known)
+    part = koffline.split_transitions(trained, 0.5)[0]
+    for rows, told in ((trained, 1), (part, 1), (fresh, 0)):
         found = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
         assert found.interval is not None
-        assert is_said == any(reason.startswith("training: ") for reason in found.verdict.reasons)
+        said = [reason for reason in found.verdict.reasons if reason.startswith("training: ")]
+        assert sum("the policy was trained on these rows" in reason for reason in said) == len(said) == told
+    values = as_value_function(model, space, shape)
+    assert measure_freshness(values, fresh) == (True, ())
+    with pytest.raises(ConfigError, match=r"was fitted to 100% of these rows"):
+        measure_freshness(values, part)
 
 
 def test_a_split_of_episodes():
