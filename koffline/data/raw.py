@@ -25,6 +25,7 @@ GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
 STARTS = "starts: "  # beginning of a note on episodes whose beginning is missing
 SHARED = "units: "  # beginning of a note on rows that are not independent
+CAUTIONS = frozenset(kind.removesuffix(": ") for kind in (GAPS, ORDER, STARTS, SHARED))  # ask for care
 # Reads metadata from plain values by the names of its fields; other keys are ignored. Raises ValueError.
 METADATA = TypeAdapter(Metadata)
 # Undeclared whole-number actions count as discrete up to this number of choices.

@@ -264,7 +264,8 @@ def _say_guesses(
     given, are = " and ".join(missing), "them was" if len(missing) > 1 else "it was"
     told = f"A certificate is one only with {given} given: what stands in for {are} read off the log."
     if interval is not None:
-        interval = dataclasses.replace(interval, assumptions=names.READ_OFF + interval.assumptions)
+        text = f"Bounds were read off the log. {interval.assumptions}"
+        interval = dataclasses.replace(interval, assumptions=text, is_guess=True)
     return interval, (told,)
 
 
@@ -279,7 +280,7 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
         for name in ("is", "pdis"):
             made = estimates[name].diagnostics["intervals"] if name in estimates else {}
             if kind in made:
-                interval, _ = _say_guesses(workspace.settings, Interval(**made[kind]), with_norm=False)
+                interval, _ = _say_guesses(workspace.settings, made[kind], with_norm=False)
                 rows.append(BoundRow(f"{kind} ({name})", interval, None))
     return tuple(rows)
 

@@ -12,7 +12,7 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.raw import GAPS, ORDER, SHARED, STARTS
+from koffline.data.raw import CAUTIONS
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
@@ -31,6 +31,7 @@ from koffline.ope.results import (
     EstimateTable,
     Evidence,
     PointEstimate,
+    Reason,
     Verdict,
 )
 from koffline.ope.stream_settings import StreamSettings
@@ -135,8 +136,8 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     robust = None
     if found.name not in known.OVER_EPISODES:  # of the rows in memory: all would need another pass
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
-    of_care = (GAPS, ORDER, STARTS, SHARED)
-    gaps = [note for note in workspace.log.log.metadata.notes if note.startswith(of_care)]
+    noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
+    gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
     gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)

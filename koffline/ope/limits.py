@@ -20,7 +20,6 @@ from koffline.data.units import cluster_sums
 from koffline.errors import DataError
 from koffline.ope.results import Interval, PointEstimate
 
-NO_INTERVAL = "No interval: "  # beginning of a sentence on a missing interval
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
 NOTABLE = 0.02  # smallest gap between estimates that is mentioned, in rms returns
 _ANY_GAMMA = 0.5
@@ -91,17 +90,21 @@ class Limits:
             warnings.append(f"{impossible}; the nearest possible value is given.")
             reasons = None if reasons is None else [*reasons, "the estimate is impossible"]
         value = min(max(value, low), high)
+        why = None
         if interval is not None and reasons:
-            warnings.append(f"{NO_INTERVAL}{'; '.join(reasons)}.")
+            why = "; ".join(reasons)
             bare = found.uplift and dataclasses.replace(found.uplift, interval=None, behavior_interval=None)
             found, interval = dataclasses.replace(found, uplift=bare), None
         elif interval is not None:
             interval, note = self.cut(interval)
+            why, note = (note, None) if interval is None else (None, note)
             warnings += [note] if note else []
+        warnings += [f"No interval: {why}."] if why else []
         if found.uplift is not None and (logged := found.uplift.behavior_interval) is not None:
             uplift = dataclasses.replace(found.uplift, behavior_interval=logged.within(self.bounds))
             found = dataclasses.replace(found, uplift=uplift)
-        return dataclasses.replace(found, value=value, interval=interval, warnings=tuple(warnings))
+        found = dataclasses.replace(found, value=value, interval=interval, why_no_interval=why)
+        return dataclasses.replace(found, warnings=tuple(warnings))
 
     def impossible(self, value: float) -> str | None:
         """Clause on a value that rewards and γ do not allow; None for a possible value."""
@@ -111,12 +114,15 @@ class Limits:
         return f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], {_WHERE}"
 
     def cut(self, interval: Interval) -> tuple[Interval | None, str | None]:
-        """Part of an interval that rewards and γ allow, and a sentence if that is not all of it."""
+        """Part of an interval that rewards and γ allow, and a sentence if that is not all of it.
+
+        If nothing of it is, None and a clause.
+        """
         (low, high), (below, above) = self.bounds, self._slack
         text = f"[{interval.low:.4g}, {interval.high:.4g}]"
         within = f"[{low:.4g}, {high:.4g}], {_WHERE}"
         if interval.low > high + above or interval.high < low - below:
-            return None, f"{NO_INTERVAL}{text} lies wholly outside {within}."
+            return None, f"{text} lies wholly outside {within}"
         is_whole = interval.low >= low - below and interval.high <= high + above
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
@@ -205,9 +211,12 @@ class LogFacts:
         """Share of a constant reward's value that lies beyond what any episode shows.
 
         (γ · (1 − share of rows that end an episode))^longest: a process that ends has less of a future. 0
-        without episodes.
+        without episodes, and where all end by themselves after the same step.
         """
-        return (self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest if self.episodes else 0.0
+        is_fixed = self.terminated * self.longest == self.rows  # as many ends as episodes of that length
+        if not self.episodes or is_fixed:
+            return 0.0
+        return float((self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest)
 
     @property
     def endings(self) -> int | None:

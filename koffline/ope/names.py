@@ -47,7 +47,6 @@ CALIBRATED_EPISODE_KINDS = (EPISODES_T, EPISODES_BOOTSTRAP)
 CERTIFIED_EPISODE_KINDS = (HOEFFDING, EMPIRICAL_BERNSTEIN)
 EPISODE_KINDS = CALIBRATED_EPISODE_KINDS + CERTIFIED_EPISODE_KINDS
 CERTIFIED_KINDS = (KERNEL_CERTIFIED, *CERTIFIED_EPISODE_KINDS)
-READ_OFF = "Bounds were read off the log. "  # prefix of the assumptions of an uncertified interval
 KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 
 
@@ -85,6 +84,3 @@ def check_interval(name: str, kind: str) -> None:
             f"{name} has no interval of kind '{kind}'; give one of {', '.join(kinds_for(name))}, or an "
             f"estimator that has it ({', '.join(having(kind))})"
         )
-
-
-STATE, DRIFT = "state: ", "drift: "  # beginnings of reasons for care: rows before matter, the world changes

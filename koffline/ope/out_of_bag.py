@@ -257,7 +257,7 @@ class RowSums(Sums):
 
     def warnings(self) -> tuple[str, ...]:
         """Sentences for what should worry a reader of the diagnostics."""
-        return tuple(reason.partition(": ")[2] for reason in doubts_of_weights(self.diagnostics()))
+        return tuple(reason.text for reason in doubts_of_weights(self.diagnostics()))
 
 
 def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "episodes") -> PointEstimate:

@@ -22,7 +22,7 @@ from koffline.ope.comparisons import (
     compare_replicas,
 )
 from koffline.ope.evaluation import evaluate, may_look_back
-from koffline.ope.names import AUTO, DRIFT, STATE
+from koffline.ope.names import AUTO
 from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift, Verdict
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
@@ -125,7 +125,7 @@ def select_policies(
     named = _named_policies(policies, transitions)
     ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
     (estimates, failed), notes = ask(**options), []
-    matters = [name for name, one in estimates.items() if _reasons(one, STATE)]
+    matters = [name for name, one in estimates.items() if one.verdict.because("state")]
     rows = max((estimates[name].diagnostics["memory_rows"] for name in matters), default=0)
     if rows and may_look_back(**chosen):
         notes = [_LOOKED_BACK.format(name=matters[0], rows=rows)]
@@ -158,11 +158,6 @@ def _estimate_each(
     return estimates, failed
 
 
-def _reasons(estimate: Estimate, *beginnings: str) -> tuple[str, ...]:
-    """Reasons for care of an estimate that begin so."""
-    return tuple(reason for reason in estimate.verdict.reasons if reason.startswith(beginnings))
-
-
 def _ranked(
     estimates: dict[str, Estimate], failed: dict[str, str], notes: list[str], started: float
 ) -> PolicyRanking:
@@ -171,7 +166,7 @@ def _ranked(
     answered = {name: estimates[name] for name in names if estimates[name].interval is not None}
     found = []
     for one in (estimates[name] for name in names):
-        said = _reasons(one, STATE, DRIFT)
+        said = one.verdict.because("state", "drift")
         if one.interval is None and answered:
             said = (_UNANSWERED.format(one.verdict),)
         found.append(dataclasses.replace(one, warnings=(*said, *one.warnings)))

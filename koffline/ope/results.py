@@ -52,6 +52,7 @@ def without_seconds(content: Any) -> Any:
 
 
 CERTIFIED, CALIBRATED = "certified", "calibrated"
+SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ class Interval(Record):
 
     ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …): a calibrated interval is right
     on average over many logs (asymptotically, or by resampling), a certified one holds for any number of rows
-    under the stated ``assumptions``. ``norm_bound`` is ρ, the largest norm that a value function may have in
-    the class behind the interval; None where there is no class.
+    under the stated ``assumptions``; ``is_guess``: unless bounds that were read off the log are wrong.
+    ``norm_bound`` is ρ, the largest norm that a value function may have in the class behind the interval;
+    None where there is no class. In units of the discounted return; ``level``: nominal coverage, in (0, 1).
     """
 
     low: float
@@ -70,6 +72,7 @@ class Interval(Record):
     kind: str
     assumptions: str = ""
     norm_bound: float | None = None
+    is_guess: bool = False
 
     @property
     def width(self) -> float:
@@ -115,7 +118,8 @@ class PointEstimate(Record):
 
     ``standard_error`` is asymptotic, over the independent units of the log (episodes, or rows where there
     are none); None where the estimator has none. ``effective_sample_size`` counts units of the same kind:
-    (Σw)²/Σw². ``warnings`` are sentences for a person; nothing is NaN without one.
+    (Σw)²/Σw². ``warnings`` are sentences for a person; nothing is NaN without one. ``why_no_interval``: a
+    clause where the log allows none.
     """
 
     name: str
@@ -125,22 +129,42 @@ class PointEstimate(Record):
     uplift: Uplift | None = None
     effective_sample_size: float | None = None
     warnings: tuple[str, ...] = ()
+    why_no_interval: str | None = field(default=None, repr=False)
     diagnostics: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reason(Record):
+    """Why a log answers less than well: ``kind``, what is missing (support, size, state …), and a clause."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
 
 
 @dataclass(frozen=True)
 class Verdict(Record):
     """``answer``: "supported", "with care" or "not answerable from this log", with the ``reasons`` for less
-    than the first; each begins with what is missing (gaps, support, size, horizon …).
-    ``sentence`` says it with the number.
+    than the first. ``sentence`` says it with the number.
     """
 
     answer: str
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
     sentence: str = ""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the log does not answer."""
+        return self.answer == NOT_ANSWERABLE
+
+    def because(self, *kinds: str) -> tuple[str, ...]:
+        """Reasons of these kinds."""
+        return tuple(str(reason) for reason in self.reasons if reason.kind in kinds)
+
     def __str__(self) -> str:
-        return self.answer + (f" ({'; '.join(self.reasons)})" if self.reasons else "")
+        return self.answer + (f" ({'; '.join(map(str, self.reasons))})" if self.reasons else "")
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,11 +16,11 @@ from jaxtyping import Float, Shaped, UInt64
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transitions
 from koffline.data.units import hash_rows
-from koffline.errors import DataError, KofflineError, nearest_name
+from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import chunk_rows_for, describe_actions
+from koffline.policies.base import as_numbers, call_in_chunks, describe_actions
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded, training_rows
-from koffline.untrusted.limits import one_line
+from koffline.untrusted.limits import one_line_errors
 
 Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (
@@ -53,10 +53,8 @@ class ValueFunction:
         """Values (N,) float64. Raises DataError."""
         kind = np.int64 if isinstance(self.action_space, Discrete) else np.float64
         columns = np.asarray(observations), np.asarray(actions, kind)
-        size = chunk_rows_for(self.observation_shape)
-        starts = range(0, len(observations), size)
-        parts = [self._ask([column[start : start + size] for column in columns], start) for start in starts]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        refused = partial(one_line_errors, self.name, kind=DataError)
+        return call_in_chunks("value function", self.function, _checked, (), *columns, refused=refused)
 
     def expected(
         self,
@@ -88,31 +86,17 @@ class ValueFunction:
         """Yield the rows' numbers and this one model for all; `koffline.ope.cross_fit` has several."""
         yield np.arange(len(transitions)), self
 
-    def _ask(self, columns: list[np.ndarray], first: int) -> np.ndarray:
-        """Values of some rows: (N,) or (N, 1) from an array, tensor or list, as float64. Raises DataError."""
-        rows = len(columns[0])
-        try:
-            array = _numbers(self.function(*columns))
-        except KofflineError:
-            raise
-        except (Exception, SystemExit) as error:
-            shapes = " and actions ".join(str(column.shape) for column in columns)
-            told = f"the value function failed on observations {shapes} with {one_line(error)}"
-            remedy = "check that it accepts such a batch and returns numbers (N,)"
-            raise DataError(f"{self.name}: {told}; {remedy}") from error
-        if array.shape not in ((rows,), (rows, 1)):
-            told = f"the values have shape {array.shape} for {rows} rows"
-            raise DataError(f"{self.name}: {told}; return one value per row, ({rows},)")
-        array = array.reshape(rows)
-        if not np.isfinite(array).all():
-            row = int(np.argmin(np.isfinite(array)))
-            told = f"the value of row {first + row} is {array[row]}; the model has diverged"
-            raise DataError(f"{self.name}: {told} or the row is outside what it accepts")
-        return array
 
-
-def _numbers(raw: Any) -> np.ndarray:
-    return np.asarray(raw.detach().cpu() if hasattr(raw, "detach") else raw, dtype=np.float64)
+def _checked(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
+    """Check values (N,) or (N, 1)."""
+    if output.shape not in ((rows,), (rows, 1)):
+        told = f"the values have shape {output.shape} for {rows} rows"
+        raise DataError(f"{told}; return one value per row, ({rows},)")
+    output = output.reshape(rows)
+    if not np.isfinite(output).all():
+        worst = output[np.argmin(np.isfinite(output))]
+        raise DataError(f"a value is {worst}; the model has diverged or the row is outside what it accepts")
+    return output
 
 
 def row_fingerprints(transitions: Transitions) -> Fingerprints:
@@ -254,7 +238,7 @@ def _taken(
     function: Callable[..., Any], name: str, space: ActionSpace, observations: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
     """Values of actions by a function of observations alone: a table Q(s, ·) (N, n)."""
-    table = _numbers(function(observations))
+    table = as_numbers(function(observations))
     if not isinstance(space, Discrete) or table.shape != (len(observations), space.n):
         raise DataError(
             f"{name}: the values of {len(observations)} observations have shape {table.shape}, the log has "

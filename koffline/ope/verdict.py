@@ -13,10 +13,21 @@ import numpy as np
 
 from koffline.data.transitions import Transitions
 from koffline.errors import counted
-from koffline.ope.limits import MUCH_UNSEEN, NO_INTERVAL, Limits
-from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
+from koffline.ope.limits import MUCH_UNSEEN, Limits
+from koffline.ope.names import CERTIFIED_KINDS
 from koffline.ope.problem import EvaluationProblem
-from koffline.ope.results import BoundRow, Interval, PointEstimate, Verdict, describe_coverage, percent
+from koffline.ope.results import (
+    NOT_ANSWERABLE,
+    SUPPORTED,
+    WITH_CARE,
+    BoundRow,
+    Interval,
+    PointEstimate,
+    Reason,
+    Verdict,
+    describe_coverage,
+    percent,
+)
 from koffline.policies import DiscretePolicy, Policy
 
 LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
@@ -25,7 +36,6 @@ _FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too 
 _REFERENCE_ROWS = 20_000
 _QUERY_ROWS = 2_000
 _NEAR_QUANTILE = 0.95
-SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
@@ -156,7 +166,7 @@ def judge(
     coverage: Coverage,
     scale: float,
     robust: PointEstimate | None = None,
-    gaps: Sequence[str] = (),
+    gaps: Sequence[Reason] = (),
 ) -> Verdict:
     """Judge an estimate as *supported*, *with care* or *not answerable from this log*, with reasons.
 
@@ -164,19 +174,14 @@ def judge(
     the log visits what the policy does. gaps: what its reader found missing or unknown inside episodes.
     """
     if hopeless := _why_not(found, coverage, scale):
-        what = "result" if hopeless.startswith("interval") else "log"
-        why = f"This {what} does not say what the policy is worth: {_detail(hopeless)}."
+        what = "result" if hopeless.kind == "interval" else "log"
+        why = f"This {what} does not say what the policy is worth: {hopeless.text}."
         return Verdict(NOT_ANSWERABLE, (hopeless,), why)
     doubts = [*gaps, *_doubts(found, limits, coverage, scale, robust)]
     near = f"{coverage.fraction:.0%}"
     more = f" (and {counted(len(doubts) - 1, 'more reason')})" if len(doubts) > 1 else ""
-    care = f"take it with care: {_detail(doubts[0])}{more}" if doubts else f"coverage is good ({near})"
+    care = f"take it with care: {doubts[0].text}{more}" if doubts else f"coverage is good ({near})"
     return Verdict(WITH_CARE if doubts else SUPPORTED, tuple(doubts), f"{_finding(found)}; {care}.")
-
-
-def _detail(reason: str) -> str:
-    """Text of a reason without its leading keyword."""
-    return reason.partition(": ")[2]
 
 
 def _finding(found: PointEstimate) -> str:
@@ -205,63 +210,67 @@ def plus_minus(value: float, interval: Interval) -> str:
     return f"{shown} ± {half:,.{min(digits, 12)}f}" if is_middle else f"{shown} ({low} to {high})"
 
 
-def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> str | None:
+def _why_not(found: PointEstimate, coverage: Coverage, scale: float) -> Reason | None:
     """Reason why the log does not answer; None if it does."""
     if coverage.reasons:
-        return f"support: {coverage.reasons[0]}"
+        return Reason("support", coverage.reasons[0])
     if found.interval is None:
-        told = [text.removeprefix(NO_INTERVAL) for text in found.warnings if text.startswith(NO_INTERVAL)]
-        return f"interval: there is no interval{': ' if told else ''}{'; '.join(told).strip(' .')}"
+        told = f": {found.why_no_interval}" if found.why_no_interval else ""
+        return Reason("interval", f"there is no interval{told}")
     if 0.5 * found.interval.width > _TOO_WIDE * scale:
-        return "size: the interval is wider than the returns; log more episodes"
+        return Reason("size", "the interval is wider than the returns; log more episodes")
     return None
 
 
 def _doubts(
     found: PointEstimate, limits: Limits, coverage: Coverage, scale: float, robust: PointEstimate | None
-) -> Iterator[str]:
+) -> Iterator[Reason]:
     """Yield reasons to act on an answer with care."""
     assert found.interval is not None
     if coverage.fraction < LOW_COVERAGE:
-        yield f"support: {describe_coverage(coverage.fraction)}"
+        yield Reason("support", describe_coverage(coverage.fraction))
     if coverage.unlogged > _UNLOGGED:
-        yield f"support: {coverage.told}; it is valued as if it took its others there"
+        yield Reason("support", f"{coverage.told}; it is valued as if it took its others there")
     if limits.facts.units < FEW_EPISODES:
         units = counted(round(limits.facts.units), "independent unit")
-        yield f"size: {units} (episodes, rows or clusters) in the log"
+        yield Reason("size", f"{units} (episodes, rows or clusters) in the log")
     if limits.facts.endings is not None and limits.facts.endings < _FEW_WEIGHTED:
         which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
-        yield f"size: only {which}, and no reward tells policies apart"
+        yield Reason("size", f"only {which}, and no reward tells policies apart")
     if limits.facts.unseen >= MUCH_UNSEEN:
-        yield f"horizon: {limits.facts.unseen:.0%} of a constant reward lies beyond the longest episode"
+        share = f"{limits.facts.unseen:.0%}"
+        yield Reason("horizon", f"{share} of a constant reward lies beyond the longest episode")
     if 0.5 * found.interval.width > _WIDE * scale:
         half = 0.5 * found.interval.width / scale
-        yield f"size: the interval reaches {half:.0%} of the rms return either way"
+        yield Reason("size", f"the interval reaches {half:.0%} of the rms return either way")
     elif limits.facts.episodes and 0.5 * found.interval.width > _WIDE_OF_USUAL * float(
         limits.facts.sizes.mean
     ):
-        yield "size: the interval reaches half of the mean |return| either way: few returns make up the value"
+        told = "the interval reaches half of the mean |return| either way"
+        yield Reason("size", f"{told}: few returns make up the value")
     if robust is None:
         size = found.effective_sample_size
         if size is not None and size < _FEW_WEIGHTED:
-            yield f"support: only {size:.1f} episodes (effective number) carry the weight"
+            yield Reason("support", f"only {size:.1f} episodes (effective number) carry the weight")
         for deviation in found.diagnostics.get("probabilities", ()):
-            yield f"contradiction: {deviation.rstrip('.')}"
+            yield Reason("contradiction", deviation.rstrip("."))
         return
     if not found.interval.holds(robust.value):
-        yield f"contradiction: the doubly robust estimate {robust.value:.4g} lies outside the interval"
+        told = f"the doubly robust estimate {robust.value:.4g}"
+        yield Reason("contradiction", f"{told} lies outside the interval")
     yield from doubts_of_weights(robust.diagnostics)
 
 
-def doubts_of_weights(weights: dict[str, Any]) -> Iterator[str]:
+def doubts_of_weights(weights: dict[str, Any]) -> Iterator[Reason]:
     """Yield what the diagnostics of marginal weights say against them."""
     units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
     if units < _FEW_WEIGHTED:
-        yield f"support: only {units:.1f} episodes or rows (effective number) carry the policy's visits"
+        few = f"only {units:.1f} episodes or rows (effective number)"
+        yield Reason("support", f"{few} carry the policy's visits")
     if abs(mass - 1.0) > _MASS_OFF:
-        yield f"support: the log's weights for the policy's visits average {mass:.2f}, not 1"
+        yield Reason("support", f"the log's weights for the policy's visits average {mass:.2f}, not 1")
     if negative > _NEGATIVE:
-        yield f"support: {negative:.0%} of the log's weights for the policy's visits are negative"
+        yield Reason("support", f"{negative:.0%} of the log's weights for the policy's visits are negative")
 
 
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
@@ -269,18 +278,18 @@ def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
 
     A certificate without guesses stays. So does an interval that is itself the reason: it is too wide.
     """
-    if verdict.answer != NOT_ANSWERABLE:
+    if not verdict.is_open:
         return found
     if _stands(found.interval, verdict):
         is_certified = found.interval is not None and found.interval.kind in CERTIFIED_KINDS
         return dataclasses.replace(found, uplift=None) if is_certified else found
-    bare = {key: value for key, value in found.diagnostics.items() if not key.startswith("interval")}
+    bare = {key: value for key, value in found.diagnostics.items() if key not in ("interval", "intervals")}
     return dataclasses.replace(found, interval=None, uplift=None, diagnostics=bare)
 
 
 def without_guess(bound: BoundRow, verdict: Verdict) -> BoundRow:
     """`without_guesswork` for an interval that belongs to no estimator."""
-    if verdict.answer != NOT_ANSWERABLE or bound.interval is None or _stands(bound.interval, verdict):
+    if not verdict.is_open or bound.interval is None or _stands(bound.interval, verdict):
         return bound
     return BoundRow(bound.kind, None, "the log does not answer, and the interval would rest on it alone")
 
@@ -290,5 +299,5 @@ def _stands(interval: Interval | None, verdict: Verdict) -> bool:
     if interval is None:
         return False
     if interval.kind in CERTIFIED_KINDS:
-        return not interval.assumptions.startswith(READ_OFF)
-    return verdict.reasons[0].startswith("size: ")
+        return not interval.is_guess
+    return verdict.reasons[0].kind == "size"

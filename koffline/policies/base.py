@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ SUM_TOLERANCE = 1e-4
 NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
+Check = Callable[..., np.ndarray]
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
@@ -168,28 +170,41 @@ def describe_actions(space: ActionSpace) -> str:
 
 
 def _in_chunks(
-    policy: Policy,
-    function: Callable[..., Any],
-    check: Callable[..., np.ndarray],
-    columns: tuple[int, ...],
-    observations: np.ndarray,
-    *more: Any,
+    policy: Policy, function: Callable[..., Any], check: Check, columns: tuple[int, ...], *parts: Any
 ) -> np.ndarray:
-    """Call a function in chunks and check its output (N, *columns); arrays among `more` are chunked too."""
-    result = np.empty((len(observations), *columns))
-    size = chunk_rows_for(observations.shape[1:], policy.copies)
-    for start in range(0, len(observations), size):
+    """Call a policy's function in chunks."""
+    refused = partial(reading, policy.name)
+    return call_in_chunks("policy", function, check, columns, *parts, copies=policy.copies, refused=refused)
+
+
+def call_in_chunks(
+    what: str,
+    function: Callable[..., Any],
+    check: Check,
+    columns: tuple[int, ...],
+    *parts: Any,
+    copies: int = 1,
+    refused: Callable[..., AbstractContextManager[None]],
+) -> np.ndarray:
+    """Call a function in chunks of observations, the first part, and check its output (N, *columns).
+
+    Arrays among the other parts are chunked too. refused: makes errors ours.
+    """
+    result = np.empty((len(parts[0]), *columns))
+    size = chunk_rows_for(parts[0].shape[1:], copies)
+    for start in range(0, len(result), size):
         rows = slice(start, start + size)
         # copies: a function may write into its input, which torch does even to read-only arrays
-        parts = (observations, *more)
         given = [part[rows].copy() if isinstance(part, np.ndarray) else part for part in parts]
-        failed = f"the policy failed on observations of shape {given[0].shape}"
-        with reading(policy.name, failed, "check that it accepts such a batch"):
-            result[rows] = check(_numbers(function(*given)), len(given[0]), *columns)
+        shapes = " and actions ".join(str(part.shape) for part in given if isinstance(part, np.ndarray))
+        failed = f"the {what} failed on observations of shape {shapes}"
+        with refused(failed, "check that it accepts such a batch"):
+            result[rows] = check(as_numbers(function(*given)), len(given[0]), *columns)
     return result
 
 
-def _numbers(raw: Any) -> np.ndarray:
+def as_numbers(raw: Any) -> np.ndarray:
+    """Output of a function, float64 or bool. Raises PolicyError."""
     raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
     try:
         if np.iscomplexobj(raw):

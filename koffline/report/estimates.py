@@ -60,7 +60,7 @@ def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
 def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]:
     """Names and texts of the lines on one estimate."""
     found, uplift, own = estimate.diagnostics, estimate.uplift, estimate.diagnostics.get("logged_return")
-    is_open, over_episodes = estimate.verdict.answer.startswith("not"), estimate.estimator in OVER_EPISODES
+    is_open, over_episodes = estimate.verdict.is_open, estimate.estimator in OVER_EPISODES
     about = "no answer: the log does not support this number" if is_open else words.return_words(estimate)
     yield "verdict", str(estimate.verdict)
     yield "value", f"{estimate.value:.4g}   ({about})"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from koffline.ope.names import CERTIFIED_KINDS, READ_OFF
+from koffline.ope.names import CERTIFIED_KINDS
 from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, Uplift, percent
 from koffline.spread import Spread
 
@@ -105,7 +105,7 @@ def promise(interval: Interval) -> str:
     """Label of an interval: ``calibrated``, ``certified``, or certified if guessed bounds hold."""
     if interval.kind.split(" ")[0] not in CERTIFIED_KINDS:
         return CALIBRATED
-    return UNCERTAIN if interval.assumptions.startswith(READ_OFF) else CERTIFIED
+    return UNCERTAIN if interval.is_guess else CERTIFIED
 
 
 def described(record: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
@@ -134,9 +134,9 @@ def describe_lines(value: Any) -> list[str]:
     if isinstance(value, (list, tuple)):
         is_short = len(value) <= _LONGEST_LIST
         return [", ".join(map(number, value)) if is_short else count_of(len(value), "value")]
+    if isinstance(value, Interval):
+        return [f"{number(value.low)} … {number(value.high)} ({percent(value.level)})"]
     if not isinstance(value, Mapping):
         return [number(value)]
-    if "low" in value:
-        return [f"{number(value['low'])} … {number(value['high'])} ({percent(value['level'])})"]
     parts = ((str(key).replace("_", " "), part) for key, part in value.items() if part is not None)
     return [f"{name} {line}" for name, part in parts for line in describe_lines(part)] or ["–"]

@@ -45,7 +45,7 @@ def measure(name: str, spec: Any, seed: int, n_rows: int, options: dict[str, Any
         "relative_width": interval and interval.width / abs(truth),
         "coverage": table.diagnostics["coverage"],
         "verdict": table.verdict.answer,
-        "reasons": table.verdict.reasons,
+        "reasons": [str(reason) for reason in table.verdict.reasons],
         "warnings": [*table.warnings, *found["kloss"].warnings],
         "seconds": table.seconds,
     }

@@ -79,7 +79,7 @@ def measure(name: str, draw: int, n_rows: int, names: list[str], options: dict[s
         "truth": problem.value,
         "answers": answers,
         "verdict": table.verdict.answer,
-        "reasons": table.verdict.reasons,
+        "reasons": [str(reason) for reason in table.verdict.reasons],
         "seconds": table.seconds,
     }
 

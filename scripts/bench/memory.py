@@ -199,7 +199,7 @@ def answer(name: str, seed: int, history: int, n_rows: int, options: dict[str, A
         "value": found.value,
         "interval": None if interval is None else [interval.low, interval.high],
         "verdict": found.verdict.answer,
-        "state": [r for r in found.verdict.reasons if r.startswith(("state: ", "drift: "))],
+        "state": found.verdict.because("state", "drift"),
         "shift": found.diagnostics["memory_shift"],
         "p_value": found.diagnostics["memory_p_value"],
         "drift": found.diagnostics["drift_shift"],

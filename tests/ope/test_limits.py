@@ -186,4 +186,4 @@ def test_a_log_whose_rows_are_all_alike_answers_nothing_about_any_policy():
     assert all(row.estimate is None or row.estimate.interval is None for row in table.rows)
     assert all(bound.interval is None for bound in table.bounds)
     assert table.verdict.answer == "not answerable from this log"
-    assert "nothing in the log tells policies apart" in table.verdict.reasons[0]
+    assert "nothing in the log tells policies apart" in table.verdict.reasons[0].text

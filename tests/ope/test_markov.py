@@ -174,10 +174,10 @@ def test_the_verdict_names_the_remedy_and_the_remedy_helps() -> None:
     assert short.interval is not None
     assert not short.interval.holds(truth)
     assert short.verdict.answer == "with care"
-    assert "try --set history=1" in short.verdict.reasons[0]
+    assert "try --set history=1" in short.verdict.because("state")[0]
     assert long.interval is not None
     assert long.interval.holds(truth)
-    assert not [reason for reason in long.verdict.reasons if reason.startswith("state: ")]
+    assert not long.verdict.because("state")
     assert long.value_function is None
     assert default.value == long.value
     assert default.verdict == long.verdict
@@ -230,7 +230,7 @@ def test_episodes_that_end_by_a_clock_nobody_logged_ask_for_the_step() -> None:
     )
     found, truth = koffline.evaluate(log, POLICY, GAMMA, **QUICK), np.mean((1 - GAMMA**lengths) / (1 - GAMMA))
     assert found.settings["history"] is None
-    (reason,) = (reason for reason in found.verdict.reasons if reason.startswith("state: "))
+    (reason,) = found.verdict.because("state")
     about = float(reason.split("the value would be about ")[1].split(":")[0])
     assert "with the step as part of it" in reason
     assert abs(about - truth) < 0.5 * abs(found.value - truth)

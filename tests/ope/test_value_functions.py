@@ -99,7 +99,7 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
     ("given", "message"),
     [
         (lambda s, a: s, r"shape \(7, 2\) for 7 rows"),
-        (lambda s, a: np.full(len(s), np.nan), "value of row 0 is nan"),
+        (lambda s, a: np.full(len(s), np.nan), "a value is nan"),
         (lambda s, a: 1 / 0, "ZeroDivisionError"),
         (3.0, "float is no value function"),
         (lambda s: np.zeros((len(s), 4)), r"shape \(7, 4\)"),

@@ -144,7 +144,7 @@ def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
     for rows, told in ((trained, 1), (part, 1), (fresh, 0)):
         found = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
         assert found.interval is not None
-        said = [reason for reason in found.verdict.reasons if reason.startswith("training: ")]
+        said = found.verdict.because("training")
         assert sum("the policy was trained on these rows" in reason for reason in said) == len(said) == told
     values = as_value_function(model, space, shape)
     assert measure_freshness(values, fresh) == (True, ())

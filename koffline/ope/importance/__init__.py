@@ -101,7 +101,7 @@ def estimate_one(
         diagnostics={
             **problem.diagnostics(),
             **mixed,
-            "intervals": {kind: one.as_dict() for kind, one in found.items()},
+            "intervals": found,
         },
     )
 
