@@ -14,7 +14,7 @@ from koffline.data.d3rlpy_dump import d3rlpy_steps, episode_rows, steps_of
 from koffline.data.disk.batches import DRAWN, BlockSampler
 from koffline.data.raw import episodic_log
 from koffline.data.statistics import LogTally
-from koffline.data.transitions import Continuous, Discrete, Transitions
+from koffline.data.transitions import Continuous, Discrete, Transitions, check_in_memory
 from koffline.errors import DataError
 
 d3rlpy = import_d3rlpy()
@@ -69,6 +69,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     """
 
     def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
+        check_in_memory(transitions)
         self.transitions = transitions
         self._actions = transitions.actions.reshape(len(transitions), -1)  # (N, 1) indices or (N, k) vectors
         self._goes_on = ~last_rows(transitions.columns)  # whether the row below is the episode's next step

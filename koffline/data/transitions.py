@@ -284,3 +284,10 @@ class Transitions:
     def _set(self, checked: Mapping[str, np.ndarray]) -> None:
         held = {name: columns.read_only(column) for name, column in checked.items()}
         vars(self).update({**dict.fromkeys(COLUMNS), **held})
+
+
+def check_in_memory(log: Any) -> None:
+    """Raise DataError for a log on disk, or what is no log."""
+    if not isinstance(log, Transitions):
+        remedy = "give rows in memory: koffline.open_transitions(path, lazy=False)"
+        raise DataError(f"the log is a {type(log).__name__}; {remedy}")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Transitions, check_in_memory
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError, counted
 from koffline.ope.value_functions import (
@@ -72,6 +72,7 @@ def cross_fit(
     with ``seed``, of equal numbers of them; rows of weight zero are not fitted but get values. Raises
     ConfigError for fewer of them than folds.
     """
+    check_in_memory(transitions)
     transitions = without_late_ends(transitions)
     assigned, parts = assign_folds(transitions, folds, seed), []
     spaces = transitions.action_space, transitions.observation_shape

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from koffline.data.copies import without_copies
-from koffline.data.transitions import Discrete, Transitions
+from koffline.data.transitions import Discrete, Transitions, check_in_memory
 from koffline.data.units import without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
@@ -90,6 +90,7 @@ def diagnose(
     Raises KofflineError in one line.
     """
     started = time.perf_counter()
+    check_in_memory(transitions)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
@@ -103,7 +104,7 @@ def diagnose(
         seen_log, shown = log.select(own), _SHOWN.format(len(own))
         about = policy, test.gamma
         seen = bellman_test(model, seen_log, *about, seed=seed, allow_training_rows=True, **options)
-    draws, generator = int(options.get("action_draws", 8)), np.random.default_rng([seed, 1])
+    draws, generator = test.rows.settings.action_draws, np.random.default_rng([seed, 1])
     problem = prepare_problem(log, policy, test.gamma, draws, generator)
     coverage = measure_coverage(problem, generator)
     starts, values = problem.episode_starts, np.empty(len(problem.episode_starts))

@@ -100,14 +100,13 @@ def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
 
 def _diagnostics_of_networks(workspace: Workspace, head: str) -> dict[str, Any]:
     """Diagnostics of the trained networks as plain numbers."""
-    fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head()
-    agreeing = [value for name, value in heads.items() if name in ("kloss", "fqe", head)]
+    fitted, heads = workspace.fitted, workspace.fitted.estimate_by_head(*{head}.intersection(names.FITTED))
     shifts = {"memory": workspace.memory_shift, "drift": workspace.drift_shift}
     diagnostics = {
         **workspace.held_pass.diagnostics(workspace.problem.reward_scale),
         "effective_bandwidth": fitted.bandwidth,
         "estimates_by_head": heads,
-        "head_disagreement": max(agreeing) - min(agreeing),
+        "head_disagreement": max(heads.values()) - min(heads.values()),
         "replica_standard_deviation": fitted.summarise(fitted.values_of(fitted.head)).deviation,
         "training_steps": fitted.record.steps,
         "memory_rows": shifts["memory"] and shifts["memory"].rows,
@@ -198,8 +197,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
         reasons += workspace.coverage.reasons
     if found.name not in names.WITHOUT_MODEL:
         fitted = workspace.fitted
-        checked = [head for head in fitted.estimate_by_head() if head != "lstd"]
-        heads = {head: fitted.interval(fitted.values_of(head)) for head in checked}
+        heads = {head: fitted.interval(fitted.values_of(head)) for head in fitted.estimate_by_head()}
         reasons += contradiction(heads, fitted.problem.reward_scale, fitted.record.steps)
     return reasons
 

@@ -201,7 +201,8 @@ def merge_settings(
 ) -> EvaluationSettings:
     """Merge settings: explicit arguments win over ``settings``, then the log's hint, then the defaults."""
     own = {} if settings is None else settings.model_dump(exclude_unset=True)
-    return make_settings({"gamma": usual_gamma(transitions)}, own, given)
+    gamma = usual_gamma(transitions, given.get("gamma") or own.get("gamma"))
+    return make_settings({"gamma": gamma}, own, given)
 
 
 def estimate_all(

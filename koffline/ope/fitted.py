@@ -57,7 +57,7 @@ class ReplicaMean:
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """Stacked networks by head: ``kloss``, ``fqe`` and, once asked for, ``lstd`` share their hidden layers.
+    """Stacked networks by head: ``kloss`` and ``fqe``; `network_of` ``lstd`` shares their hidden layers, too.
 
     ``problem``: the rows that networks were trained on. ``fold`` reaches the whole log, whose effective
     number of units is ``units``. ``systems``: sums over it.
@@ -88,10 +88,11 @@ class FittedValues:
 
     def network_of(self, head: str) -> StackedMLP:
         """The networks with the last layer of a head."""
-        if head not in self.heads:
-            lstd = minimise_kernel_loss(self.record.network, self.temporal, self.settings.ridge)
-            self.heads[head] = lstd
-        return self.heads[head]
+        return self._lstd if head == "lstd" else self.heads[head]
+
+    @cached_property
+    def _lstd(self) -> StackedMLP:
+        return minimise_kernel_loss(self.record.network, self.temporal, self.settings.ridge)
 
     @property
     def start_features(self) -> Float[Tensor, "replica 2 parameter"]:
@@ -188,9 +189,10 @@ class FittedValues:
         assumptions = _ASSUMPTIONS.format(units=self.problem.kind)
         return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
 
-    def estimate_by_head(self) -> dict[str, float]:
-        """Mean of J over the replicas that did not diverge, by head, if it is finite."""
-        means = {head: float(self.values_of(head)[self.alive, 1].mean()) for head in self.heads}
+    def estimate_by_head(self, *more: str) -> dict[str, float]:
+        """Mean of J over the replicas that did not diverge, by head and of more ones, if it is finite."""
+        heads = dict.fromkeys((*self.heads, *more))
+        means = {head: float(self.values_of(head)[self.alive, 1].mean()) for head in heads}
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
 
     def describe_diverged(self) -> str:

@@ -127,17 +127,17 @@ class Limits:
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
 
-def usual_gamma(log: Transitions | LazyTransitions) -> float | None:
-    """The log's hint; any where every row ends its episode, so that nothing is discounted; else None.
+def usual_gamma(log: Transitions | LazyTransitions, given: float | None = None) -> float | None:
+    """The given one, else the log's hint; any where every row ends its episode: then nothing is discounted.
 
     Raises DataError for what is no log.
     """
     if not isinstance(log, (Transitions, LazyTransitions)):
         raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
     blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
-    if log.metadata.gamma is None and all(block.terminated.all() for block in blocks):
-        return _ANY_GAMMA
-    return log.metadata.gamma
+    if (gamma := log.metadata.gamma if given is None else given) is None:
+        return _ANY_GAMMA if all(block.terminated.all() for block in blocks) else None
+    return gamma
 
 
 def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -> list[str]:

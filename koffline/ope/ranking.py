@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.config import make_settings
+from koffline.config import EvaluationSettings
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
@@ -21,9 +22,10 @@ from koffline.ope.comparisons import (
     compare_intervals,
     compare_replicas,
 )
-from koffline.ope.evaluation import evaluate, may_look_back
+from koffline.ope.evaluation import evaluate, may_look_back, merge_settings
 from koffline.ope.names import AUTO
 from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift, Verdict
+from koffline.ope.stream_settings import StreamSettings
 from koffline.policies.base import Policy
 from koffline.policy_specs import as_policy
 
@@ -103,40 +105,39 @@ def select_policies(
     policies: Sequence[Any] | Mapping[str, Any],
     gamma: float | None = None,
     *,
-    seed: int = 0,
+    initial_observations: np.ndarray | None = None,
+    settings: EvaluationSettings | None = None,
+    stream: StreamSettings | None = None,
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
 ) -> PolicyRanking:
     """Rank policies by what they are worth, with intervals, and say which differ significantly.
 
     policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. progress: from a
-    policy's name to the function that hears of its gradient steps. Further options are those of
-    ``koffline.evaluate``.
+    policy's name to the function that hears of its gradient steps. All else as in ``koffline.evaluate``.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
     evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
     """
     started = time.perf_counter()
-    settings = options.get("settings") or make_settings({"gamma": 0.5})  # for its defaults
-    chosen = {
-        name: options.get(name, getattr(settings, name)) for name in ("estimator", "interval", "history")
-    }
-    if chosen["estimator"] == AUTO:
-        options["estimator"] = "kloss"  # differences are resampled with the networks
+    settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
+    looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
+    if settings.estimator == AUTO:  # differences are resampled with the networks
+        settings = settings.model_copy(update={"estimator": "kloss"})
     named = _named_policies(policies, transitions)
-    ask = partial(_estimate_each, transitions, named, gamma, progress, seed=seed)
-    (estimates, failed), notes = ask(**options), []
+    asked = {"initial_observations": initial_observations, "stream": stream}
+    ask = partial(_estimate_each, transitions, named, progress, **asked)
+    (estimates, failed), notes = ask(settings=settings), []
     matters = [name for name, one in estimates.items() if one.verdict.because("state")]
     rows = max((estimates[name].diagnostics["memory_rows"] for name in matters), default=0)
-    if rows and may_look_back(**chosen):
+    if rows and looks_back:
         notes = [_LOOKED_BACK.format(name=matters[0], rows=rows)]
-        estimates, failed = ask(**options, history=rows)
+        estimates, failed = ask(settings=settings.model_copy(update={"history": rows}))
     return _ranked(estimates, failed, notes, started)
 
 
 def _estimate_each(
     transitions: Transitions | LazyTransitions,
     named: dict[str, Policy],
-    gamma: float | None,
     progress: Callable[[str], Progress | None] | None,
     **options: Any,
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
@@ -145,7 +146,7 @@ def _estimate_each(
     for name, policy in named.items():
         watch = None if progress is None else progress(name)
         try:
-            estimates[name] = evaluate(transitions, policy, gamma, progress=watch, **options)
+            estimates[name] = evaluate(transitions, policy, progress=watch, **options)
         except ConfigError:
             raise
         except KofflineError as error:
@@ -166,7 +167,7 @@ def _ranked(
     answered = {name: estimates[name] for name in names if estimates[name].interval is not None}
     found = []
     for one in (estimates[name] for name in names):
-        said = one.verdict.because("state", "drift")
+        said = tuple(map(str, one.verdict.reasons))
         if one.interval is None and answered:
             said = (_UNANSWERED.format(one.verdict),)
         found.append(dataclasses.replace(one, warnings=(*said, *one.warnings)))
@@ -230,6 +231,6 @@ def _named_policies(
         raise ConfigError(f"{len(loaded)} policy was given; a ranking needs two or more")
     names = list(map(str, policies)) if isinstance(policies, Mapping) else []
     for policy in loaded[len(names) :]:
-        count = sum(other.name == policy.name for other in loaded[: len(names)])
-        names.append(policy.name if not count else f"{policy.name} ({count + 1})")
+        numbered = (f"{policy.name} ({number})" for number in itertools.count(2))
+        names.append(next(name for name in itertools.chain([policy.name], numbered) if name not in names))
     return dict(zip(names, loaded, strict=True))

@@ -1,5 +1,6 @@
 """Ranking policies: order, pairing, names, bad input; differences by hand."""
 
+import dataclasses
 import json
 import math
 
@@ -8,6 +9,7 @@ import pytest
 from scipy import stats
 
 import koffline
+from koffline.config import EvaluationSettings
 from koffline.errors import ConfigError, DataError, KofflineError, PolicyError
 from koffline.ope import ranking
 from koffline.ope.comparisons import compare_intervals, compare_replicas, holm
@@ -40,22 +42,22 @@ def test_the_better_policy_comes_first_and_differs() -> None:
 
 
 def test_a_policy_that_cannot_be_evaluated_is_named(monkeypatch) -> None:
-    def evaluate(log, policy, gamma, **options):
+    def evaluate(log, policy, **options):
         if policy.name == "wild":
             raise KofflineError("3 of 3 networks diverged")
-        return koffline.evaluate(log, policy, gamma, **{**options, **QUICK})
+        return koffline.evaluate(log, policy, **options)
 
     monkeypatch.setattr(ranking, "evaluate", evaluate)
     named = {
         name: DiscretePolicy(3, lambda s, a=action: np.tile(np.eye(3)[a], (len(s), 1)), name)
         for action, name in enumerate(("a", "wild", "b"))
     }
-    found = select_policies(discrete_log(), named, 0.9)
+    found = select_policies(discrete_log(), named, 0.9, **QUICK)
     assert {policy.name for policy in found.policies} == {"a", "b"}
     assert found.unranked == ({"name": "wild", "reason": "3 of 3 networks diverged"},)
     assert "wild is not ranked: 3 of 3 networks diverged" in found.warnings
     with pytest.raises(KofflineError, match=r"fewer than two policies could be evaluated \(wild: 3 of 3"):
-        select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9)
+        select_policies(discrete_log(), {"a": named["a"], "wild": named["wild"]}, 0.9, **QUICK)
 
 
 def test_a_policy_that_the_log_cannot_answer_comes_last_whatever_its_value() -> None:
@@ -63,7 +65,8 @@ def test_a_policy_that_the_log_cannot_answer_comes_last_whatever_its_value() -> 
     log = discrete_log()
     log = log.select(np.flatnonzero(log.actions < 2))
     named = {f"act {a}": lambda s, a=a: np.tile(np.eye(3)[a], (len(s), 1)) for a in range(3)}
-    found = select_policies(log, named, 0.9, **QUICK)
+    found = select_policies(log, named, settings=EvaluationSettings(gamma=0.9, seed=7, **QUICK), history=None)
+    assert found.seed == 7
     last = found.policies[-1]
     assert (last.name, last.interval, last.maybe_best) == ("act 2", None, False)
     assert last.verdict.answer.startswith("not answerable")
@@ -83,6 +86,11 @@ def test_policies_that_draw_their_actions_draw_with_the_generator_they_are_given
     found, again = (select_policies(continuous_log(), [NOISY, "uniform"], 0.9, **QUICK) for _ in range(2))
     assert found.to_json(timing=False) == again.to_json(timing=False)
     assert len(found.comparisons) == 1
+
+
+def test_every_policy_has_a_name_of_its_own() -> None:
+    policies = [dataclasses.replace(SOFT, name=name) for name in ("p", "p (2)", "p")]
+    assert list(ranking._named_policies(policies, discrete_log())) == ["p", "p (2)", "p (3)"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Value functions from whatever holds one, the rows that they have seen, and cross-fitting."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -147,6 +149,21 @@ def test_worlds_that_repeat_themselves_do_not_raise_false_alarms() -> None:
         found = measure_freshness(fitted_to(trained), log)
         assert found[0] is None
         assert "Rows repeat themselves" in found[1][0]
+
+
+def test_what_needs_rows_in_memory_says_so() -> None:
+    for ask in (koffline.bellman_test, koffline.diagnose, koffline.cross_fit):
+        unchecked = getattr(ask, "__wrapped__", ask)  # types are checked in tests alone
+        with one_line(DataError, match="the log is a type; give rows in memory"):
+            unchecked(*((sum, type, "uniform") if "q" in inspect.signature(ask).parameters else (type, sum)))
+
+
+def test_a_function_that_writes_into_its_input_leaves_the_log_as_it_is() -> None:
+    before = LOG.observations.copy()
+    as_value_function(lambda s, a: np.add(s, 1.0, out=s)[:, 0], THREE, (2,)).values(
+        LOG.observations, LOG.actions
+    )
+    np.testing.assert_array_equal(LOG.observations, before)
 
 
 def test_folds_are_whole_episodes_of_equal_number() -> None:

@@ -157,6 +157,11 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
         # a few actions that determine the space like all of them
         some = np.array(table.seen) if table.seen else np.zeros((1, table.widths.get(names[0], len(names))))
         table.action_space, settled = settle_space(some, asked, declared, table.source)
+        if table.categories and table.action_space != declared:
+            said = f"{names[0]} holds {len(table.categories)} actions ({listed(table.categories, 8)})"
+            raise DataError(
+                f"{said}, and another number is asked; leave that out, or name all (action_names)"
+            )
     before = described.metadata if described else Metadata(gamma=table.roles.gamma)
     metadata = replace(before, source=table.source, extra=extra)
     table.metadata = metadata.with_notes(*settled, *_open_questions(table))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from koffline.config import make_bellman_settings
-from koffline.data.transitions import Transitions
+from koffline.data.transitions import Transitions, check_in_memory
 from koffline.ope.bellman_test.case import BellmanCase, make_case
 from koffline.ope.bellman_test.forms import count_features, draw_signs
 from koffline.ope.bellman_test.witness import Witness
@@ -123,8 +123,8 @@ def bellman_test(
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """
-    gamma = usual_gamma(transitions) if gamma is None else gamma
-    settings = make_bellman_settings(gamma=gamma, seed=seed, **options)
+    check_in_memory(transitions)
+    settings = make_bellman_settings(gamma=usual_gamma(transitions, gamma), seed=seed, **options)
     space, shape = transitions.action_space, transitions.observation_shape
     policy = as_policy(policy, space, shape, features=transitions.metadata.features)
     function = q if isinstance(q, CrossFitted) else as_value_function(q, space, shape)
