@@ -168,9 +168,12 @@ def _aligned(
         notes += _gather_episodes(log)
     elif described is None and "steps" not in log:
         notes += _mark_episodes(log, has_timeouts="truncated" in keys)
+    metadata = raw.metadata.with_notes(*notes)
     if "next_observations" not in log:
-        notes += ["next observations were derived from the rows below", *follow(log, source)]
-    return RawLog(log, raw.action_space, raw.metadata.with_notes(*notes))
+        said, lost = follow(log, source)
+        metadata = metadata.with_notes("next observations were derived from the rows below", *said)
+        metadata = replace(metadata, lost_last_rows=lost or metadata.lost_last_rows)
+    return RawLog(log, raw.action_space, metadata)
 
 
 def _gather_episodes(log: dict[str, np.ndarray]) -> list[str]:

@@ -19,7 +19,6 @@ from koffline.data.transitions import Metadata, Transitions
 from koffline.errors import DataError, counted
 from koffline.untrusted.limits import parse_json
 
-# Words of the note of a reader that left such rows out.
 UNFOLLOWED = "the last step of an episode that did not terminate has no next observation"
 GAPS = "gaps: "  # beginning of a note on missing rows
 ORDER = "order: "  # beginning of a note on rows whose order is not known
@@ -164,13 +163,19 @@ def raw_log(
     asked: SpaceRequest | None,
     source: str,
     notes: Sequence[str] = (),
+    lost: bool = False,
 ) -> RawLog:
-    """Build the RawLog of a reader: settle the action space and append notes to those of the file."""
+    """Build the RawLog of a reader: settle the action space and append notes to those of the file.
+
+    lost: whether last rows were left out.
+    """
     actions = checks.as_array("actions", columns["actions"])
     space, settled = settle_space(actions, asked, described.action_space, source)
     columns["actions"] = shaped_actions(actions, space)
     notes = (*described.metadata.notes, *notes, *settled)
-    return RawLog(columns, space, dataclasses.replace(described.metadata, source=source, notes=notes))
+    lost = lost or described.metadata.lost_last_rows
+    about = dataclasses.replace(described.metadata, source=source, notes=notes, lost_last_rows=lost)
+    return RawLog(columns, space, about)
 
 
 def episodic_log(
@@ -184,9 +189,9 @@ def episodic_log(
     Files that we described end open episodes by a step that is no row.
     """
     columns = join_episodes(episodes, source)
-    notes = follow(columns, source)
+    notes, lost = follow(columns, source)
     if described is None:
-        return raw_log(columns, FileDescription(), asked, source, notes)
+        return raw_log(columns, FileDescription(), asked, source, notes, lost)
     if not described.episodes:
         del columns["episode_ids"]
     return raw_log(columns, described, asked, source)
@@ -205,8 +210,8 @@ def followed(log: Mapping[str, np.ndarray], last: np.ndarray) -> tuple[dict[str,
     return found | {"next_observations": log["observations"][kept + ~last[kept]]}, int(lost.sum())
 
 
-def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
-    """Add next observations in place, as `followed` does; return notes.
+def follow(log: dict[str, np.ndarray], source: str) -> tuple[list[str], bool]:
+    """Add next observations in place, as `followed` does; return notes, and whether rows were left out.
 
     Raises DataError if no row is left.
     """
@@ -218,7 +223,7 @@ def follow(log: dict[str, np.ndarray], source: str) -> list[str]:
     notes = [said] if lost else []
     if (checks.last_rows(log) & (log["terminated"] == 1)).any():
         notes.append("terminal rows hold their own observation as next observation (it has no influence)")
-    return notes
+    return notes, lost > 0
 
 
 def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> dict[str, np.ndarray]:

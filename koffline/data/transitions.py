@@ -25,6 +25,8 @@ class Metadata:
 
     ``sha256`` is the digest of the rows as they were read, ``gamma`` a hint in (0, 1), ``extra`` holds
     whatever else the file says, and ``notes`` what its reader assumed, derived or left out.
+    ``lost_last_rows``: whether it left out last rows of episodes that did not terminate, so that ends are too
+    frequent.
     """
 
     source: str | None = None
@@ -32,6 +34,7 @@ class Metadata:
     gamma: float | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lost_last_rows: bool = False
 
     def __post_init__(self) -> None:
         if self.gamma is not None and not 0.0 < self.gamma < 1.0:

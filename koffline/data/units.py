@@ -16,7 +16,6 @@ import numpy as np
 from jaxtyping import Int
 
 from koffline.data.disk.log import LazyTransitions, joined
-from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, counted
 from koffline.jobs import PassSettings
@@ -114,9 +113,9 @@ class Part:
 def stop_shares(log: Transitions) -> np.ndarray | None:
     """Share (T,) of episodes whose row at a step was left out, of those in which the world went on after it.
 
-    None unless the reader left out the last rows of episodes that did not terminate.
+    None unless the reader left out such rows.
     """
-    if not log.has_episodes or not any(UNFOLLOWED in note for note in log.metadata.notes):
+    if not (log.has_episodes and log.metadata.lost_last_rows):
         return None
     ends, lengths = log.episode_ends, np.asarray(log.episode_lengths)
     weights = log.row_weights[ends]
@@ -144,11 +143,10 @@ def without_late_ends(log: Transitions, units: Any = None, stops: Any = None) ->
     cut[gone - 1] = True
     left = np.delete(np.arange(len(log)), gone)
     found = {name: column[left] for name, column in {**log.columns, "truncated": cut}.items()}
-    notes = [note for note in log.metadata.notes if UNFOLLOWED not in note]
+    metadata = dataclasses.replace(log.metadata, lost_last_rows=False)
     if len(gone):
         said = f"{counted(len(gone), 'last row', 'was', 'were')} left out of episodes that terminated: where"
-        notes.append(f"{said} recording stops only their rows are complete, and would be too frequent")
-    metadata = dataclasses.replace(log.metadata, notes=tuple(notes))
+        metadata = metadata.with_notes(f"{said} recording stops they would be too frequent")
     return Transitions.of_checked(found, log.action_space, metadata=metadata)
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import torch
 
 import koffline
-from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Metadata
 from koffline.ope.learning import make_table
 from koffline.ope.limits import LogFacts, log_facts
@@ -140,9 +139,8 @@ def mortal_log(rows_after: bool, episodes: int = 3000, most: int = 3) -> kofflin
     flags = np.zeros((2, last[-1] + 1), dtype=bool)
     flags[0, last], flags[1, last] = ended, ~ended
     states = generator.normal(size=(2, len(flags[0]), 1))
-    note = f"1000 rows were left out: {UNFOLLOWED} in this file"
     return koffline.Transitions(
         states[0], generator.integers(2, size=len(flags[0])), np.ones(len(flags[0])), states[1], *flags,
         episode_ids=np.repeat(np.arange(episodes), kept), action_space=koffline.Discrete(2),
-        metadata=Metadata(notes=() if rows_after else (note,)),
+        metadata=Metadata(lost_last_rows=not rows_after),
     )  # fmt: skip

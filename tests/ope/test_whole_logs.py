@@ -8,7 +8,7 @@ import pytest
 
 import koffline
 from koffline.config import EvaluationSettings
-from koffline.data.raw import UNFOLLOWED
+from koffline.data.transitions import Metadata
 from koffline.data.units import stop_shares, without_late_ends
 from koffline.errors import ConfigError, DataError
 from koffline.ope import working_log
@@ -36,7 +36,7 @@ def stored(tmp_path_factory):
     for kind in ("discrete", "continuous", "rows", "left out"):
         folder, log = tmp_path_factory.mktemp("logs") / kind, uneven_log(kind.replace("left out", "discrete"))
         if kind == "left out":
-            log = log.with_metadata(log.metadata.with_notes(UNFOLLOWED))
+            log = log.with_metadata(Metadata(lost_last_rows=True))
         found[kind] = log, in_shards(log, folder, 90)
     return found
 

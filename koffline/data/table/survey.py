@@ -85,7 +85,8 @@ class Table:
     @property
     def noted(self) -> Metadata:
         """Metadata with notes on what was done to the rows so far."""
-        return self.metadata.with_notes(*self.counts.sentences(self.roles.time is not None))
+        noted = self.metadata.with_notes(*self.counts.sentences(self.roles.time is not None))
+        return replace(noted, lost_last_rows=noted.lost_last_rows or bool(self.counts.left_out))
 
 
 def prepare_table(
