@@ -65,7 +65,7 @@ def evaluate(
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator all --out runs/all
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --estimator wpdis --interval episodes-t
       koffline evaluate log.hdf5 --policy policy.d3 --gamma 0.99 --interval kernel-certified
-      koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --lazy --memory 2GB --workers 4
+      koffline evaluate shards/ --policy policy.d3 --gamma 0.99 --memory 2GB --workers 4
       koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99
       koffline evaluate log.parquet --mapping columns.yaml --policy policy.d3 --gamma 0.99 --by segment
 

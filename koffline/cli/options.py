@@ -21,7 +21,7 @@ from koffline.untrusted.limits import one_line_errors
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
 _PREFIX = "table_"  # of parameters about tables
-_OF_LARGE_LOGS = ("sample_rows", "lazy", "memory", "workers", "ray")
+_OF_LARGE_LOGS = ("sample_rows", "memory", "workers", "ray")
 
 
 class LogCommand(click.Command):
@@ -152,8 +152,7 @@ def worker_options(command: Command) -> Command:
 
 
 _MEMORY = ("--memory", "SIZE", f"Limit for rows read at once; default {DEFAULT_MEMORY}.")
-_SHARDS = "No effect: a folder of shards always stays on disk, other logs are read into memory."
-_ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, help=_SHARDS)
+_ON_DISK = click.option("--lazy", is_flag=True, expose_value=False, hidden=True)  # older commands have it
 reading_options = added([_ON_DISK, *_named([_MEMORY]), worker_options])
 
 
