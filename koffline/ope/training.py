@@ -122,6 +122,8 @@ class Training:
             ),
             progress=self._progress,
         )
+        if self._progress is not None:
+            self._progress(steps, steps, "solving last layers")
         return record
 
     def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
