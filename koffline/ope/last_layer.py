@@ -67,9 +67,7 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
 
 
 def minimise_kernel_loss(
-    network: StackedMLP,
-    system: Float[Tensor, "replica instrument column"],
-    ridge: float,
+    network: StackedMLP, system: Float[Tensor, "replica instrument column"], ridge: float
 ) -> StackedMLP:
     """The networks with the last layer θ of the least kernel loss ‖v − Bθ‖² of [B v], ridged to the old.
 

@@ -183,10 +183,7 @@ def _shift(
 
 
 def _weights(
-    problem: EvaluationProblem,
-    rows: Int[np.ndarray, " some"],
-    memory: _Memory,
-    generator: torch.Generator,
+    problem: EvaluationProblem, rows: Int[np.ndarray, " some"], memory: _Memory, generator: torch.Generator
 ) -> Float[np.ndarray, " some"]:
     """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h).
 

@@ -21,7 +21,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.kinds import is_shard_folder
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Discrete, requested_space
+from koffline.data.spaces import requested_space
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
