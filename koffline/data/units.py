@@ -258,5 +258,5 @@ def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part
 def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " unit"]:
     """Numbers of the units with the smallest hashes. Raises ConfigError for a log of one unit."""
     if count < 2:
-        raise ConfigError(f"held_out is {share:g}, but the log has one episode or cluster; give more to split it")
+        raise ConfigError(f"held_out is {share:g}, the log has one episode or cluster; give more to split it")
     return _smallest([count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT)
