@@ -22,6 +22,8 @@ from koffline.store.run_record import check_results, named_in, now, start_run
 if TYPE_CHECKING:
     from koffline.report import Report
 
+Given = str | None  # the text of an option that may be left out
+Texts = tuple[str, ...]
 # Parameters that name what a command reads.
 _INPUTS = (
     "data", "source", "config", "policy", "policies", "specs", "model", "model_path", "trained_on", "truth",

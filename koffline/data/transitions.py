@@ -242,11 +242,7 @@ class Transitions:
 
     @classmethod
     def of_checked(
-        cls,
-        checked: Mapping[str, Any],
-        space: Any,
-        units: np.ndarray | None = None,
-        metadata: Metadata | None = None,
+        cls, checked: Mapping[str, Any], space: Any, units: Any = None, metadata: Metadata | None = None
     ) -> Transitions:
         """Rows from columns that were checked when they were read; ``units`` number episodes without ids.
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.disk.log import LazyTransitions, joined
+from koffline.data.disk.log import AnyLog, LazyTransitions, joined
 from koffline.data.raw import UNFOLLOWED
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, counted
@@ -162,12 +162,7 @@ class UnitSample:
 
 
 def sample_units(
-    log: Transitions | LazyTransitions,
-    rows: int,
-    seed: int,
-    part: Part | None = None,
-    *,
-    settings: PassSettings | None = None,
+    log: AnyLog, rows: int, seed: int, part: Part | None = None, *, settings: PassSettings | None = None
 ) -> UnitSample:
     """Draw units uniformly without replacement, at least one, with about ``rows`` rows in total.
 

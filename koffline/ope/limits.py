@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions
 from koffline.data.units import cluster_sums
@@ -121,7 +121,7 @@ class Limits:
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
 
-def usual_gamma(log: Transitions | LazyTransitions) -> float | None:
+def usual_gamma(log: AnyLog) -> float | None:
     """The log's hint; any where every row ends its episode, so that nothing is discounted; else None.
 
     Raises DataError for what is no log.

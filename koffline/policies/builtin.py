@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -116,11 +117,7 @@ def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 
 
 def gaussian_log_density(
-    actions: Actions,
-    mean: np.ndarray,
-    deviation: np.ndarray,
-    low: np.ndarray | None = None,
-    high: np.ndarray | None = None,
+    actions: Actions, mean: np.ndarray, deviation: np.ndarray, low: Any = None, high: Any = None
 ) -> Float[np.ndarray, " row"]:
     """log N(a; mean, deviation²) summed over action numbers; with bounds, log of the mass beyond them there.
 

@@ -17,7 +17,7 @@ from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.kinds import is_shard_folder
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.sources import open_transitions
@@ -50,7 +50,7 @@ class TrainData:
     statistics: of a log on disk, of what is trained on.
     """
 
-    log: Transitions | LazyTransitions
+    log: AnyLog
     rows: Transitions
     held_out: Transitions | None
     statistics: LogTally | None = None
