@@ -14,15 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSource
-from koffline.objectives import (
-    GradientTD2,
-    MemoryLoss,
-    Objective,
-    Rows,
-    SaddlePoint,
-    ValueGradients,
-    gram_product,
-)
+from koffline.objectives import GradientTD2, MemoryLoss, Objective, SaddlePoint, ValueGradients, gram_product
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP, affine, outer_sum
 
 
@@ -122,7 +114,7 @@ class MemoryStep(Step):
             old = _residual_from(network.with_flat(self._before).forward(_both(batch)), batch)
             before = gram_product(old, psi) / rows
 
-        def gradients(residual: Rows) -> ValueGradients:
+        def gradients(residual: Tensor) -> ValueGradients:
             remembered = self._memory.take(gram_product(residual, psi) / rows, before)
             return self._loss.compute_gradients(residual, batch.discounts, remembered, psi)
 

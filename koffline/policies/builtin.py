@@ -17,14 +17,7 @@ from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, refuse
-from koffline.policies.base import (
-    Actions,
-    ContinuousPolicy,
-    DiscretePolicy,
-    Observations,
-    Policy,
-    check_spaces,
-)  # fmt: skip
+from koffline.policies.base import Actions, ContinuousPolicy, DiscretePolicy, Policy, check_spaces
 
 CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
 VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_high")
@@ -212,7 +205,7 @@ class Mlp:
         """Actions, or action dimensions."""
         return int(self.weights[-1].shape[1])
 
-    def last_layer(self, observations: Observations) -> Actions:
+    def last_layer(self, observations: np.ndarray) -> Actions:
         """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
         x = (x - self.observation_mean) / self.observation_std

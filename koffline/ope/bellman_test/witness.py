@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from koffline.data.columns import blocks
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.case import BellmanCase
 from koffline.ope.bellman_test.forms import random_signs
@@ -147,8 +148,7 @@ class Witness:
         signs = np.zeros((len(residual), 0)) if signs is None else signs
         total, spread = np.zeros((len(places), 2 + signs.shape[1])), np.zeros((len(places), 2))
         size = max(1, _BLOCK_NUMBERS // max(len(places), 1))
-        for start in range(0, len(residual), size):
-            rows = slice(start, start + size)
+        for rows in blocks(len(residual), size):
             near = self.case.kernel.gram(torch.as_tensor(places), self.case.inputs[rows]).numpy()
             columns = np.column_stack([residual[rows], weights[rows], residual[rows, None] * signs[rows]])
             total += near @ columns  # (Q, b) @ (b, 2 + B)

@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from koffline.config import Section
+from koffline.data.columns import blocks
 from koffline.errors import ConfigError
 from koffline.ope.bellman_test.forms import random_signs
 from koffline.ope.features import FeatureSystem
@@ -178,8 +179,7 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
 
 def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of rows and their instruments ψ (B, m)."""
-    for begin in range(0, len(system), size):
-        rows = slice(begin, begin + size)
+    for rows in blocks(len(system), size):
         yield rows, system.instruments(system.kernel_inputs[rows])
 
 
