@@ -67,10 +67,8 @@ def test_adam_is_adam_with_a_rate_for_each_replica():
     rates = torch.tensor([[1e-2], [1e-3]], dtype=torch.float64)
     flat = draw(2, 6)
     singles = [nn.Parameter(row.clone()) for row in flat]
-    ordinary = [
-        torch.optim.Adam([single], lr=rate, eps=1e-5)
-        for single, rate in zip(singles, rates.flatten().tolist(), strict=True)
-    ]
+    pairs = zip(singles, rates.flatten().tolist(), strict=True)
+    ordinary = [torch.optim.Adam([single], lr=rate, eps=1e-5) for single, rate in pairs]
     adam = StackedAdam(flat, epsilon=1e-5)
     for step in range(20):
         gradient = draw(2, 6, seed=step) * 10.0 ** (step % 4 - 2)
