@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,11 @@ def draw_instruments(
     bandwidth = bandwidth * median_bandwidth(rows, generator=generator)
     count = count or min(max(_INSTRUMENTS[0], 2 * parameters), _INSTRUMENTS[1])
     return random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator), bandwidth
+
+
+def best_level(rows: Any) -> Any:
+    """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
+    return (rows.row_weights @ rows.rewards) / (rows.row_weights @ (1.0 - rows.discounts))
 
 
 def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:
