@@ -126,9 +126,9 @@ class MujocoResult:
         """Mean of the last tenth of the evaluations."""
         return getattr(self, curve)[:, -max(1, round(_LAST_SHARE * len(self.steps))) :].mean(axis=1)
 
-    def area(self) -> Float[np.ndarray, " run"]:
-        """Mean height of the returns over steps."""
-        heights, widths = self.returns, np.diff(self.steps)
+    def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
+        """Mean height of a curve over steps."""
+        heights, widths = getattr(self, curve), np.diff(self.steps)
         if not len(widths):
             return heights[:, 0]
         return (heights[:, 1:] + heights[:, :-1]) / 2.0 @ widths / widths.sum()
