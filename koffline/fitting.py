@@ -32,13 +32,14 @@ import torch
 from torch import Tensor
 
 from koffline.batches import BatchSchedule, BatchSource, Table
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, refuse
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP
 from koffline.steps import make_step
 
 Probe = Callable[[int, StackedMLP], Tensor]
 Progress = Callable[[int, int, str], None]  # receives the steps done, all of them, and a note
+_SCHEDULES = ("constant", "cosine")
 _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 
 
@@ -56,6 +57,12 @@ class FitSettings:
     schedule: Literal["constant", "cosine"] = "constant"
     record_every: int = 50
     threads: int = 1
+
+    def __post_init__(self) -> None:
+        counts = {name: count for name, count in vars(self).items() if name != "schedule"}
+        wrong = {f"{name} is {count}; give at least 1": count < 1 for name, count in counts.items()}
+        wrong[f"schedule is '{self.schedule}'; give constant or cosine"] = self.schedule not in _SCHEDULES
+        refuse(wrong, kind=ConfigError)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +131,7 @@ def fit(
             if progress is not None and (done % recorded == 0 or done == steps):
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
                 loss = float(means.nanmedian())  # over the replicas that have not diverged
-                progress(done, steps, f"objective {loss:.3g}" if done < steps else "solving last layers")
+                progress(done, steps, f"objective {loss:.3g}")
         bad = ~torch.cat((history.isfinite(), trained.flat.isfinite().all(dim=1)[None]))
         first = bad.int().argmax(dim=0).tolist()
         trained.flat.masked_fill_(bad.any(dim=0)[:, None], math.nan)

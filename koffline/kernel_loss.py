@@ -97,6 +97,7 @@ def feature_v_statistic(features: Float[Tensor, "*maps row feature"], residual: 
 
     (Feng et al. 2019, thm:eigen)
     """
+    _check_rows(residual=residual, rows_of_features=features.new_empty(features.shape[:-1]))
     projected = (residual.unsqueeze(-2) @ features).squeeze(-2)  # (…, 1, N) @ (…, N, m) = (…, 1, m)
     return projected.square().sum(dim=-1) / residual.shape[-1] ** 2
 

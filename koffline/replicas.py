@@ -237,15 +237,13 @@ class Workspace:
 class StackedAdam:
     """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each.
 
-    epsilon: one number, or one for each replica, (R, 1).
+    Its averages keep 0.9 and 0.999. epsilon: one number, or one for each replica, (R, 1).
     """
 
     kept = ("_mean", "_square", "_steps")
 
-    def __init__(
-        self, flat: Tensor, betas: tuple[float, float] = (0.9, 0.999), epsilon: float | Tensor = 1e-8
-    ) -> None:
-        self._betas, self._epsilon = betas, epsilon
+    def __init__(self, flat: Tensor, epsilon: float | Tensor = 1e-8) -> None:
+        self._epsilon = epsilon
         self._mean, self._square = torch.zeros_like(flat), torch.zeros_like(flat)
         self._scratch = torch.empty_like(flat)
         self._steps = 0
@@ -253,7 +251,7 @@ class StackedAdam:
     def update(self, flat: Tensor, gradient: Tensor, rates: Float[Tensor, "replica 1"]) -> None:
         """Move `flat` in place against `gradient`; bias corrections are folded into the step's scalars."""
         self._steps += 1
-        first, second = self._betas
+        first, second = 0.9, 0.999
         root = math.sqrt(1.0 - second**self._steps)
         self._mean.lerp_(gradient, 1.0 - first)
         self._square.mul_(second).addcmul_(gradient, gradient, value=1.0 - second)

@@ -14,22 +14,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from koffline.batches import Batch, BatchSource
-from koffline.objectives import (
-    GradientTD2,
-    MemoryLoss,
-    Objective,
-    Rows,
-    SaddlePoint,
-    ValueGradients,
-    gram_product,
-)
+from koffline.objectives import GradientTD2, MemoryLoss, Objective, SaddlePoint, ValueGradients, gram_product
 from koffline.replicas import ReplicaPlan, StackedAdam, StackedMLP, affine, outer_sum
 
 
 class Step:
     """Loss and parameter gradient of an objective at each step; this one has no state."""
 
-    def __init__(self, objective: Objective, source: BatchSource) -> None:
+    def __init__(self, objective: Any, source: BatchSource) -> None:
         self._objective, self._source = objective, source
         self._next_bounds: tuple[float, float] | None = getattr(objective, "next_bounds", None)
 
@@ -109,7 +101,7 @@ class MemoryStep(Step):
     """Step that holds the memory and the previous step's parameters."""
 
     def __init__(self, objective: MemoryLoss, source: BatchSource, network: StackedMLP) -> None:
-        self._loss, self._source = objective, source
+        super().__init__(objective, source)
         self._before = network.flat.clone()
         self._memory = Memory(objective.memory, network.flat.new_zeros(len(network.flat), objective.features))
 
@@ -122,9 +114,9 @@ class MemoryStep(Step):
             old = _residual_from(network.with_flat(self._before).forward(_both(batch)), batch)
             before = gram_product(old, psi) / rows
 
-        def gradients(residual: Rows) -> ValueGradients:
+        def gradients(residual: Tensor) -> ValueGradients:
             remembered = self._memory.take(gram_product(residual, psi) / rows, before)
-            return self._loss.compute_gradients(residual, batch.discounts, remembered, psi)
+            return self._objective.compute_gradients(residual, batch.discounts, remembered, psi)
 
         found = full_gradient(network, batch, gradients)
         self._before.copy_(network.flat)
@@ -135,7 +127,8 @@ class GradientTD2Step(Step):
     """Step of GTD2: w, (R, P), is `second` and is updated at the same old parameters as the value."""
 
     def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
-        self._dual, self._source, self.second, self._adam = objective, source, second, StackedAdam(second)
+        super().__init__(objective, source)
+        self.second, self._adam = second, StackedAdam(second)
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
         """Update w; return the loss and the value's gradient."""
@@ -145,13 +138,13 @@ class GradientTD2Step(Step):
         value, correction = (read_values(part, batch.readout) for part in (outputs, tangents))
         next_value = read_values(next_outputs, batch.next_readout)
         residual = batch.rewards + batch.discounts * next_value - value
-        parts = self._dual.compute_gradients(residual, batch.discounts, correction)
-        regression = self._dual.compute_auxiliary_gradient(residual, correction)
+        parts = self._objective.compute_gradients(residual, batch.discounts, correction)
+        regression = self._objective.compute_auxiliary_gradient(residual, correction)
         own, hessian, auxiliary = (
             spread_gradient(part, batch.readout) for part in (parts.value, -regression, regression)
         )
         gradient = pull_next(spread_gradient(parts.next_value, batch.next_readout)) + pull_own(own, hessian)
-        self._adam.update(self.second, pull_own(auxiliary, None), rates * self._dual.auxiliary_rate)
+        self._adam.update(self.second, pull_own(auxiliary, None), rates * self._objective.auxiliary_rate)
         return parts.loss, gradient
 
 
@@ -159,7 +152,7 @@ class SaddlePointStep(Step):
     """Step of SBEED: the test functions f, with parameters `second`, ascend before the value's gradient."""
 
     def __init__(self, objective: Any, source: BatchSource, test: StackedMLP) -> None:
-        self._dual, self._source = objective, source
+        super().__init__(objective, source)
         self._test, self.second, self._adam = test, test.flat, StackedAdam(test.flat)
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,13 +161,13 @@ class SaddlePointStep(Step):
         value = read_values(network.forward(batch.inputs), batch.readout).clone()
         next_value = read_values(network.forward(batch.next_inputs), batch.next_readout)
         residual = batch.rewards + batch.discounts * next_value - value
-        scaled = rates * self._dual.auxiliary_rate
-        for _ in range(self._dual.ascent_steps):
+        scaled = rates * self._objective.auxiliary_rate
+        for _ in range(self._objective.ascent_steps):
             outputs, pullback = self._test.forward_with_pullback(batch.inputs)
-            slope = self._dual.compute_auxiliary_gradient(residual, read_values(outputs, batch.readout))
+            slope = self._objective.compute_auxiliary_gradient(residual, read_values(outputs, batch.readout))
             self._adam.update(self.second, pullback(spread_gradient(slope, batch.readout)), scaled)
         test = read_values(self._test.forward(batch.inputs), batch.readout)
-        gradients = partial(self._dual.compute_gradients, discount=batch.discounts, test=test)
+        gradients = partial(self._objective.compute_gradients, discount=batch.discounts, test=test)
         return full_gradient(network, batch, gradients)
 
 

@@ -143,6 +143,8 @@ def fit_two(table=None, objective=None, seeds=range(2)):
     ("call", "words"),
     [
         (lambda: KernelLoss(Linear(), 2.0), "diag_weight is 2"),
+        (lambda: replace(STEPS, schedule="cosin"), "schedule is 'cosin'; give constant or cosine"),
+        (lambda: replace(STEPS, record_every=0), "record_every is 0; give at least 1"),
         (lambda: fit_two(seeds=range(3)), "network has 3 replicas"),
         (lambda: fit_two(replace(make_table("state"), kernel_inputs=None), objective=OBJECTIVES["kloss"]),
          "no kernel_inputs"),

@@ -71,6 +71,8 @@ def test_expected_residuals_vanish_at_the_exact_values(arguments):
 def test_residuals_that_would_broadcast_are_refused(rows, width):
     with refused(DataError, match="equal N and R"):
         state_value_residual(torch.zeros(4), torch.ones(4), torch.zeros(rows, width), torch.zeros(3, 4))
+    with refused(DataError, match="equal N and R"):
+        feature_v_statistic(torch.zeros(rows, 4, 2), torch.zeros(3, width))
 
 
 @pytest.mark.parametrize("rows", [2, 5, 9])

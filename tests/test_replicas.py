@@ -65,19 +65,16 @@ def test_outputs_stay_when_the_network_is_used_again():
 
 def test_adam_is_adam_with_a_rate_for_each_replica():
     rates = torch.tensor([[1e-2], [1e-3]], dtype=torch.float64)
-    options = {"betas": (0.8, 0.99)}
     flat = draw(2, 6)
     singles = [nn.Parameter(row.clone()) for row in flat]
-    ordinary = [
-        torch.optim.Adam([single], lr=rate, eps=1e-5, **options)
-        for single, rate in zip(singles, rates.flatten().tolist(), strict=True)
-    ]
-    adam = StackedAdam(flat, epsilon=1e-5, **options)
+    pairs = zip(singles, rates.flatten().tolist(), strict=True)
+    ordinary = [torch.optim.Adam([single], lr=rate, eps=1e-5) for single, rate in pairs]
+    adam = StackedAdam(flat, epsilon=1e-5)
     for step in range(20):
         gradient = draw(2, 6, seed=step) * 10.0 ** (step % 4 - 2)
         adam.update(flat, gradient, rates)
         if step == 9:  # continue from a saved state
-            adam = restored(StackedAdam(flat, epsilon=1e-5, **options), state_of(adam))
+            adam = restored(StackedAdam(flat, epsilon=1e-5), state_of(adam))
         for single, optimiser, row in zip(singles, ordinary, gradient, strict=True):
             single.grad = row.clone()
             optimiser.step()

@@ -18,8 +18,7 @@ from koffline.store import locked
 from koffline.store.files import digest_of, write_text
 
 if TYPE_CHECKING:
-    from koffline.data.disk.log import LazyTransitions
-    from koffline.data.transitions import Transitions
+    from koffline.data.disk.log import AnyLog
 
 NAME = "manifest.json"
 # Kinds of logs for learning control (as in D4RL, Fu et al. 2020) and the levels of the policies in them.
@@ -44,9 +43,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"{said}; repair it or choose another folder") from None
 
 
-def add_to_manifest(
-    path: Path, dataset: Path, log: Transitions | LazyTransitions, command: str, seed: int
-) -> None:
+def add_to_manifest(path: Path, dataset: Path, log: AnyLog, command: str, seed: int) -> None:
     """Add or replace the entry of a dataset, a file or a folder; the others stay.
 
     Entries are named by the dataset's path as seen from the manifest's folder. Raises DataError.

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from koffline.data.spaces import Bounds, Discrete, SpaceRequest
+from koffline.data.spaces import SpaceRequest, requested_space
 from koffline.errors import ConfigError, DataError
 from koffline.jobs import PassSettings
 from koffline.ope.stream_settings import DEFAULT_MEMORY, StreamSettings, remove_saved
@@ -196,7 +196,7 @@ def log_options(argument: str, *reading: Option) -> Option:
         @functools.wraps(command)
         def run(*args: Any, **options: Any) -> Any:
             table = {name: options.pop(name) for name in list(options) if name.startswith(_PREFIX)}
-            space = _requested_space(options.pop("discrete"), options.pop("continuous"))
+            space = requested_space(options.pop("discrete"), options.pop("continuous"))
             given = {name: options.pop(name, None) for name in ("memory", "workers", "ray")}
             given = {name: value for name, value in given.items() if value is not None}
             out = Path(getattr(options.get("result"), "out", None) or "")
@@ -219,12 +219,6 @@ def check_source(source: str | None) -> None:
     text = source or ""
     if not (text.startswith(MINARI) or "://" in text or glob.has_magic(text) or Path(text).exists()):
         raise DataError(f"{source} does not exist; check the path")
-
-
-def _requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
-    if discrete is not None and continuous is not None:
-        raise DataError("--discrete and --continuous were both given; choose one")
-    return Discrete(discrete) if discrete is not None else continuous and Bounds(*continuous)
 
 
 def requested_mapping(given: Mapping[str, Any]) -> Any:

@@ -23,10 +23,10 @@ _LONGEST_NUMBER = 100  # digits, of those inside names
 _EXACT_IN_FLOAT32 = 2**24
 
 
-def blocks(n_rows: int) -> Iterator[slice]:
-    """Slices that cover ``n_rows`` rows in order."""
-    for start in range(0, n_rows, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, n_rows))
+def blocks(n_rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
+    """Slices that cover ``n_rows`` rows in order, ``size`` rows each."""
+    for start in range(0, n_rows, size):
+        yield slice(start, min(start + size, n_rows))
 
 
 def as_array(name: str, values: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from koffline.data import columns as checks
 from koffline.data import remote
-from koffline.data.disk.log import LazyTransitions, joined
+from koffline.data.disk.log import AnyLog, LazyTransitions, joined
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import RawLog
 from koffline.data.spaces import ActionSpace, Discrete
@@ -58,7 +58,7 @@ class RowCount:
 class WarningTally(LogTally):
     """Statistics for warnings about valid rows, which are numbered through all shards."""
 
-    def __init__(self, log: Transitions | LazyTransitions) -> None:
+    def __init__(self, log: AnyLog) -> None:
         super().__init__(log.action_space, log.observation_shape)
         self.weights = ColumnStatistics(())
         self._broken, self._shifted = RowCount(), RowCount()
@@ -66,7 +66,7 @@ class WarningTally(LogTally):
         self._last: Transitions | None = None
         self.errors, self.edited = list[str](), list[str]()  # errors, and notes on shards that were edited
 
-    def add_shard(self, log: Transitions | LazyTransitions, shard: int, part: Part | None) -> None:
+    def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
         """Add all rows of a shard, or all errors in it."""
         try:
             super().add_shard(log, shard, part)
@@ -150,7 +150,7 @@ def _extremes(name: str, found: ColumnStatistics) -> Iterator[str]:
 
 
 def inspect_log(
-    log: RawLog | Transitions | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
+    log: RawLog | AnyLog, settings: PassSettings | None = None, progress: bool = False
 ) -> list[Finding]:
     """Look for all errors, each with the number of rows and the first of them; warnings only on sound logs.
 
@@ -196,7 +196,7 @@ def _raw_blocks(log: RawLog | LazyTransitions, shard: int) -> Iterator[tuple[int
             yield rows.start, opened.columns(rows.start, rows.stop)
 
 
-def _edited(log: Transitions | LazyTransitions, shard: int) -> list[str]:
+def _edited(log: AnyLog, shard: int) -> list[str]:
     """A sentence if the digest of the rows or of the file has changed since writing."""
     said = "the rows are not those the file was written with: it was edited"
     if isinstance(log, Transitions):

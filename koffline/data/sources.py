@@ -11,7 +11,7 @@ import h5py
 
 from koffline.data import remote
 from koffline.data.d3rlpy_dump import read_d3rlpy_dump, write_d3rlpy_dump
-from koffline.data.disk.log import LazyTransitions, in_whole_units
+from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.disk.writer import ShardWriter, open_lazy
 from koffline.data.flat import read_flat, write_hdf5, write_npz
 from koffline.data.kinds import HDF5, NPZ, data_folder, is_shard_folder, is_table_source, kind_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Location = str | os.PathLike[str]
 _Space: TypeAlias = SpaceRequest | None
 _Mapping: TypeAlias = "MappingRequest | None"
-LogSource = Location | Transitions | LazyTransitions
+LogSource = Location | AnyLog
 _WRITERS = {"hdf5": write_hdf5, "npz": write_npz, "d3rlpy": write_d3rlpy_dump}
 FORMATS = ("hdf5", "minari", "npz", "d3rlpy", "parquet", "arrow", "csv")
 SUFFIXES = {f".{name}": name for name in ("hdf5", "npz", "parquet", "arrow", "csv")}
@@ -55,7 +55,7 @@ def open_transitions(
 ) -> LazyTransitions: ...
 def open_transitions(
     source: LogSource, action_space: _Space = None, *, lazy: bool = False, mapping: _Mapping = None
-) -> Transitions | LazyTransitions:
+) -> AnyLog:
     """Read a log: a file, a folder or ``minari:<id>``, recognised by its content and not by its name.
 
     ``action_space`` overrides what the log declares; without either, the reader assumes one and says so in

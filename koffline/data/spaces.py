@@ -80,6 +80,13 @@ ActionSpace = Discrete | Continuous
 SpaceRequest = Discrete | Continuous | Bounds
 
 
+def requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
+    """The request of settings of which one may be given. Raises DataError for both."""
+    if discrete is not None and continuous is not None:
+        raise DataError("discrete and continuous actions were both declared; choose one")
+    return Discrete(discrete) if discrete is not None else continuous and Bounds(*continuous)
+
+
 def _positive_int(name: str, value: object) -> int:
     is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_integer or not 1 <= value <= LARGEST_SPACE:  # type: ignore[operator]

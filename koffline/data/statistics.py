@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from koffline.data import columns as checks
-from koffline.data.disk.log import LazyTransitions, in_whole_units
+from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.raw import space_to_json
 from koffline.data.spaces import ActionSpace, Continuous, Discrete
 from koffline.data.transitions import Transitions
@@ -156,7 +156,7 @@ class LogTally(Tally):
         if block.has_episodes and len(block):
             self.episodes.add(block)
 
-    def add_shard(self, log: Transitions | LazyTransitions, shard: int, part: Part | None) -> None:
+    def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
         """Add all rows of a shard, or those of ``part``. Raises DataError."""
         for block in in_whole_units(log.shard_blocks(shard)):
             self.add(block if part is None else block.part(part.holds(shard, block.units)))
@@ -177,7 +177,7 @@ def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
 
 
 def tally_of(
-    log: Transitions | LazyTransitions,
+    log: AnyLog,
     empty: _Tally,
     part: Part | None = None,
     settings: PassSettings | None = None,
@@ -194,16 +194,14 @@ def tally_of(
     return total
 
 
-def _tally_shard(shared: tuple[Transitions | LazyTransitions, _Tally, Part | None], shard: int) -> _Tally:
+def _tally_shard(shared: tuple[AnyLog, _Tally, Part | None], shard: int) -> _Tally:
     log, empty, part = shared
     found = copy.deepcopy(empty)
     found.add_shard(log, shard, part)
     return found
 
 
-def summarise(
-    log: Transitions | LazyTransitions, settings: PassSettings | None = None, progress: bool = False
-) -> dict[str, Any]:
+def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool = False) -> dict[str, Any]:
     """Plain values: rows, episodes, spaces, returns, ends, coverage of the actions, and the source.
 
     ``time_limit`` is the length that all cut episodes share and none exceeds. ``action_counts`` (n) is for

@@ -182,7 +182,7 @@ class Transitions:
         if self.steps is None:
             raise DataError("returns need episodes, this log has none; add episode_ids or steps")
         if not 0.0 <= gamma <= 1.0:
-            raise DataError(f"gamma is {gamma!r}; give a discount strictly between 0 and 1")
+            raise DataError(f"gamma is {gamma!r}; give a discount in [0, 1]")
         lengths = np.asarray(self.episode_lengths)
         rows_left = np.repeat(lengths, lengths) - np.asarray(self.steps)
         total = np.asarray(self.rewards, dtype=np.float64).copy()
@@ -245,11 +245,7 @@ class Transitions:
 
     @classmethod
     def of_checked(
-        cls,
-        checked: Mapping[str, Any],
-        space: Any,
-        units: np.ndarray | None = None,
-        metadata: Metadata | None = None,
+        cls, checked: Mapping[str, Any], space: Any, units: Any = None, metadata: Metadata | None = None
     ) -> Transitions:
         """Rows from columns that were checked when they were read; ``units`` number episodes without ids.
 

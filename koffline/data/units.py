@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from koffline.data.disk.log import LazyTransitions, joined
+from koffline.data.disk.log import AnyLog, LazyTransitions, joined
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, counted
 from koffline.jobs import PassSettings
@@ -160,12 +160,7 @@ class UnitSample:
 
 
 def sample_units(
-    log: Transitions | LazyTransitions,
-    rows: int,
-    seed: int,
-    part: Part | None = None,
-    *,
-    settings: PassSettings | None = None,
+    log: AnyLog, rows: int, seed: int, part: Part | None = None, *, settings: PassSettings | None = None
 ) -> UnitSample:
     """Draw units uniformly without replacement, at least one, with about ``rows`` rows in total.
 
@@ -256,5 +251,5 @@ def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part
 def _held_out_units(count: int, share: float, seed: int) -> Int[np.ndarray, " unit"]:
     """Numbers of the units with the smallest hashes. Raises ConfigError for a log of one unit."""
     if count < 2:
-        raise ConfigError(f"held_out is {share:g}, but the log has one episode; give more to split a log")
+        raise ConfigError(f"held_out is {share:g}, the log has one episode or cluster; give more to split it")
     return _smallest([count], min(max(1, round(share * count)), count - 1), seed ^ _HELD_OUT)

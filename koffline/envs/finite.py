@@ -149,11 +149,6 @@ class Grid:
     shape: tuple[int, int]
 
     @property
-    def cell_size(self) -> Float[np.ndarray, " 2"]:
-        """Width and height of a cell in native units."""
-        return (np.asarray(self.high) - np.asarray(self.low)) / np.asarray(self.shape)
-
-    @property
     def centres(self) -> Float[np.ndarray, "cell 2"]:
         """Centres of the cells in native units, (n1·n2, 2)."""
         low, cells = np.asarray(self.low), np.array(list(np.ndindex(self.shape)))
@@ -207,7 +202,8 @@ def discretise(
     for action in range(actions):
         start = grid.centres[from_cell]
         if not interpolate:
-            start = start + grid.cell_size * generator.uniform(-0.5, 0.5, size=start.shape)
+            cell = (np.asarray(world.high) - np.asarray(world.low)) / np.asarray(shape)
+            start = start + cell * generator.uniform(-0.5, 0.5, size=start.shape)
         state, gain, ended = world.step(start, np.full(cells * samples, action), generator)
         reward[:cells, action] = gain.reshape(cells, samples).mean(axis=1)
         table, on = transition[:, action], ~ended

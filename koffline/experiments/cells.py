@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Shaped
 from koffline.experiments import ENVIRONMENTS, PARTS
 from koffline.experiments.problem import FORMAT, GAMMA, MEASURES, Metrics, Problem, ProblemSettings, as_table
 from koffline.experiments.results import digest_of, is_result, read_result, write_result
-from koffline.fitting import FitSettings, Progress, fit
+from koffline.fitting import FitSettings, fit
 from koffline.jobs import Job, run_jobs
 from koffline.objectives import Objective
 from koffline.replicas import ReplicaPlan, StackedMLP
@@ -167,13 +167,13 @@ class Run:
         return [(cell, read_result(self.path(cell), CellResult)) for cell in cells]
 
 
-def write_cell(path: Path, cell: Cell, progress: Progress | None = None) -> None:
+def write_cell(path: Path, cell: Cell) -> None:
     """Train all replicas of a cell on the problem in the file beside it, and write the result."""
     problem = Problem.load(path.with_name(f"{cell.problem.name}.npz"), cell.problem)
-    write_result(path, vars(_train(cell, problem, progress)))
+    write_result(path, vars(_train(cell, problem)))
 
 
-def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResult:
+def _train(cell: Cell, problem: Problem) -> CellResult:
     settings, scale = cell.training, problem.world.reward_scale * cell.training.reward_factor
     plan = ReplicaPlan.grid(range(settings.seeds), settings.learning_rates)
     table, metrics = as_table(problem.log, problem.world, scale), Metrics(problem, scale)
@@ -186,7 +186,6 @@ def _train(cell: Cell, problem: Problem, progress: Progress | None) -> CellResul
         FitSettings(settings.epochs * per_epoch, settings.batch_size, record_every=per_epoch),
         probe=metrics,
         probe_every=settings.probe_every * per_epoch,
-        progress=progress,
     )
     grid = (settings.seeds, len(settings.learning_rates))
     seen = torch.stack(record.probes).numpy().reshape(-1, *grid, len(MEASURES)).transpose(3, 0, 2, 1)

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import pad
 
+from koffline.data.columns import blocks
 from koffline.kernels import FourierFeatures, Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.last_layer import draw_instruments
 from koffline.ope.problem import EvaluationProblem
@@ -84,8 +85,7 @@ class FeatureSystem:
         """ΨᵀW[Z, r]/n, (m, p + 1): with B = Ψᵀ W Z/n and v = Ψᵀ W r/n, V̂(θ) = ‖v − Bθ‖²."""
         columns = torch.cat((self.difference, self.rewards[:, None]), dim=1) * self.row_weights[:, None]
         total = columns.new_zeros(self.instruments.frequencies.shape[1] * 2, columns.shape[1])
-        for start in range(0, len(self), _BLOCK):
-            rows = slice(start, start + _BLOCK)
+        for rows in blocks(len(self), _BLOCK):
             total.addmm_(self.instruments(self.kernel_inputs[rows]).mT, columns[rows])
         return total / len(self)
 
@@ -162,13 +162,13 @@ def _columns(
 ) -> Float[Tensor, "row parameter"]:
     """φ (N, p) of inputs (N, m, d), averaged over the m draws, in blocks."""
     parts = []
-    for start in range(0, len(inputs), _BLOCK):
-        some = torch.as_tensor(inputs[start : start + _BLOCK], dtype=torch.float64)
+    for rows in blocks(len(inputs), _BLOCK):
+        some = torch.as_tensor(inputs[rows], dtype=torch.float64)
         mean = features(some.flatten(0, 1)).double().unflatten(0, some.shape[:2]).mean(dim=1)
         if constant:
             mean = pad(mean, (0, 1), value=1.0)
         if readout is not None:
-            read = torch.as_tensor(readout[start : start + _BLOCK], dtype=torch.float64)
+            read = torch.as_tensor(readout[rows], dtype=torch.float64)
             mean = (mean.unsqueeze(-1) * read.unsqueeze(-2)).flatten(-2)
         parts.append(mean)
     return torch.cat(parts)

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,11 @@ def draw_instruments(
     return random_fourier_features(Gaussian(bandwidth), rows.shape[1], count, generator), bandwidth
 
 
+def best_level(rows: Any) -> Any:
+    """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
+    return (rows.row_weights @ rows.rewards) / (rows.row_weights @ (1.0 - rows.discounts))
+
+
 def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:
     """Last hidden layer averaged over draws, (R, N, H).
 
@@ -67,9 +73,7 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
 
 
 def minimise_kernel_loss(
-    network: StackedMLP,
-    system: Float[Tensor, "replica instrument column"],
-    ridge: float,
+    network: StackedMLP, system: Float[Tensor, "replica instrument column"], ridge: float
 ) -> StackedMLP:
     """The networks with the last layer θ of the least kernel loss ‖v − Bθ‖² of [B v], ridged to the old.
 

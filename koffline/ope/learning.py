@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from koffline.batches import Table
+from koffline.data.columns import blocks
 from koffline.data.units import poisson_counts
 from koffline.ope.problem import EvaluationProblem
 from koffline.replicas import StackedMLP
@@ -91,8 +92,7 @@ def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice
     ``draws``: how many inputs each row has.
     """
     size = max(1, min(_MOST_ROWS, _MOST_NUMBERS // (network.replicas * draws * max(network.sizes))))
-    for start in range(0, rows, size):
-        yield slice(start, min(start + size, rows))
+    return blocks(rows, size)
 
 
 def make_table(problem: EvaluationProblem, device: str) -> Table:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions
 from koffline.data.units import cluster_sums
@@ -127,7 +127,7 @@ class Limits:
         return interval.within(self.bounds), None if is_whole else f"The interval {text} was cut to {within}."
 
 
-def usual_gamma(log: Transitions | LazyTransitions, given: float | None = None) -> float | None:
+def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
     """The given one, else the log's hint; any where every row ends its episode: then nothing is discounted.
 
     Raises DataError for what is no log.

@@ -16,7 +16,7 @@ centring and Q may both be a little wrong costs only the product of their errors
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from koffline.data.columns import blocks
 from koffline.kernels import Gaussian, median_bandwidth, random_fourier_features
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.problem import EvaluationProblem
@@ -183,10 +184,7 @@ def _shift(
 
 
 def _weights(
-    problem: EvaluationProblem,
-    rows: Int[np.ndarray, " some"],
-    memory: _Memory,
-    generator: torch.Generator,
+    problem: EvaluationProblem, rows: Int[np.ndarray, " some"], memory: _Memory, generator: torch.Generator
 ) -> Float[np.ndarray, " some"]:
     """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h).
 
@@ -211,12 +209,12 @@ def _weights(
         return (features(acted, every) * shares.unsqueeze(-1)).sum(dim=1)
 
     second = system = start = torch.zeros(())
-    for b in _blocks(len(rows)):
+    for b in blocks(len(rows), _BLOCK):
         now, later = features(inputs[b], memory.before[b]), expected("next", rows[b], memory.after[b])
         weighted = now.mT * torch.as_tensor(problem.row_weights[rows[b]])
         second = second + weighted @ now
         system = system + weighted @ (now - torch.as_tensor(problem.discounts[rows[b]])[:, None] * later)
-    for b in _blocks(len(problem.start_weights)):
+    for b in blocks(len(problem.start_weights), _BLOCK):
         start = start + torch.as_tensor(problem.start_weights[b]) @ expected("start", b, memory.first)
     total, count = problem.row_weights[rows].sum(), _FEATURES + inputs.shape[1] + 1  # features φ
     second, system, start = second / total, system / total, start / problem.start_weights.sum()
@@ -229,7 +227,9 @@ def _weights(
     dual = torch.linalg.solve(system.mT, centred.mT @ start)
     dual[:count] = 0.0
     alpha = centred @ dual
-    return torch.cat([features(inputs[b], memory.before[b]) @ alpha for b in _blocks(len(rows))]).numpy()
+    return torch.cat(
+        [features(inputs[b], memory.before[b]) @ alpha for b in blocks(len(rows), _BLOCK)]
+    ).numpy()
 
 
 def _draw_features(
@@ -239,10 +239,6 @@ def _draw_features(
     kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), 1000, generator))
     features = random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
     return lambda places: math.sqrt(_FEATURES / 2) * features(places)
-
-
-def _blocks(count: int) -> Iterator[slice]:
-    return (slice(first, first + _BLOCK) for first in range(0, count, _BLOCK))
 
 
 def _acted(

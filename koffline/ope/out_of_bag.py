@@ -277,8 +277,7 @@ def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "epi
         half = max(quantile * error, least)
         error = half / quantile
         text = _ASSUMPTIONS.format(
-            units=kind,
-            starts=" and their start states" if "start" in sums.by_unit else "",
+            units=kind, starts=" and their start states" if "start" in sums.by_unit else ""
         )
         interval = Interval(sums.value - half, sums.value + half, level, SANDWICH, text)
     described, direct = sums.diagnostics(), sums.start_value / sums.start_weight

@@ -23,6 +23,7 @@ from koffline.kernels import FourierFeatures
 from koffline.objectives import fitted_q
 from koffline.ope.fitted import FittedValues, Fold, Summarise
 from koffline.ope.last_layer import (
+    best_level,
     draw_instruments,
     last_layer,
     mean_values,
@@ -88,7 +89,8 @@ class Training:
         settings, problem = self._settings, self._problem
         sizes = (problem.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
         network = StackedMLP.initialise(sizes, self._resampling.seeds, device=self._whole.inputs.device)
-        network.layers(network.flat)[-1][1].add_(_best_constant(problem))  # a view of the flat parameters
+        level = float(np.clip(best_level(problem), *problem.value_bounds))
+        network.layers(network.flat)[-1][1].add_(level)  # a view of the flat parameters
         rows = 0 if settings.steps is not None else int(np.count_nonzero(problem.row_weights))
         first, *others = rounds_of(settings.steps, rows, settings.batch_size)
         record = self.fit(network, first)
@@ -122,6 +124,8 @@ class Training:
             ),
             progress=self._progress,
         )
+        if self._progress is not None:
+            self._progress(steps, steps, "solving last layers")
         return record
 
     def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
@@ -160,13 +164,6 @@ def _joined(first: FitRecord, second: FitRecord) -> FitRecord:
     steps, diverged = first.steps, zip(first.diverged_at, second.diverged_at, strict=True)
     later = [one if one is not None or other is None else steps + other for one, other in diverged]
     return dataclasses.replace(second, diverged_at=tuple(later), steps=steps + second.steps)
-
-
-def _best_constant(problem: EvaluationProblem) -> float:
-    """The constant that solves the Bellman equation on average: mean r / mean (1 − discount)."""
-    weights = problem.row_weights
-    constant = float((weights @ problem.rewards) / (weights @ (1.0 - problem.discounts)))
-    return float(np.clip(constant, *problem.value_bounds))
 
 
 def fit_value_functions(

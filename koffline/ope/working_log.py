@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Int
 
 from koffline.data.copies import DistinctLog, without_copies
-from koffline.data.disk.log import LazyTransitions, in_whole_units
+from koffline.data.disk.log import AnyLog, LazyTransitions, in_whole_units
 from koffline.data.transitions import Transitions
 from koffline.data.units import UnitSample, sample_units, stop_shares, without_late_ends
 from koffline.errors import ConfigError
@@ -81,7 +81,7 @@ class WorkingLog:
     `stop_shares`; the sample is already without late ends.
     """
 
-    log: Transitions | LazyTransitions
+    log: AnyLog
     sample: UnitSample
     stream: StreamSettings
     progress: Progress | None = None
@@ -219,7 +219,7 @@ def _draw(
 
 
 def hold(
-    log: Transitions | LazyTransitions,
+    log: AnyLog,
     sample_rows: int,
     seed: int,
     stream: StreamSettings | None = None,
@@ -241,7 +241,7 @@ def hold(
 class _Pass:
     """Input of every worker: the log (its paths) and the summary of its parts."""
 
-    log: Transitions | LazyTransitions
+    log: AnyLog
     summarise: Callable[[LogPart], Any]
     rows: int
     threads: int

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from koffline.config import EvaluationSettings
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import AnyLog
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, refuse
 from koffline.fitting import Progress, threads
@@ -233,7 +233,7 @@ class Workspace:
 
 @contextlib.contextmanager
 def open_workspace(
-    transitions: Transitions | LazyTransitions,
+    transitions: AnyLog,
     policy: Any,
     settings: EvaluationSettings,
     initial_observations: np.ndarray | None = None,

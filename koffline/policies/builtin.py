@@ -10,20 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, refuse
-from koffline.policies.base import (
-    Actions,
-    ContinuousPolicy,
-    DiscretePolicy,
-    Observations,
-    Policy,
-    check_spaces,
-)  # fmt: skip
+from koffline.policies.base import Actions, ContinuousPolicy, DiscretePolicy, Policy, check_spaces
 
 CHOICES = {"output": ("softmax", "argmax", "tanh", "identity", "gaussian"), "activation": ("relu", "tanh")}
 VECTORS = ("observation_mean", "observation_std", "std", "action_low", "action_high")
@@ -116,11 +110,7 @@ def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 
 
 def gaussian_log_density(
-    actions: Actions,
-    mean: np.ndarray,
-    deviation: np.ndarray,
-    low: np.ndarray | None = None,
-    high: np.ndarray | None = None,
+    actions: Actions, mean: np.ndarray, deviation: np.ndarray, low: Any = None, high: Any = None
 ) -> Float[np.ndarray, " row"]:
     """log N(a; mean, deviation²) summed over action numbers; with bounds, log of the mass beyond them there.
 
@@ -215,7 +205,7 @@ class Mlp:
         """Actions, or action dimensions."""
         return int(self.weights[-1].shape[1])
 
-    def last_layer(self, observations: Observations) -> Actions:
+    def last_layer(self, observations: np.ndarray) -> Actions:
         """Values (N, out) of the last layer, float64."""
         x = observations.reshape(len(observations), self.inputs).astype(np.float64)
         x = (x - self.observation_mean) / self.observation_std

@@ -17,11 +17,11 @@ from koffline.algos.paths import PathReplayBuffer
 from koffline.algos.training import LogEvaluator, own_randomness
 from koffline.data import quiet, remote
 from koffline.data.disk.batches import BlockSampler
-from koffline.data.disk.log import LazyTransitions
+from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.kinds import is_shard_folder
 from koffline.data.replay import ColumnarReplayBuffer, LazyReplayBuffer
 from koffline.data.sources import open_transitions
-from koffline.data.spaces import Bounds, Discrete
+from koffline.data.spaces import requested_space
 from koffline.data.statistics import LogTally, statistics_of
 from koffline.data.transitions import Transitions
 from koffline.data.units import sample_units, split_log, split_shards, stop_shares
@@ -50,7 +50,7 @@ class TrainData:
     statistics: of a log on disk, of what is trained on.
     """
 
-    log: Transitions | LazyTransitions
+    log: AnyLog
     rows: Transitions
     held_out: Transitions | None
     statistics: LogTally | None = None
@@ -68,8 +68,7 @@ class Parts:
 
 def open_data(settings: DataSettings) -> TrainData:
     """Open and split the log of a config. Raises DataError and ConfigError."""
-    asked = Bounds(*settings.continuous) if settings.continuous is not None else None
-    space = Discrete(settings.discrete) if settings.discrete else asked
+    space = requested_space(settings.discrete, settings.continuous)
     if settings.lazy or (settings.lazy is None and is_shard_folder(settings.source)):
         on_disk = open_transitions(settings.source, space, lazy=True)
         is_large = len(on_disk) * on_disk.row_bytes > parse_memory(settings.memory or DEFAULT_MEMORY)

@@ -1,9 +1,11 @@
+from unittest import mock
+
 import numpy as np
 import pytest
 
 from koffline.experiments.cells import Cell, CellResult, Run, Scale, TrainingSettings, write_cell
 from koffline.experiments.evaluation import OBJECTIVES
-from koffline.experiments.problem import ProblemSettings
+from koffline.experiments.problem import Metrics, ProblemSettings
 from koffline.experiments.results import read_result
 
 PROBLEM = ProblemSettings("cart_pole", rows=100, held_out_rows=30, truth_repeats=2)
@@ -31,15 +33,11 @@ def beside(run, tmp_path):
 
 def test_an_interrupted_cell_continues_and_ends_the_same(beside):
     cell = Cell(PROBLEM, "sbeed", OBJECTIVES["sbeed"], TrainingSettings((0.003,), 2, 20, 50, (6,), 5))
-
-    def stop(step, steps, note):
-        if step > 30:
-            raise KeyboardInterrupt
-
     path, whole = beside / f"{cell.name}.npz", beside / "whole.npz"
     write_cell(whole, cell)
-    with pytest.raises(KeyboardInterrupt):
-        write_cell(path, cell, stop)
+    stop = mock.patch.object(Metrics, "held_out_loss", side_effect=KeyboardInterrupt)
+    with stop, pytest.raises(KeyboardInterrupt):
+        write_cell(path, cell)
     assert not path.exists()
     write_cell(path, cell)
     one, two = (read_result(each, CellResult) for each in (whole, path))

@@ -59,11 +59,11 @@ def test_exact_values_are_left_alone_and_worth_what_they_are(problem) -> None:
 def test_bins_by_hand() -> None:
     numbers = np.array([3.0, 1.0, 2.0, 0.0] * 8)
     residuals = np.where(numbers < 2.0, -1.0, 2.0) + np.tile([0.5, 0.5, 0.5, 0.5, -0.5, -0.5, -0.5, -0.5], 4)
-    found = make_profile(numbers, residuals, np.ones(32), bins=2)
-    np.testing.assert_allclose(found.center, [0.5, 2.5])
-    np.testing.assert_allclose(found.mean, [-1.0, 2.0])
-    np.testing.assert_array_equal(found.rows, [16, 16])
-    np.testing.assert_allclose(found.standard_error, np.full(2, 0.5 / np.sqrt(15)))
+    found = make_profile(numbers, residuals, np.ones(32))
+    np.testing.assert_allclose(found.center, [0.0, 1.0, 2.0, 3.0])
+    np.testing.assert_allclose(found.mean, [-1.0, -1.0, 2.0, 2.0])
+    np.testing.assert_array_equal(found.rows, [8] * 4)
+    np.testing.assert_allclose(found.standard_error, np.full(4, 0.5 / np.sqrt(7)))
 
 
 def test_the_truth_is_not_rejected_where_recording_stops() -> None:

@@ -20,13 +20,13 @@ from koffline.algos.training import LogEvaluator, build_networks, make_algorithm
 from koffline.data import quiet
 from koffline.data.sources import write_transitions
 from koffline.data.units import split_log
-from koffline.errors import ConfigError
+from koffline.errors import ConfigError, DataError
 from koffline.ope.cross_fit import measure_freshness
 from koffline.ope.value_functions import as_value_function
 from koffline.policies import DiscretePolicy
 from koffline.policies.files import read_d3
-from koffline.train.config import load_config
-from koffline.train.prepare import EnvironmentEvaluator
+from koffline.train.config import DataSettings, load_config
+from koffline.train.prepare import EnvironmentEvaluator, open_data
 from koffline.train.run import train
 from tests.refusals import assert_refused, run_cli
 from tests.train.small_runs import check_equal, is_discrete, make_config, make_log, write_log
@@ -163,6 +163,8 @@ def test_a_split_of_episodes():
     assert [len(part) for part in rows] == [30, 10]
     with pytest.raises(ConfigError, match="the log has one episode"):
         split_log(make_log(episodes=1), 0.5, seed=0)
+    with pytest.raises(DataError, match="choose one"):
+        open_data(DataSettings(source="x", discrete=2, continuous=(0, 1)))
 
 
 DISCRETE = "is for discrete actions, the log has Continuous.*such as"

@@ -222,6 +222,9 @@ class OpenShard:
         return block
 
 
+AnyLog = Transitions | LazyTransitions
+
+
 def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
     """Yield the rows of one shard in blocks of whole units: no episode lies in two blocks."""
     waiting: list[Transitions] = []

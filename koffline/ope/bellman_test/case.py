@@ -134,11 +134,7 @@ def make_case(
 
 
 def _residuals(
-    transitions: Transitions,
-    problem: EvaluationProblem,
-    values: np.ndarray,
-    later: np.ndarray,
-    weights: np.ndarray,
+    log: Transitions, problem: EvaluationProblem, values: np.ndarray, later: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
     """Residuals δ (N,); pure rounding errors are set to zero.
 
@@ -158,6 +154,6 @@ def _residuals(
     single = np.array_equal(values, values.astype(np.float32))
     precision = float(np.finfo(np.float32 if single else np.float64).eps)
     sizes = precision * (np.abs(values) + np.abs(later))
-    sizes = sizes + np.finfo(transitions.rewards.dtype).eps * np.abs(rewards)
+    sizes = sizes + np.finfo(log.rewards.dtype).eps * np.abs(rewards)
     usual = np.sqrt(np.average(np.square(sizes), weights=weights))
     return np.where(np.abs(residuals) <= _ULPS * np.maximum(sizes, usual), 0.0, residuals)

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from koffline.data.columns import blocks
 from koffline.errors import ConfigError
 from koffline.kernels import FourierFeatures, random_fourier_features
 from koffline.ope.bellman_test.case import BellmanCase
@@ -163,8 +164,7 @@ def draw_by_features(
     # Scores with the signs of every draw, with their own, and shifts, each as a row.
     totals = torch.zeros(draws + 2, 2 * features.frequencies.shape[1], dtype=torch.float64)
     own = np.zeros(draws)
-    for start in range(0, len(inputs), _BLOCK):
-        part = slice(start, start + _BLOCK)
+    for part in blocks(len(inputs), _BLOCK):
         signed = random_signs((len(scores[part]), draws), generator) * scores[part, None]
         block = torch.as_tensor(np.column_stack([signed, scores[part], shifts[part]])).mT
         totals.addmm_(block, features(inputs[part]))  # (B + 2, g) @ (g, m)

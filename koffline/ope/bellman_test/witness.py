@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from koffline.data.columns import blocks
 from koffline.errors import ConfigError, DataError
 from koffline.ope.bellman_test.case import BellmanCase
 from koffline.ope.bellman_test.forms import random_signs
@@ -26,6 +27,7 @@ _SIGN_DRAWS = 500
 _BINS = 12
 _FEWEST = 8  # rows per bin, if there are enough
 _ROUNDING = 1e-12
+Numbers = Float[np.ndarray, " row"]
 
 
 class WitnessValues(NamedTuple):
@@ -146,8 +148,7 @@ class Witness:
         signs = np.zeros((len(residual), 0)) if signs is None else signs
         total, spread = np.zeros((len(places), 2 + signs.shape[1])), np.zeros((len(places), 2))
         size = max(1, _BLOCK_NUMBERS // max(len(places), 1))
-        for start in range(0, len(residual), size):
-            rows = slice(start, start + size)
+        for rows in blocks(len(residual), size):
             near = self.case.kernel.gram(torch.as_tensor(places), self.case.inputs[rows]).numpy()
             columns = np.column_stack([residual[rows], weights[rows], residual[rows, None] * signs[rows]])
             total += near @ columns  # (Q, b) @ (b, 2 + B)
@@ -191,17 +192,12 @@ class Profile(Record):
     rows: np.ndarray
 
 
-def make_profile(
-    numbers: Float[np.ndarray, " row"],
-    residuals: Float[np.ndarray, " row"],
-    weights: Float[np.ndarray, " row"],
-    bins: int = _BINS,
-) -> Profile:
+def make_profile(numbers: Numbers, residuals: Numbers, weights: Numbers) -> Profile:
     """Bins by quantiles of ``numbers``; equal numbers share a bin. Rows of weight zero are no evidence."""
     kept = np.flatnonzero(weights > 0.0)
     order = kept[np.argsort(numbers[kept], kind="stable")]
     numbers, residuals, weights = numbers[order], residuals[order], weights[order]
-    bins = max(1, min(bins, len(order) // _FEWEST))
+    bins = max(1, min(_BINS, len(order) // _FEWEST))
     reached = np.cumsum(weights) / weights.sum()
     cuts = np.searchsorted(reached, np.arange(1, bins) / bins + 1e-9, side="right")
     firsts = np.searchsorted(numbers, numbers[np.minimum(cuts, len(order) - 1)], side="left")

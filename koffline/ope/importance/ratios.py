@@ -250,10 +250,7 @@ def _features(transitions: Transitions, generator: np.random.Generator) -> Float
 
 
 def _model(
-    transitions: Transitions,
-    cut_to: tuple[Any, Any] | None,
-    features: np.ndarray,
-    generator: np.random.Generator,
+    transitions: Transitions, cut_to: Any, features: np.ndarray, generator: np.random.Generator
 ) -> _Model:
     space = transitions.action_space
     if isinstance(space, Discrete):

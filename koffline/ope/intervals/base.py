@@ -18,9 +18,11 @@ from pydantic import Field
 from torch import Tensor
 
 from koffline.config import Section
+from koffline.data.columns import blocks
 from koffline.errors import ConfigError
 from koffline.ope.bellman_test.forms import random_signs
 from koffline.ope.features import FeatureSystem
+from koffline.ope.last_layer import best_level
 from koffline.ope.limits import value_bounds
 from koffline.ope.results import Interval, Record
 
@@ -178,16 +180,13 @@ def make_profile(system: FeatureSystem, ridge: float = RIDGE) -> Profile:
 
 def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[slice, Tensor]]:
     """Yield blocks of rows and their instruments ψ (B, m)."""
-    for begin in range(0, len(system), size):
-        rows = slice(begin, begin + size)
+    for rows in blocks(len(system), size):
         yield rows, system.instruments(system.kernel_inputs[rows])
 
 
 def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:
     """θ0: the constant that solves the Bellman equation on average where the class has one, else zero."""
-    weights = system.row_weights
-    level = (weights @ system.rewards) / (weights @ (1.0 - system.discounts))
-    return torch.where(system.free, level, torch.zeros_like(system.start_mean))
+    return torch.where(system.free, best_level(system), torch.zeros_like(system.start_mean))
 
 
 def ridged_fit(system: FeatureSystem, ridge: float) -> Float[Tensor, " parameter"]:
