@@ -14,11 +14,11 @@ from koffline.data.transitions import Discrete, Transitions, check_in_memory
 from koffline.data.units import without_late_ends
 from koffline.ope.bellman_test import BellmanTest, bellman_test
 from koffline.ope.bellman_test.witness import Profile, Region, WitnessMap, make_profile
+from koffline.ope.coverage import Coverage, describe_coverage, measure_coverage
 from koffline.ope.cross_fit import CrossFitted
 from koffline.ope.problem import prepare_problem
-from koffline.ope.results import LogResult, describe_coverage, describe_log, plain
+from koffline.ope.results import LogResult, describe_log, plain
 from koffline.ope.value_functions import as_value_function
-from koffline.ope.verdict import Coverage, measure_coverage
 from koffline.policy_specs import as_policy
 
 _MOST_NUMBERS = 6  # numbers shown of a state

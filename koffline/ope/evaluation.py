@@ -12,30 +12,24 @@ import torch
 
 from koffline.config import EvaluationSettings, make_settings
 from koffline.data.disk.log import LazyTransitions
-from koffline.data.raw import CAUTIONS
 from koffline.data.spaces import ACTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import KofflineError
 from koffline.fitting import Progress
 from koffline.ope import names as known
-from koffline.ope.cautions import cautions, failed_assumptions, training_rows
 from koffline.ope.estimators import bounds_of, choose_estimator, run_estimator
 from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.limits import usual_gamma
 from koffline.ope.markov import Shift
-from koffline.ope.out_of_bag import drl
 from koffline.ope.results import (
     Estimate,
     EstimateRow,
     EstimateTable,
     Evidence,
-    PointEstimate,
-    Reason,
-    Verdict,
 )
 from koffline.ope.stream_settings import StreamSettings
-from koffline.ope.verdict import judge, without_guess, without_guesswork
+from koffline.ope.verdict import verdict_on, without_guess, without_guesswork
 from koffline.ope.workspace import Workspace, open_workspace
 from koffline.policies import DiscretePolicy, Policy
 
@@ -129,20 +123,6 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
         **workspace.describe(),
     )
     return estimate, shift if matters else None
-
-
-def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
-    """Whether the log answers the question."""
-    robust = None
-    if found.name not in known.OVER_EPISODES:  # of the rows in memory: all would need another pass
-        robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
-    noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
-    gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
-    gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
-    if robust is not None and found.interval is not None:
-        gaps += failed_assumptions(robust.value, found.interval, workspace)
-    scale = workspace.problem.reward_scale
-    return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:

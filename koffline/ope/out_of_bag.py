@@ -26,12 +26,12 @@ from torch import Tensor
 from koffline.data.units import cluster_sums
 from koffline.errors import DataError
 from koffline.kernels import FourierFeatures
+from koffline.ope.coverage import doubts_of_weights
 from koffline.ope.fitted import FittedValues
 from koffline.ope.importance.problem import RowValues
 from koffline.ope.learning import Resampling, make_table, read_rows, row_blocks, start_values
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval, PointEstimate
-from koffline.ope.verdict import doubts_of_weights
 from koffline.ope.working_log import Columns, Sums
 from koffline.replicas import StackedMLP
 

@@ -90,11 +90,6 @@ class Interval(Record):
         return dataclasses.replace(self, low=low, high=high)
 
 
-def describe_coverage(fraction: float) -> str:
-    """The share of the policy's actions near logged ones, beside what it would be on-policy."""
-    return f"{fraction:.0%} of the policy's actions lie near logged ones (95 % if it had written the log)"
-
-
 def percent(share: float) -> str:
     """A level with the digits that it has: ``95%``, ``99.99%``."""
     return f"{100.0 * share:.10g}%"

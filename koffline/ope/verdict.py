@@ -1,21 +1,22 @@
-"""Coverage of a policy by a log, and the verdict in words on whether the log answers the question."""
+"""The verdict in words on whether the log answers the question, and the reasons for less than yes."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
+from koffline.data.flat import rows_are_linked
+from koffline.data.raw import CAUTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import counted
+from koffline.ope.coverage import FEW_WEIGHTED, Coverage, describe_coverage, doubts_of_weights
+from koffline.ope.cross_fit import share_seen
 from koffline.ope.limits import MUCH_UNSEEN, Limits
-from koffline.ope.names import CERTIFIED_KINDS
-from koffline.ope.problem import EvaluationProblem
+from koffline.ope.names import CERTIFIED_KINDS, OVER_EPISODES
+from koffline.ope.out_of_bag import drl
 from koffline.ope.results import (
     NOT_ANSWERABLE,
     SUPPORTED,
@@ -25,139 +26,30 @@ from koffline.ope.results import (
     PointEstimate,
     Reason,
     Verdict,
-    describe_coverage,
     percent,
 )
-from koffline.policies import DiscretePolicy, Policy
+from koffline.ope.workspace import Workspace
 
-LOW_COVERAGE, NO_COVERAGE = 0.8, 0.5  # below the second the log does not answer
-_MUCH_UNLOGGED, _UNLOGGED = 0.1, 0.001  # above the first the log does not answer
-_FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too little
-_REFERENCE_ROWS = 20_000
-_QUERY_ROWS = 2_000
-_NEAR_QUANTILE = 0.95
-FEW_EPISODES = 20.0
+_LOW_COVERAGE, _UNLOGGED = 0.8, 0.001
+_FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
-_FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics of weights
+_UNLINKED = 0.01  # share of the rows inside episodes
+_FEW_ZEROS = 0.05  # share of the other rewards
 
 
-@dataclass(frozen=True, eq=False)
-class Coverage:
-    """``fraction`` of the policy's state-actions that lie as near to the log as its own rows do.
-
-    On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
-    divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each.
-    """
-
-    fraction: float
-    ratios: np.ndarray
-    weights: np.ndarray
-
-    @property
-    def reasons(self) -> list[str]:
-        """Clause for a verdict if the log covers too little of the policy; else empty."""
-        if self.unlogged > _MUCH_UNLOGGED:
-            return [self.told]
-        few = f"only {self.fraction:.0%} of the policy's actions lie near logged ones"
-        return [few] if self.fraction < NO_COVERAGE else []
-
-    @property
-    def told(self) -> str:
-        """Clause on actions that the log never takes, or too rarely."""
-        share = f"{100.0 * self.unlogged:.3g}%"
-        return f"{share} of the policy's actions are ones that the log never or hardly takes"
-
-    @property
-    def unlogged(self) -> float:
-        """Share of the policy's weight on unknown discrete actions, or those that the log holds once."""
-        return float(self.weights[np.isinf(self.ratios)].sum() / max(self.weights.sum(), 1e-300))
-
-
-def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
-    """Mask (n,) of the actions whose values the log tells; None of continuous ones, and where it is all.
-
-    It never holds others; or, where a row is followed by more than its end, in fewer than 30 rows and less
-    than a third as often as the policy takes them. Nothing bounds their values, and the kernel loss would
-    explain residuals of other rows by them.
-    """
-    if not isinstance(policy, DiscretePolicy):
-        return None
-    counts = np.bincount(log.actions[log.row_weights > 0.0], minlength=policy.n)
-    if counts.min() >= _FEW_ROWS:
-        return None
-    used = policy.probabilities(log.observations).mean(axis=0) * (not log.terminated.all())
-    known = (counts >= _FEW_ROWS) | ((counts > 0) & (counts >= used * counts.sum() / _OVERUSED))
-    return None if known.all() else known
-
-
-def among(policy: Policy, known: np.ndarray) -> DiscretePolicy:
-    """The policy, which takes its other actions where it would take an unknown one."""
-    return DiscretePolicy(len(known), partial(_among, policy, known), policy.name, policy.observation_shape)
-
-
-def _among(policy: Any, known: np.ndarray, observations: np.ndarray) -> np.ndarray:
-    """Probabilities (N, n) of known actions; equal ones where the policy takes none of them."""
-    kept = policy.probabilities(observations) * known + 1e-12 * known
-    return kept / kept.sum(axis=1, keepdims=True)
-
-
-def measure_coverage(
-    problem: EvaluationProblem, generator: np.random.Generator, known: np.ndarray | None = None
-) -> Coverage:
-    """Nearest-neighbour coverage of (s', a' ~ π) by the logged (s, a), standardised coordinates.
-
-    Next states count where the episode went on, since after its end the policy does nothing; where no row
-    goes on, start states stand in. Discrete actions are compared only with rows of the same action; an
-    action that the log holds less than twice, or not ``known (n,)``, counts as infinitely far. Follows the
-    caution of Fujimoto et al. (2022): a small Bellman error says nothing about what is outside the log.
-    """
-    own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
-    rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
-    inputs, probabilities = problem.next_inputs, problem.next_probabilities
-    weights = problem.row_weights * (problem.discounts > 0.0)
-    if not weights.any():
-        inputs, probabilities = problem.start_inputs, problem.start_probabilities
-        weights = problem.start_weights
-    some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
-    inputs, shares, logged = inputs[some, :, :own], weights[some, None], problem.inputs[rows, :own]
-    if problem.n_actions is None or probabilities is None:
-        return _summarise([logged], inputs[:, generator.integers(inputs.shape[1])], shares, generator)
-    known = np.ones(problem.n_actions, dtype=bool) if known is None else known
-    same = [logged[(problem.actions[rows] == action) & known[action]] for action in range(problem.n_actions)]
-    return _summarise(same, inputs[:, 0], probabilities[some] * shares, generator)
-
-
-def _summarise(
-    references: list[np.ndarray], queries: np.ndarray, cares: np.ndarray, generator: np.random.Generator
-) -> Coverage:
-    """Distances of queries to the nearest reference row of a group, divided by one common spacing.
-
-    cares (query, group): the policy's weight of a query in each group.
-    The spacing is the 95 % quantile of the rows' distances to their nearest neighbours in the same group.
-    With a spacing per group, a rare action would cover everything between its few rows.
-    """
-    from scipy.spatial import cKDTree
-
-    own, ratios, total = [], [], sum(map(len, references))
-    trees = [cKDTree(rows) if len(rows) > 1 else None for rows in references]
-    for rows, tree in zip(references, trees, strict=True):
-        some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
-        own.append(np.full(len(rows), np.inf) if tree is None else tree.query(rows[some], k=2)[0][:, 1])
-    # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
-    spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
-    scale = max(float(spacing), 1e-6)
-    for tree, care in zip(trees, cares.T, strict=True):
-        nearest = None if tree is None or not care.any() else tree.query(queries, k=1)[0]
-        ratios.append(np.full(len(queries), np.inf) if nearest is None else nearest / scale)
-    distances, weights = np.concatenate(ratios), cares.T.ravel()
-    fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
-    return Coverage(fraction, distances, weights)
-
-
-def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    """At most ``size`` of the row numbers, drawn at random."""
-    return rows if len(rows) <= size else generator.choice(rows, size, replace=False)
+def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
+    """Whether the log answers the question."""
+    robust = None
+    if found.name not in OVER_EPISODES:  # of the rows in memory: all would need another pass
+        robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
+    noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
+    gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
+    gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
+    if robust is not None and found.interval is not None:
+        gaps += failed_assumptions(robust.value, found.interval, workspace)
+    scale = workspace.problem.reward_scale
+    return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
 
 
 def judge(
@@ -227,14 +119,15 @@ def _doubts(
 ) -> Iterator[Reason]:
     """Yield reasons to act on an answer with care."""
     assert found.interval is not None
-    if coverage.fraction < LOW_COVERAGE:
+    if coverage.fraction < _LOW_COVERAGE:
         yield Reason("support", describe_coverage(coverage.fraction))
     if coverage.unlogged > _UNLOGGED:
-        yield Reason("support", f"{coverage.told}; it is valued as if it took its others there")
-    if limits.facts.units < FEW_EPISODES:
+        replaced = "" if coverage.known is None else "; it is valued as if it took its others there"
+        yield Reason("support", f"{coverage.told}{replaced}")
+    if limits.facts.units < _FEW_EPISODES:
         units = counted(round(limits.facts.units), "independent unit")
         yield Reason("size", f"{units} (episodes, rows or clusters) in the log")
-    if limits.facts.endings is not None and limits.facts.endings < _FEW_WEIGHTED:
+    if limits.facts.endings is not None and limits.facts.endings < FEW_WEIGHTED:
         which = counted(limits.facts.endings, "episode", "ends by itself", "end by themselves")
         yield Reason("size", f"only {which}, and no reward tells policies apart")
     if limits.facts.unseen >= MUCH_UNSEEN:
@@ -250,7 +143,7 @@ def _doubts(
         yield Reason("size", f"{told}: few returns make up the value")
     if robust is None:
         size = found.effective_sample_size
-        if size is not None and size < _FEW_WEIGHTED:
+        if size is not None and size < FEW_WEIGHTED:
             yield Reason("support", f"only {size:.1f} episodes (effective number) carry the weight")
         for deviation in found.diagnostics.get("probabilities", ()):
             yield Reason("contradiction", deviation.rstrip("."))
@@ -259,18 +152,6 @@ def _doubts(
         told = f"the doubly robust estimate {robust.value:.4g}"
         yield Reason("contradiction", f"{told} lies outside the interval")
     yield from doubts_of_weights(robust.diagnostics)
-
-
-def doubts_of_weights(weights: dict[str, Any]) -> Iterator[Reason]:
-    """Yield what the diagnostics of marginal weights say against them."""
-    units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
-    if units < _FEW_WEIGHTED:
-        few = f"only {units:.1f} episodes or rows (effective number)"
-        yield Reason("support", f"{few} carry the policy's visits")
-    if abs(mass - 1.0) > _MASS_OFF:
-        yield Reason("support", f"the log's weights for the policy's visits average {mass:.2f}, not 1")
-    if negative > _NEGATIVE:
-        yield Reason("support", f"{negative:.0%} of the log's weights for the policy's visits are negative")
 
 
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
@@ -301,3 +182,54 @@ def _stands(interval: Interval | None, verdict: Verdict) -> bool:
     if interval.kind in CERTIFIED_KINDS:
         return not interval.is_guess
     return verdict.reasons[0].kind == "size"
+
+
+def cautions(log: Transitions) -> Iterator[Reason]:
+    """Yield reasons for care that the rows show.
+
+    They are next observations that are not those of the rows below, and rewards that may stand a row too
+    late, since the first ones alone are zero.
+    """
+    if not log.has_episodes:
+        return
+    inside = np.delete(rows_are_linked(log.observations, log.next_observations), log.episode_ends[:-1])
+    if len(inside) and (share := 1.0 - float(inside.mean())) > _UNLINKED:
+        told = f"{share:.0%} of next observations inside episodes are not those of the rows below"
+        yield Reason("states", told)
+    zero, starts = np.asarray(log.rewards) == 0.0, log.episode_starts
+    is_enough = _FEW_EPISODES <= log.n_episodes < len(log)
+    if is_enough and zero[starts].all() and np.delete(zero, starts).mean() <= _FEW_ZEROS:
+        told = "the first one of every episode is 0 and hardly any other is"
+        remedy = "if each row holds that of the row before, move them up by one row"
+        yield Reason("rewards", f"{told}; {remedy}")
+
+
+def training_rows(workspace: Workspace) -> Iterator[Reason]:
+    """Yield a reason for care if the policy was trained on these rows."""
+    if (trained := workspace.policy.trained_on) is None:
+        return
+    share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
+    if is_more or trained.sha256 == workspace.log.log.sha256:
+        part = f"{share:.0%} of " if is_more and share < 0.995 else ""
+        told = f"the policy was trained on {part}these rows, on which it looks better than it is"
+        remedy = "train on one part of the log and evaluate on the other (koffline data split)"
+        yield Reason("training", f"{told}; {remedy}")
+
+
+def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[Reason]:
+    """Yield reasons for care if the logged state is no state, or the world changes along the log."""
+    shift = workspace.memory_shift
+    if shift is not None and shift.matters(interval):
+        rows = shift.rows + (workspace.settings.history or 0)
+        part, remedy = "the row before" if rows == 1 else f"{rows} rows before", f"try --set history={rows}"
+        if shift.rows == 0:
+            part, remedy = "sums over the rows before", "add to it what adds up (a sum, a count, the step)"
+        if shift.of_step:
+            part, remedy = "the step", "add the step to it, or flag ends truncated that are limits of time"
+        told = f"what happened earlier matters beyond the logged state; with {part} as part of it the value"
+        yield Reason("state", f"{told} would be about {value + shift.value:.4g}: {remedy}")
+    shift = workspace.drift_shift
+    if shift is not None and shift.matters(interval):
+        told = "the world changes along the log; if evenly, the value where the log ends is about"
+        remedy = "evaluate the later part of the log by itself"
+        yield Reason("drift", f"{told} {value + shift.value:.4g}: {remedy}")

@@ -18,6 +18,7 @@ from koffline.data.disk.log import AnyLog
 from koffline.data.transitions import Transitions
 from koffline.errors import DataError, refuse
 from koffline.fitting import Progress, threads
+from koffline.ope.coverage import Coverage, among, known_actions, measure_coverage
 from koffline.ope.features import FeatureMap, FeatureSystem, default_features, make_feature_system
 from koffline.ope.fitted import FittedValues, Summarise
 from koffline.ope.importance.problem import EpisodeProblem, RowValues, episodes_of_log, prepare_episodes
@@ -31,7 +32,6 @@ from koffline.ope.problem import EvaluationProblem, Measures, prepare_problem
 from koffline.ope.results import describe_log
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.training import fit_value_functions
-from koffline.ope.verdict import Coverage, among, known_actions, measure_coverage
 from koffline.ope.working_log import S, WorkingLog, hold, in_problem
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policy_specs import as_policy

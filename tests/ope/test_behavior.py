@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 import koffline
-from koffline.ope.results import Interval, PointEstimate, Uplift, describe_coverage
-from koffline.ope.verdict import Coverage, judge
+from koffline.ope.coverage import Coverage, describe_coverage
+from koffline.ope.results import Interval, PointEstimate, Uplift
+from koffline.ope.verdict import judge
 from tests.exact_problems import EXACT_PROBLEMS, FiniteCase
 from tests.ope.problems import QUICK, continuous_log, discrete_log, mortal_log
 from tests.ope.test_verdict import FOUND, LIMITS, ROBUST

@@ -11,15 +11,16 @@ import pytest
 import koffline
 from koffline.data.sources import write_transitions
 from koffline.data.statistics import ColumnStatistics
-from koffline.ope import verdict
-from koffline.ope.cautions import cautions
+from koffline.fitting import threads
+from koffline.ope import coverage as coverages
+from koffline.ope.coverage import Coverage, measure_coverage
 from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Reason
-from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, Coverage, judge, measure_coverage
-from koffline.policies import DiscretePolicy
+from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, cautions, judge
+from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.report.words import action_shares
-from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, discrete_log, facts_of
+from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, continuous_log, discrete_log, facts_of
 from tests.refusals import run_cli, succeed
 
 NINE = ColumnStatistics.of(np.full(100, 9.0))
@@ -144,16 +145,36 @@ def test_first_rewards_that_alone_are_zero_ask_for_care() -> None:
 
 def test_actions_of_which_the_log_tells_too_little_are_replaced_by_the_others() -> None:
     log, policy = discrete_log(600), DiscretePolicy(3, lambda s: np.tile([0.1, 0.4, 0.5], (len(s), 1)))
-    assert verdict.known_actions(policy, log) is None
+    assert coverages.known_actions(policy, log) is None
     rare = log.replace(actions=np.where(np.arange(600) < 20, 2, np.arange(600) % 2))
-    known = verdict.known_actions(policy, rare)
+    known = coverages.known_actions(policy, rare)
     assert known.tolist() == [True, True, False]
-    replaced = verdict.among(policy, known).probabilities(log.observations)
+    replaced = coverages.among(policy, known).probabilities(log.observations)
     np.testing.assert_allclose(replaced, np.tile([0.2, 0.8, 0.0], (600, 1)), atol=1e-9)
     seldom = DiscretePolicy(3, lambda s: np.tile([0.5, 0.45, 0.05], (len(s), 1)))
-    assert verdict.known_actions(seldom, rare) is None  # no more often than three times as the log
+    assert coverages.known_actions(seldom, rare) is None  # no more often than three times as the log
     problem = prepare_problem(rare, policy, 0.9, 1, np.random.default_rng(0))
     assert measure_coverage(problem, np.random.default_rng(0), known).unlogged == pytest.approx(0.5)
+
+
+def test_a_rare_flag_does_not_overflow_the_stack_where_denormal_numbers_count_as_zero() -> None:
+    rare, halves = np.zeros(1000), np.repeat([0.0, 0.1], 500)
+    rare[:3] = 1.0
+    states = np.stack([rare, halves], axis=1)
+    log = discrete_log(1000, observations=states, next_observations=states)
+    with threads(1):
+        assert coverage_of(log, [0.5, 0.5, 0.0]) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("dose", "share"), [(0.25, 1.0), (0.2501, 0.0)])
+def test_another_dose_than_the_only_one_is_not_covered(dose: float, share: float) -> None:
+    log, policy = continuous_log(), ContinuousPolicy(1, lambda s: np.full((len(s), 1), dose))
+    problem = prepare_problem(
+        log.replace(actions=np.full((50, 1), 0.25)), policy, 0.9, 1, np.random.default_rng(0)
+    )
+    found = measure_coverage(problem, np.random.default_rng(1))
+    assert found.unlogged == 1.0 - share
+    assert (found.fraction > 0.8) == (share == 1.0)
 
 
 def coverage_of(log: koffline.Transitions, probabilities: list[float]) -> float:
