@@ -112,3 +112,8 @@ def listed(names: Iterable[object], most: int = 20) -> str:
     """Text that lists names or numbers, only the first ones of many."""
     words = list(map(str, names))
     return ", ".join(words[:most]) + f", … ({len(words)} in all)" * (len(words) > most)
+
+
+def percent(share: float) -> str:
+    """A level with the digits that it has: ``95%``, ``99.99%``."""
+    return f"{100.0 * share:.10g}%"

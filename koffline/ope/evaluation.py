@@ -22,12 +22,7 @@ from koffline.ope.groups import By, check_by, groups_of, values_by_group
 from koffline.ope.learning import start_values
 from koffline.ope.limits import usual_gamma
 from koffline.ope.markov import Shift
-from koffline.ope.results import (
-    Estimate,
-    EstimateRow,
-    EstimateTable,
-    Evidence,
-)
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable, Evidence
 from koffline.ope.stream_settings import StreamSettings
 from koffline.ope.verdict import verdict_on, without_guess, without_guesswork
 from koffline.ope.workspace import Workspace, open_workspace

@@ -17,11 +17,7 @@ from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
 from koffline.errors import ConfigError, KofflineError
 from koffline.fitting import Progress
-from koffline.ope.comparisons import (
-    Comparison,
-    compare_intervals,
-    compare_replicas,
-)
+from koffline.ope.comparisons import Comparison, compare_intervals, compare_replicas
 from koffline.ope.evaluation import evaluate, may_look_back, merge_settings
 from koffline.ope.names import AUTO
 from koffline.ope.results import Estimate, Interval, LogResult, Record, Uplift, Verdict

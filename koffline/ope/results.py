@@ -14,6 +14,7 @@ import numpy as np
 
 from koffline.data.disk.log import LazyTransitions
 from koffline.data.transitions import Transitions
+from koffline.errors import percent
 from koffline.ope.value_functions import ValueFunction
 from koffline.store.run_record import versions
 
@@ -51,19 +52,17 @@ def without_seconds(content: Any) -> Any:
     return [without_seconds(part) for part in content] if isinstance(content, (list, tuple)) else content
 
 
-CERTIFIED, CALIBRATED = "certified", "calibrated"
 SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable from this log"
 
 
 @dataclass(frozen=True)
 class Interval(Record):
-    """An interval for the value, with its kind and assumptions.
+    """An interval for a value, in units of the discounted return; ``level``: nominal coverage in (0, 1).
 
     ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …): a calibrated interval is right
     on average over many logs (asymptotically, or by resampling), a certified one holds for any number of rows
     under the stated ``assumptions``; ``is_guess``: unless bounds that were read off the log are wrong.
-    ``norm_bound`` is ρ, the largest norm that a value function may have in the class behind the interval;
-    None where there is no class. In units of the discounted return; ``level``: nominal coverage, in (0, 1).
+    ``norm_bound``: ρ, the largest norm of a value function in the class behind it; None without a class.
     """
 
     low: float
@@ -90,16 +89,9 @@ class Interval(Record):
         return dataclasses.replace(self, low=low, high=high)
 
 
-def percent(share: float) -> str:
-    """A level with the digits that it has: ``95%``, ``99.99%``."""
-    return f"{100.0 * share:.10g}%"
-
-
 @dataclass(frozen=True)
 class Uplift(Record):
-    """``value``: how much more the policy is worth than the one that wrote the log, which is worth
-    ``behavior_value``. Both were estimated from the same resampled episodes; no interval without evidence.
-    """
+    """How much more than the policy that wrote the log one is worth, by the same resampled episodes."""
 
     value: float
     interval: Interval | None
@@ -155,7 +147,7 @@ class Verdict(Record):
         return self.answer == NOT_ANSWERABLE
 
     def because(self, *kinds: str) -> tuple[str, ...]:
-        """Reasons of these kinds."""
+        """The reasons of these kinds, as texts."""
         return tuple(str(reason) for reason in self.reasons if reason.kind in kinds)
 
     def __str__(self) -> str:
@@ -216,14 +208,13 @@ def describe_log(log: Transitions | LazyTransitions, seed: int, started: float) 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Estimate(LogResult):
-    """What a policy is worth: the expected discounted return from the log's initial states.
+    """What a policy is worth: the expected discounted return J = E_{s0, a~π} Q(s0, a) from start states.
 
-    ``value`` is J = E_{s0, a~π} Q(s0, a) in units of the discounted return, ``interval`` says how far it
-    can be trusted (None where the log cannot tell), ``verdict`` whether the log answers the question,
-    ``warnings`` are sentences a person should read before acting on it, ``notes`` what else was done.
-    ``behavior_value``: of the policy that wrote the log, by the same estimator, where it has one; ``uplift``:
-    how much more this policy is worth. ``groups``: `koffline.ope.groups.GroupValue` of each group of start
-    states that ``by`` tells apart. ``evidence``, ``value_function``: of `kloss`, `fqe` and `lstd` alone.
+    ``interval``: how far ``value`` can be trusted, None where the log cannot tell; ``verdict``: whether it
+    answers the question; ``warnings``: what a person should read before acting on it; ``notes``: what else
+    was done. ``behavior_value``: of the policy that wrote the log, by the same estimator; ``uplift``: how
+    much more this one is worth. ``groups``: `koffline.ope.groups.GroupValue` of each group of start states
+    that ``by`` tells apart. ``evidence``, ``value_function``: of kloss, fqe and lstd alone.
     """
 
     verdict: Verdict
@@ -285,9 +276,9 @@ class BoundRow(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EstimateTable(LogResult):
-    """Estimates of a policy's value by several estimators, and bounds that belong to none of them.
+    """Estimates of a policy's value by several estimators (``table["fqe"]``), and bounds of no single one.
 
-    ``verdict`` is on the row that ``auto`` would choose, else on the first. ``warnings`` concern all rows.
+    ``verdict``: on the row that ``auto`` would choose, else on the first. ``warnings``: on all rows.
     """
 
     verdict: Verdict

@@ -18,7 +18,7 @@ from koffline.data.transitions import ActionSpace, Continuous, Discrete, Transit
 from koffline.data.units import hash_rows
 from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
-from koffline.policies.base import as_numbers, call_in_chunks, describe_actions
+from koffline.policies.base import as_numbers, call_in_chunks, check_spaces, describe_actions
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded, training_rows
 from koffline.untrusted.limits import one_line_errors
 
@@ -132,16 +132,8 @@ def as_value_function(
     """
     shape = tuple(int(side) for side in observation_shape)
     made = _read(q, action_space, shape, name)
-    own, log = describe_actions(made.action_space), describe_actions(action_space)
-    wrong = {
-        f"the model is for {own}, the log has {log}": own != log,
-        f"the model is for observations of shape {made.observation_shape}, the log's have {shape}": (
-            made.observation_shape != shape
-        ),
-    }
-    for what, is_so in wrong.items():
-        if is_so:
-            raise DataError(f"{made.name}: {what}; give a model of logs like this one")
+    told = "the model has", "give a model of logs like this one"
+    check_spaces(made.name, made.action_space, made.observation_shape, action_space, shape, told, DataError)
     return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from koffline.data.flat import rows_are_linked
 from koffline.data.raw import CAUTIONS
 from koffline.data.transitions import Transitions
-from koffline.errors import counted
+from koffline.errors import counted, percent
 from koffline.ope.coverage import FEW_WEIGHTED, Coverage, describe_coverage, doubts_of_weights
 from koffline.ope.cross_fit import share_seen
 from koffline.ope.limits import MUCH_UNSEEN, Limits
@@ -26,7 +26,6 @@ from koffline.ope.results import (
     PointEstimate,
     Reason,
     Verdict,
-    percent,
 )
 from koffline.ope.workspace import Workspace
 
@@ -36,6 +35,7 @@ _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
 _UNLINKED = 0.01  # share of the rows inside episodes
 _FEW_ZEROS = 0.05  # share of the other rewards
+_MANY_CUT = 0.5  # share of episodes cut at the same step
 
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
@@ -226,8 +226,12 @@ def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -
             part, remedy = "sums over the rows before", "add to it what adds up (a sum, a count, the step)"
         if shift.of_step:
             part, remedy = "the step", "add the step to it, or flag ends truncated that are limits of time"
-        told = f"what happened earlier matters beyond the logged state; with {part} as part of it the value"
-        yield Reason("state", f"{told} would be about {value + shift.value:.4g}: {remedy}")
+        told = f"with {part} as part of it the value would be about {value + shift.value:.4g}"
+        log = workspace.transitions
+        is_last = (log.episode_lengths == log.episode_lengths.max()) & log.truncated[log.episode_ends]
+        if shift.of_step and is_last.mean() > _MANY_CUT:  # a step that no row shows would have a value
+            told, remedy = "the step does", "log what changes with it (a phase, the day of the week)"
+        yield Reason("state", f"what happened earlier matters beyond the logged state; {told}: {remedy}")
     shift = workspace.drift_shift
     if shift is not None and shift.matters(interval):
         told = "the world changes along the log; if evenly, the value where the log ends is about"

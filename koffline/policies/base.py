@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int, Shaped, UInt64
 
 from koffline.data.transitions import ActionSpace, Discrete
-from koffline.errors import PolicyError, refuse
+from koffline.errors import KofflineError, PolicyError, refuse
 from koffline.untrusted.limits import one_line, one_line_errors
 
 CHUNK_ROWS = 4096
@@ -151,15 +151,20 @@ def check_spaces(
     own_shape: Sequence[int] | None,
     action_space: ActionSpace,
     observation_shape: Sequence[int],
+    told: tuple[str, str] = ("the policy has", "give a policy trained for this log"),
+    kind: type[KofflineError] = PolicyError,
 ) -> None:
-    """Raise PolicyError unless a policy's action size and observation shape are those of the log."""
+    """Raise an error unless a policy's (model's, world's) actions and observation shape are those of the log.
+
+    own_shape: None fits any. told: whose they are, and the remedy.
+    """
     own, log = describe_actions(own_space), describe_actions(action_space)
     shape, logged = None if own_shape is None else tuple(own_shape), tuple(observation_shape)
     wrong = {
-        f"the policy has {own}, the log {log}": own != log,
-        f"the policy takes observations of shape {shape}, the log has {logged}": shape not in (None, logged),
+        f"{own}, the log {log}": own != log,
+        f"observations of shape {shape}, the log {logged}": shape not in (None, logged),
     }
-    refuse({f"{what}; give a policy trained for this log": is_so for what, is_so in wrong.items()}, name)
+    refuse({f"{told[0]} {what}; {told[1]}": is_so for what, is_so in wrong.items()}, name, kind)
 
 
 def describe_actions(space: ActionSpace) -> str:

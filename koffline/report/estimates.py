@@ -9,11 +9,11 @@ from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from koffline.errors import counted
+from koffline.errors import counted, percent
 from koffline.ope.coverage import describe_coverage
 from koffline.ope.names import BANDIT, OVER_EPISODES
 from koffline.ope.ranking import PolicyRanking, RankedPolicy
-from koffline.ope.results import Estimate, EstimateRow, EstimateTable, percent
+from koffline.ope.results import Estimate, EstimateRow, EstimateTable
 from koffline.report import Report, plots, print_labelled, print_table, words
 from koffline.report.words import within
 

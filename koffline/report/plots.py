@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from koffline.ope.results import CALIBRATED, CERTIFIED, Interval
-from koffline.report.words import UNCERTAIN, promise
+from koffline.ope.results import Interval
+from koffline.report.words import CALIBRATED, CERTIFIED, UNCERTAIN, promise
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

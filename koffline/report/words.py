@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from koffline.errors import percent
 from koffline.ope.names import CERTIFIED_KINDS
-from koffline.ope.results import CALIBRATED, CERTIFIED, Interval, Uplift, percent
+from koffline.ope.results import Interval, Uplift
 from koffline.spread import Spread
 
+CERTIFIED, CALIBRATED = "certified", "calibrated"
 UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
 _WORDS = {  # words for diagnostics; others are shown by their key
@@ -22,8 +24,11 @@ _WORDS = {  # words for diagnostics; others are shown by their key
     "beyond_cuts": "share of the discounted future that comes after the end of recording",
     "actions": "how often the policy takes each action on the log's rows, and the log itself",
     "held_out_kernel_ratio": "the same, divided by that of a perfect value function (1 is perfect)",
-    "memory_shift": "change of the value if the row before were part of the state",
+    "memory_shift": "change of the value if earlier rows were part of the state",
+    "memory_p_value": "p-value of that change (small: what happened earlier matters)",
+    "memory_rows": "earlier rows that it is about (0: sums over all of them)",
     "drift_shift": "change of the value if the world were as it is where the log ends",
+    "drift_p_value": "p-value of that change (small: the world changes along the log)",
     "correction": "what the log's rewards add to it, weighted as the policy acts",
     "mass": "mean of all weights (1 where they fit)",
     "unseen": "share of rows valued by networks that have not seen them",

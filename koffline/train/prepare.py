@@ -30,7 +30,7 @@ from koffline.errors import ConfigError, refuse
 from koffline.fitting import threads
 from koffline.ope.stream_settings import DEFAULT_MEMORY, parse_memory
 from koffline.ope.value_functions import counted_rows
-from koffline.policies.base import describe_actions
+from koffline.policies.base import check_spaces
 from koffline.store.files import digest_of
 from koffline.store.run_record import start_run, versions
 from koffline.train.config import FILES, DataSettings, EnvironmentSettings, TrainConfig
@@ -203,14 +203,9 @@ class EnvironmentEvaluator:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
         shape, space = self._copies.observation_shape, self._copies.action_space
-        differ = describe_actions(space) != describe_actions(log.action_space)
-        wrong = {
-            f"observations of shape {shape}, the log {log.observation_shape}": shape != log.observation_shape,
-            f"actions {space}, the log {log.action_space}": differ,
-        }
-        remedy = "name the environment that the log is from"
-        wrong = {f"{identifier} has {what}; {remedy}": is_so for what, is_so in wrong.items()}
-        refuse(wrong, kind=ConfigError)
+        told = "it has", "name the environment that the log is from"
+        about = log.action_space, log.observation_shape
+        check_spaces(identifier, space, shape, *about, told, ConfigError)
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
         """Mean undiscounted return. Raises ConfigError where the environment fails."""

@@ -73,7 +73,7 @@ def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) 
     from tests import d3_models
 
     for actions, shape, message in (
-        (3, (4,), "4 discrete actions, the log has 3"),
+        (3, (4,), "4 discrete actions, the log 3"),
         (4, (2,), r"shape \(4,\)"),
     ):
         with pytest.raises(DataError, match=message):

@@ -108,10 +108,9 @@ def prepare_table(
     stored = dict(file.fields)
     chosen = mappings.own_mapping(stored) if mapping is None else mappings.as_mapping(mapping)
     if chosen is None:
-        columns = f"is a {kind} table with columns {listed(stored)}"
+        told = f"{name} is a {kind} table with columns {listed(stored)}; say what they are, as in"
         options = f"{mappings.EXAMPLE} (every row a decision of its own: --one-step, not the last three)"
-        said = f"{columns}; say what they are, as in {options} (or --mapping FILE.yaml; in Python mapping=)"
-        raise DataError(f"{name} {said}; {mappings.INSPECT}")
+        raise DataError(f"{told} {options} (or --mapping FILE.yaml; in Python mapping=); {mappings.INSPECT}")
     log = read_description(file.described.get(b"koffline")) if is_own else None
     sides = file.described.get(SHAPE_KEY.encode(), b"").decode("ascii", "replace").split(",")
     shape = tuple(int(side) for side in sides if side.isdecimal() and len(side) < 10)
@@ -159,10 +158,8 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
         some = np.array(table.seen) if table.seen else np.zeros((1, table.widths.get(names[0], len(names))))
         table.action_space, settled = settle_space(some, asked, declared, table.source)
         if table.categories and table.action_space != declared:
-            said = f"{names[0]} holds {len(table.categories)} actions ({listed(table.categories, 8)})"
-            raise DataError(
-                f"{said}, and another number is asked; leave that out, or name all (action_names)"
-            )
+            said = f"{names[0]} holds {len(table.categories)} actions, and another number is asked"
+            raise DataError(f"{said}; leave that out, or name all of them (action_names)")
     before = described.metadata if described else Metadata(gamma=table.roles.gamma)
     metadata = replace(before, source=table.source, extra=extra)
     table.metadata = metadata.with_notes(*settled, *_open_questions(table))
