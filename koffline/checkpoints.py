@@ -28,6 +28,10 @@ _FORMAT = "2 "  # begins the fingerprints of stacks; another number for what old
 _LOG = logging.getLogger(__name__)
 
 
+class ForeignCheckpoint(ConfigError):
+    """A checkpoint of another run: of other data or settings, or by another version."""
+
+
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Write `state`, whole or not at all, over an older one. Raises DataError where the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,14 +44,14 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
     """The state at `path`, None if there is none.
 
-    Raises ConfigError when the file is damaged or belongs to a run on other data or with other settings.
+    Raises ConfigError when the file is damaged, ForeignCheckpoint when it is of another run.
     """
     if not path.exists():
         return None
     with one_line_errors(f"checkpoint {path}", "it cannot be read", "delete it", ConfigError):
         state = load_tensors(path)
     if not isinstance(state, dict) or state.get("fingerprint") != fingerprint:
-        raise ConfigError(
+        raise ForeignCheckpoint(
             f"checkpoint {path} belongs to a run with other data or settings, or of another version; resume "
             "it with its own or choose another --out"
         )
@@ -87,9 +91,10 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
     for path in found:
         try:
             return read_checkpoint(path, _FORMAT + fingerprint)
-        except ConfigError as error:
-            if "belongs to" in str(error):
-                raise
+        except ForeignCheckpoint:
+            raise
+        except ConfigError:
+            pass
         _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
     if found:
         raise ConfigError(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.data.columns import blocks
 from koffline.data.transitions import Transitions
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Reason
@@ -20,6 +21,7 @@ _MUCH_UNLOGGED = 0.1  # above it the log does not answer
 _FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too little
 _REFERENCE_ROWS, _QUERY_ROWS = 20_000, 2_000
 _NEAR_QUANTILE = 0.95
+_AT_ONCE = 32  # queries: their products fit the cache
 _SAME = 1e-6  # relative difference of actions that are the same
 FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics of weights
 
@@ -130,24 +132,35 @@ def _summarise(
     The spacing is the 95 % quantile of the rows' distances to their nearest neighbours in the same group.
     With a spacing per group, a rare action would cover everything between its few rows.
     """
-    from scipy.spatial import cKDTree
-
     own, ratios, total = [], [], sum(map(len, references))
-    # Balanced trees split just above the least number: of 0.0 that is a denormal, which counts as 0 here
-    # (`koffline.fitting.threads`), and the recursion never ends.
-    trees = [cKDTree(rows, balanced_tree=False) if len(rows) > 1 else None for rows in references]
-    for rows, tree in zip(references, trees, strict=True):
+    for rows in references:
         some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
-        own.append(np.full(len(rows), np.inf) if tree is None else tree.query(rows[some], k=2)[0][:, 1])
+        own.append(_nearest(rows, rows[some], some))
     # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
     spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
     scale = max(float(spacing), 1e-6)
-    for tree, care in zip(trees, cares.T, strict=True):
-        nearest = None if tree is None or not care.any() else tree.query(queries, k=1)[0]
-        ratios.append(np.full(len(queries), np.inf) if nearest is None else nearest / scale)
+    for rows, care in zip(references, cares.T, strict=True):
+        ratios.append(_nearest(rows if care.any() else rows[:0], queries) / scale)
     distances, weights = np.concatenate(ratios), cares.T.ravel()
     fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
     return Coverage(fraction, distances, weights)
+
+
+def _nearest(rows: np.ndarray, queries: np.ndarray, own: np.ndarray | None = None) -> np.ndarray:
+    """Distance (q,) of each query to the nearest row; own: numbers of the rows that queries are, left out.
+
+    Infinite for fewer than two rows. Trees take longer from a dozen columns on, and overflow the stack where
+    denormal numbers count as zero (`koffline.fitting.threads`).
+    """
+    if len(rows) < 2:
+        return np.full(len(queries), np.inf)
+    best, half = np.empty(len(queries), dtype=np.int64), 0.5 * np.square(rows).sum(axis=1)
+    for block in blocks(len(queries), _AT_ONCE):
+        gaps = half - queries[block] @ rows.T
+        if own is not None:
+            gaps[np.arange(len(gaps)), own[block]] = np.inf
+        best[block] = gaps.argmin(axis=1)
+    return np.asarray(np.sqrt(np.square(rows[best] - queries).sum(axis=1)))
 
 
 def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
