@@ -20,15 +20,8 @@ import numpy as np
 from koffline.data.spaces import Features
 from koffline.data.transitions import ActionSpace, Continuous, Discrete
 from koffline.errors import PolicyError, listed, nearest_name, refuse
-from koffline.policies import load_policy_file
-from koffline.policies.base import (
-    ContinuousPolicy,
-    DiscretePolicy,
-    Policy,
-    TrainingRows,
-    check_spaces,
-    reading,
-)
+from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy, load_policy_file
+from koffline.policies.base import TrainingRows, check_spaces, reading
 from koffline.policies.builtin import epsilon_policy, uniform_policy
 from koffline.policies.files import ACCEPTED, detect, load_onnx, read_d3, read_torchscript, say_it_runs_code
 from koffline.untrusted.limits import Refused, parse_json, read_bytes

@@ -64,9 +64,8 @@ def evaluate(
     known.check_interval(settings.estimator, settings.interval)
     looks_back = may_look_back(settings.estimator, settings.interval, settings.history)
     if by is not None:
-        settings = settings.model_copy(
-            update={"estimator": "kloss"} if settings.estimator == known.AUTO else {}
-        )
+        if settings.estimator == known.AUTO:
+            settings = settings.model_copy(update={"estimator": "kloss"})
         check_by(by, settings.estimator, settings.interval)
 
     def ask(settings: EvaluationSettings) -> tuple[Estimate, Shift | None]:

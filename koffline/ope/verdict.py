@@ -194,8 +194,9 @@ def cautions(log: Transitions) -> Iterator[Reason]:
         return
     inside = np.delete(rows_are_linked(log.observations, log.next_observations), log.episode_ends[:-1])
     if len(inside) and (share := 1.0 - float(inside.mean())) > _UNLINKED:
-        told = f"{share:.0%} of next observations inside episodes are not those of the rows below"
-        yield Reason("states", told)
+        yield Reason(
+            "states", f"{share:.0%} of next observations in episodes are not those of the row below"
+        )
     zero, starts = np.asarray(log.rewards) == 0.0, log.episode_starts
     is_enough = _FEW_EPISODES <= log.n_episodes < len(log)
     if is_enough and zero[starts].all() and np.delete(zero, starts).mean() <= _FEW_ZEROS:
