@@ -17,6 +17,7 @@ from koffline.ope.results import Reason
 from koffline.policies import DiscretePolicy, Policy
 
 NO_COVERAGE = 0.5  # below it the log does not answer
+LOW_START, _NO_START = 0.5, 0.2  # the same of start states, few as they are; below the first: with care
 _MUCH_UNLOGGED = 0.1  # above it the log does not answer
 _FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too little
 _REFERENCE_ROWS, _QUERY_ROWS = 20_000, 2_000
@@ -31,13 +32,14 @@ class Coverage:
     """``fraction`` of the policy's state-actions that lie as near to the log as its own rows do.
 
     On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
-    divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each. ``known (n,)``: the
-    discrete actions that values are known of, where not of all.
+    divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each. ``of_starts``: the
+    fraction in start states. ``known (n,)``: the discrete actions that values are known of, where not of all.
     """
 
     fraction: float
     ratios: np.ndarray
     weights: np.ndarray
+    of_starts: float = 1.0
     known: np.ndarray | None = None
 
     @property
@@ -45,8 +47,14 @@ class Coverage:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
         if self.unlogged > _MUCH_UNLOGGED:
             return [self.told]
-        few = f"only {self.fraction:.0%} of the policy's actions lie near logged ones"
-        return [few] if self.fraction < NO_COVERAGE else []
+        if self.fraction < NO_COVERAGE:
+            return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
+        return [self.told_of_starts] if self.of_starts < _NO_START else []
+
+    @property
+    def told_of_starts(self) -> str:
+        """Clause on start states."""
+        return f"only {self.of_starts:.0%} of the policy's actions in start states lie near logged ones"
 
     @property
     def told(self) -> str:
@@ -91,7 +99,7 @@ def _among(policy: Any, known: np.ndarray, observations: np.ndarray) -> np.ndarr
 def measure_coverage(
     problem: EvaluationProblem, generator: np.random.Generator, known: np.ndarray | None = None
 ) -> Coverage:
-    """Nearest-neighbour coverage of (s', a' ~ π) by the logged (s, a), standardised coordinates.
+    """Nearest-neighbour coverage of (s', a' ~ π) and of (s0, a ~ π) by the logged (s, a), standardised.
 
     Next states count where the episode went on, since after its end the policy does nothing; where no row
     goes on, start states stand in. Discrete actions are compared only with rows of the same action; an
@@ -101,47 +109,58 @@ def measure_coverage(
     """
     own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
-    inputs, probabilities = problem.next_inputs, problem.next_probabilities
+    logged, n = problem.inputs[rows, :own], problem.n_actions
+
+    def ask(which: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Some states with actions (q, own), and the policy's weight of each in each group of rows."""
+        inputs, some = getattr(problem, f"{which}_inputs"), np.flatnonzero(weights)
+        some = _choice(some, _QUERY_ROWS, generator)
+        acted = inputs[some, 0 if n is not None else generator.integers(inputs.shape[1]), :own]
+        if n is not None:
+            return acted, getattr(problem, f"{which}_probabilities")[some] * weights[some, None]
+        other = _leaves_the_only_action(problem, logged, acted)
+        return acted, weights[some, None] * np.stack([~other, other], axis=1)
+
+    groups = [logged, logged[:0]]
+    if n is not None:
+        every = np.ones(n, dtype=bool) if known is None else known
+        groups = [logged[(problem.actions[rows] == action) & every[action]] for action in range(n)]
     weights = problem.row_weights * (problem.discounts > 0.0)
-    if not weights.any():
-        inputs, probabilities = problem.start_inputs, problem.start_probabilities
-        weights = problem.start_weights
-    some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
-    inputs, shares, logged = inputs[some, :, :own], weights[some, None], problem.inputs[rows, :own]
-    if problem.n_actions is None or probabilities is None:
-        acted = inputs[:, generator.integers(inputs.shape[1])]
-        last = slice(own - math.prod(problem.actions.shape[1:]), own)  # columns of actions
-        low, high = logged[:, last].min(axis=0), logged[:, last].max(axis=0)
-        slack = _SAME * np.abs(problem.input_location[last])
-        is_left = (acted[:, last] < low - slack) | (acted[:, last] > high + slack)
-        other = (is_left & (high - low <= slack)).any(axis=1)[:, None]
-        cares = np.concatenate([shares * ~other, shares * other], axis=1)
-        return _summarise([logged, logged[:0]], acted, cares, generator)
-    every = np.ones(problem.n_actions, dtype=bool) if known is None else known
-    same = [logged[(problem.actions[rows] == action) & every[action]] for action in range(problem.n_actions)]
-    found = _summarise(same, inputs[:, 0], probabilities[some] * shares, generator)
-    return replace(found, known=known)
+    following = ask("next", weights) if weights.any() else ask("start", problem.start_weights)
+    spacing = _spacing(groups, generator)
+    found = _compare(groups, spacing, *following)
+    starts = _compare(groups, spacing, *ask("start", problem.start_weights)) if weights.any() else found
+    return replace(found, of_starts=starts.fraction, known=known)
 
 
-def _summarise(
-    references: list[np.ndarray], queries: np.ndarray, cares: np.ndarray, generator: np.random.Generator
-) -> Coverage:
-    """Distances of queries to the nearest reference row of a group, divided by one common spacing.
+def _leaves_the_only_action(problem: EvaluationProblem, logged: np.ndarray, acted: np.ndarray) -> np.ndarray:
+    """Whether (q,) actions differ from the log's where that has a single one in a dimension."""
+    end = logged.shape[1]
+    last = slice(end - math.prod(problem.actions.shape[1:]), end)  # columns of actions
+    low, high = logged[:, last].min(axis=0), logged[:, last].max(axis=0)
+    slack = _SAME * np.abs(problem.input_location[last])
+    is_left = (acted[:, last] < low - slack) | (acted[:, last] > high + slack)
+    return np.asarray((is_left & (high - low <= slack)).any(axis=1))
 
-    cares (query, group): the policy's weight of a query in each group.
-    The spacing is the 95 % quantile of the rows' distances to their nearest neighbours in the same group.
-    With a spacing per group, a rare action would cover everything between its few rows.
+
+def _spacing(groups: list[np.ndarray], generator: np.random.Generator) -> float:
+    """The 95 % quantile of the rows' distances to their nearest neighbours in the same group.
+
+    One for all: with a spacing per group, a rare action would cover everything between its few rows.
     """
-    own, ratios, total = [], [], sum(map(len, references))
-    for rows in references:
+    own, total = [], sum(map(len, groups))
+    for rows in groups:
         some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
         own.append(_nearest(rows, rows[some], some))
-    # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
-    spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
-    scale = max(float(spacing), 1e-6)
-    for rows, care in zip(references, cares.T, strict=True):
-        ratios.append(_nearest(rows if care.any() else rows[:0], queries) / scale)
-    distances, weights = np.concatenate(ratios), cares.T.ravel()
+    # Repeated rows make the distance zero (small state spaces): anything as near as rounding is near.
+    return max(float(np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")), 1e-6)
+
+
+def _compare(groups: list[np.ndarray], spacing: float, queries: np.ndarray, cares: np.ndarray) -> Coverage:
+    """Distances of queries to the nearest row of each group. cares (query, group): the policy's weights."""
+    pairs = zip(groups, cares.T, strict=True)
+    near = [_nearest(rows if care.any() else rows[:0], queries) / spacing for rows, care in pairs]
+    distances, weights = np.concatenate(near), cares.T.ravel()
     fraction = float(np.average(distances <= 1.0, weights=weights)) if weights.sum() > 0 else 0.0
     return Coverage(fraction, distances, weights)
 

@@ -124,6 +124,7 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
     facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
     return {
         "coverage": workspace.coverage.fraction,
+        "coverage_of_starts": workspace.coverage.of_starts,
         "n_terminated": facts.terminated,
         "n_truncated": facts.truncated,
         "n_initial_states": len(problem.start_weights) if problem.fixed_starts else facts.starts,

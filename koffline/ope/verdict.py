@@ -12,7 +12,7 @@ from koffline.data.flat import rows_are_linked
 from koffline.data.raw import CAUTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import counted, percent
-from koffline.ope.coverage import FEW_WEIGHTED, Coverage, describe_coverage, doubts_of_weights
+from koffline.ope.coverage import FEW_WEIGHTED, LOW_START, Coverage, describe_coverage, doubts_of_weights
 from koffline.ope.cross_fit import share_seen
 from koffline.ope.limits import MUCH_UNSEEN, Limits
 from koffline.ope.names import CERTIFIED_KINDS, OVER_EPISODES
@@ -121,6 +121,8 @@ def _doubts(
     assert found.interval is not None
     if coverage.fraction < _LOW_COVERAGE:
         yield Reason("support", describe_coverage(coverage.fraction))
+    if coverage.of_starts < LOW_START:
+        yield Reason("support", coverage.told_of_starts)
     if coverage.unlogged > _UNLOGGED:
         replaced = "" if coverage.known is None else "; it is valued as if it took its others there"
         yield Reason("support", f"{coverage.told}{replaced}")
@@ -194,9 +196,7 @@ def cautions(log: Transitions) -> Iterator[Reason]:
         return
     inside = np.delete(rows_are_linked(log.observations, log.next_observations), log.episode_ends[:-1])
     if len(inside) and (share := 1.0 - float(inside.mean())) > _UNLINKED:
-        yield Reason(
-            "states", f"{share:.0%} of next observations in episodes are not those of the row below"
-        )
+        yield Reason("states", f"{share:.0%} of next observations in episodes are not those of the row below")
     zero, starts = np.asarray(log.rewards) == 0.0, log.episode_starts
     is_enough = _FEW_EPISODES <= log.n_episodes < len(log)
     if is_enough and zero[starts].all() and np.delete(zero, starts).mean() <= _FEW_ZEROS:

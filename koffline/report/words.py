@@ -16,6 +16,7 @@ UNCERTAIN = "certified only if bounds read off the log hold"
 _LONGEST_LIST = 8
 _WORDS = {  # words for diagnostics; others are shown by their key
     "coverage": "share of the policy's actions that lie near logged ones",
+    "coverage_of_starts": "the same of its actions in start states",
     "n_terminated": "rows where an episode really ended",
     "n_truncated": "rows where only the recording stopped",
     "n_initial_states": "start states",

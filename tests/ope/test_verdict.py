@@ -20,7 +20,7 @@ from koffline.ope.results import Interval, PointEstimate, Reason
 from koffline.ope.verdict import NOT_ANSWERABLE, SUPPORTED, WITH_CARE, cautions, judge
 from koffline.policies import ContinuousPolicy, DiscretePolicy
 from koffline.report.words import action_shares
-from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, continuous_log, discrete_log, facts_of
+from tests.ope.problems import AS_OPTIONS, COLUMNS, QUICK, SOFT, continuous_log, discrete_log, facts_of
 from tests.refusals import run_cli, succeed
 
 NINE = ColumnStatistics.of(np.full(100, 9.0))
@@ -55,6 +55,8 @@ def robust(**changed: float) -> PointEstimate:
         (WITH_CARE, "size", {"limits": limits(sizes=ColumnStatistics.of(np.full(100, 1.9)))}),
         (WITH_CARE, "support", {"unlogged": 0.05}),
         (NOT_ANSWERABLE, "support", {"unlogged": 0.2}),
+        (WITH_CARE, "support", {"of_starts": 0.4}),
+        (NOT_ANSWERABLE, "support", {"of_starts": 0.1}),
         (WITH_CARE, "gaps", {"gaps": [Reason("gaps", "3 steps are longer than others")]}),
         (WITH_CARE, "horizon", {"limits": limits(longest=10)}),
         (SUPPORTED, "", {"limits": limits(longest=10, terminated=200)}),  # all end after 10 steps
@@ -68,7 +70,8 @@ def robust(**changed: float) -> PointEstimate:
 def test_what_is_missing_decides(answer, missing, changed) -> None:
     given = {"found": FOUND, "limits": LIMITS, "coverage": 0.95, "scale": 10.0, "robust": ROBUST, **changed}
     share = given.pop("unlogged", 0.0)
-    given["coverage"] = Coverage(given["coverage"], np.array([np.inf, 0.5]), np.array([share, 1.0 - share]))
+    shares, starts = np.array([share, 1.0 - share]), given.pop("of_starts", 1.0)
+    given["coverage"] = Coverage(given["coverage"], np.array([np.inf, 0.5]), shares, starts)
     verdict = judge(**given)
     assert verdict.answer == answer
     assert [reason.kind for reason in verdict.reasons] == ([missing] if missing else [])
@@ -155,6 +158,17 @@ def test_actions_of_which_the_log_tells_too_little_are_replaced_by_the_others() 
     assert coverages.known_actions(seldom, rare) is None  # no more often than three times as the log
     problem = prepare_problem(rare, policy, 0.9, 1, np.random.default_rng(0))
     assert measure_coverage(problem, np.random.default_rng(0), known).unlogged == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("shift", "covered"), [(0.0, True), (10.0, False)])
+def test_start_states_that_the_log_does_not_show_are_not_covered(shift: float, covered: bool) -> None:
+    log = discrete_log(600)
+    given = log.observations[::20] + shift
+    problem = prepare_problem(log, SOFT, 0.9, 1, np.random.default_rng(0), given)
+    found = measure_coverage(problem, np.random.default_rng(1))
+    assert found.fraction > 0.8
+    assert (found.of_starts > 0.8) == covered
+    assert found.of_starts in (0.0, pytest.approx(1.0, abs=0.2))
 
 
 def test_a_rare_flag_does_not_overflow_the_stack_where_denormal_numbers_count_as_zero() -> None:
