@@ -55,8 +55,7 @@ class Coverage:
 
     @property
     def unlogged(self) -> float:
-        """Share of the policy's weight on unknown actions, and on those that the log holds less than twice.
-        """
+        """Share of the policy's weight on unknown actions, and on those that the log holds only once."""
         return float(self.weights[np.isinf(self.ratios)].sum() / max(self.weights.sum(), 1e-300))
 
 

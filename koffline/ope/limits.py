@@ -79,8 +79,7 @@ class Limits:
         return max(of_bound * low, least), max(of_bound * high, least)
 
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
-        """Clip the value to the bounds. Drop the interval if there are ``reasons`` against it, else clip it
-        too.
+        """Clip the value to the bounds. If there are ``reasons``, drop the interval, else clip it too.
 
         reasons: None for a certified interval, which is never dropped for such reasons.
         """
@@ -226,8 +225,7 @@ class LogFacts:
 
     @property
     def endings(self) -> int | None:
-        """Terminated rows (number) if all their rewards are equal and all other rewards are equal; else None.
-        """
+        """Terminated rows if all their rewards are equal and all other rewards are equal; else None."""
         tells = self.going_on[0] < self.going_on[1] or self.final[0] < self.final[1]
         return None if tells else self.terminated
 

@@ -138,8 +138,7 @@ def _estimate_each(
     progress: Callable[[str], Progress | None] | None,
     **options: Any,
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Estimates by policy name, and why others have none. Raises KofflineError for fewer than two estimates.
-    """
+    """Estimates by policy name, and why others have none. Raises KofflineError for less than two."""
     estimates, failed = dict[str, Estimate](), dict[str, str]()
     for name, policy in named.items():
         watch = None if progress is None else progress(name)
