@@ -24,7 +24,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-# Keys of the hashes that sample and split units, independent of other random numbers.
+# Keys of the hashes that sample and split units; they are independent of other random numbers.
 _UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
 _HASHED_AT_ONCE = 2**20
 # Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19 draws.

@@ -17,7 +17,7 @@ from koffline.policies import DiscretePolicy, Policy
 
 NO_COVERAGE = 0.5  # below it the log does not answer
 _MUCH_UNLOGGED = 0.1  # above it the log does not answer
-_FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too little
+_FEW_ROWS, _OVERUSED = 30, 3.0  # limits below which the log says too little about an action
 _REFERENCE_ROWS, _QUERY_ROWS = 20_000, 2_000
 _NEAR_QUANTILE = 0.95
 _SAME = 1e-6  # relative difference of actions that are the same
@@ -101,7 +101,7 @@ def measure_coverage(
     actions that differ in a dimension in which all logged actions are equal. A small Bellman error says
     nothing about what lies outside the log (Fujimoto et al. 2022).
     """
-    own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
+    own = len(problem.input_scale) - (problem.history > 0)  # inputs without the previous rows
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     inputs, probabilities = problem.next_inputs, problem.next_probabilities
     weights = problem.row_weights * (problem.discounts > 0.0)
@@ -137,13 +137,13 @@ def _summarise(
     from scipy.spatial import cKDTree
 
     own, ratios, total = [], [], sum(map(len, references))
-    # Balanced trees split just above the least number: of 0.0 that is a denormal, which counts as 0 here
-    # (`koffline.fitting.threads`), and the recursion never ends.
+    # Balanced trees split just above the smallest number. Above 0.0 that is a denormal number, which counts
+    # as 0 here (`koffline.fitting.threads`), so that the recursion would never end.
     trees = [cKDTree(rows, balanced_tree=False) if len(rows) > 1 else None for rows in references]
     for rows, tree in zip(references, trees, strict=True):
         some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
         own.append(np.full(len(rows), np.inf) if tree is None else tree.query(rows[some], k=2)[0][:, 1])
-    # Repeated rows make the own distance zero (small state spaces): anything as near as rounding is near.
+    # In small state spaces rows repeat and the spacing is zero; then distances up to rounding are near.
     spacing = np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")
     scale = max(float(spacing), 1e-6)
     for tree, care in zip(trees, cares.T, strict=True):

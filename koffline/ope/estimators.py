@@ -242,7 +242,7 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
 def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
     """Widen an interval from one network's features by the variation between networks' features."""
     interval, value = result.interval, result.value
-    if interval is None or value is None:  # an interval around no value holds for all in the class
+    if interval is None or value is None:  # such an interval covers all value functions of the class
         return result
     reach = workspace.fitted.feature_reach
     low = value - math.hypot(value - interval.low, reach)

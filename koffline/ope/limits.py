@@ -21,7 +21,7 @@ from koffline.errors import DataError
 from koffline.ope.results import Interval, PointEstimate
 
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
-NOTABLE = 0.02  # smallest gap between estimates that is mentioned, in rms returns
+NOTABLE = 0.02  # smallest difference of estimates that is reported, in rms returns
 _ANY_GAMMA = 0.5
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode

@@ -21,7 +21,7 @@ _FAR = 10.0  # bound of standardised numbers, so that no outlier dominates a net
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
 _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
-_HIDING = 0.25  # share of a column's variance in values beyond `_FAR` above which its scale leaves them out
+_HIDING = 0.25  # outliers beyond `_FAR` with a larger share of a column's variance are left out of its scale
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -242,9 +242,9 @@ class StepLengths:
 class TableCounts:
     """Counts of changes to the rows, summed over all pieces of a table.
 
-    ``left_out``: rows left out because they have no next observation; None if next observations are columns
-    of the table. ``ends_lost``: rows flagged terminal that were left out. ``firsts``: number of episodes by
-    their first step.
+    ``left_out``: rows left out because they have no next observation; None if every row of the table has one.
+    ``ends_lost``: rows flagged terminal that were left out. ``firsts``: number of episodes by their first
+    step.
     """
 
     episodes: int = 0
