@@ -93,9 +93,9 @@ def sweep(
 
     Writes DIR/runs/NAME (a run folder each), summary.json, summary.md (interquartile mean over seeds with a
     bootstrap interval, the best setting first) and best.yaml. The same command continues a killed sweep; with
-    another grid, seeds or settings in the same DIR it trains only the missing runs. If a run fails, the others
-    go on, and the summary says why. The metric is that of the last epoch; after a change of --metric nothing
-    is trained again.
+    another grid, seeds or settings in the same DIR it trains only the missing runs. If a run fails, the
+    others go on, and the summary says why. The metric is that of the last epoch; after a change of --metric
+    nothing is trained again.
 
     \b
     Examples:

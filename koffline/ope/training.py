@@ -47,8 +47,7 @@ _RECORDS = 40  # of the objective in a round
 
 
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
-    """Steps of every round, each as long as all before it; the first two see every row forty times or more.
-    """
+    """Steps of every round, each as long as all before it; the first two see every row at least 40 times."""
     rounds = [MOST_STEPS if steps is None else steps]
     while rounds[0] / 2 >= max(SHORTEST, _EPOCHS * rows / batch_size / 2):
         rounds[:1] = [rounds[0] - rounds[0] // 2, rounds[0] // 2][::-1]
@@ -104,8 +103,7 @@ class Training:
         return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
-        """Train for ``steps`` steps, after ``done`` earlier ones; learning rates decay to zero by a cosine.
-        """
+        """Train for ``steps`` steps, after ``done`` earlier ones; learning rates decay to 0 by a cosine."""
         settings, seeds, full = self._settings, self._resampling.seeds, self._resampling.full
         record: FitRecord = fit(
             self._whole,

@@ -46,8 +46,8 @@ _LOG = logging.getLogger(__name__)
 class TrainData:
     """Data of a run for training and evaluation.
 
-    rows, held_out: the two parts of a log in memory; of a log on disk, whole episodes of either part.
-    statistics: of a log on disk, of what is trained on.
+    rows, held_out: the two parts of a log in memory; for a log on disk, samples of whole episodes from them.
+    statistics: for a log on disk, those of the training part.
     """
 
     log: AnyLog
@@ -100,7 +100,7 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
 def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
     """Make the parts of a run, with threads and random generators set by the config; writes nothing.
 
-    data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
+    data: the config's log, if it is open already. Raises KofflineError for parts that do not fit together.
     """
     kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
@@ -128,10 +128,10 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
 
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
-    """The log as the algorithm draws from it: rows, or paths for Trust-PCL.
+    """The log as the algorithm samples it: rows, or paths for Trust-PCL.
 
-    Raises DataError for paths of a log without episodes, and ConfigError where the algorithm needs more than
-    single rows, all that a log on disk provides.
+    Raises DataError for paths of a log without episodes, and ConfigError if the log is on disk, which
+    provides single rows only, and the algorithm needs more.
     """
     path_length = getattr(algo.config, "path_length", 1)
     if isinstance(data.log, Transitions):
@@ -194,9 +194,9 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
 
 
 class EnvironmentEvaluator:
-    """Mean return of greedy episodes, always from the same starts, played side by side.
+    """Mean return of greedy episodes, always from the same starts, played in parallel.
 
-    Raises ConfigError for an environment whose spaces are not the log's.
+    Raises ConfigError if the environment's spaces are not the log's.
     """
 
     def __init__(self, identifier: str, log: Transitions, episodes: int, seed: int) -> None:
@@ -208,7 +208,7 @@ class EnvironmentEvaluator:
         check_spaces(identifier, space, shape, *about, told, ConfigError)
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
-        """Mean undiscounted return. Raises ConfigError where the environment fails."""
+        """Mean undiscounted return. Raises ConfigError if the environment fails."""
         space, returns = self._copies.action_space, np.zeros(len(self._seeds))
         with own_randomness(self._seeds.start):
             observations, running = self._copies.reset(self._seeds), np.arange(len(returns))
