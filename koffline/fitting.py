@@ -15,8 +15,8 @@ Fitted Q evaluation of a discrete policy, five seeds at once:
     record = fit(table, network, fitted_q(0.01), ReplicaPlan.grid(seeds, [1e-3]), FitSettings(steps=6000))
     q = record.network.forward(initial_observations)   # (5, M, n); NaN for a replica that diverged
 
-If a replica's loss is NaN or infinite, its step is in ``record.diverged_at`` and its parameters become NaN, so
-that nothing computed from it can be mistaken for a value. The other replicas go on.
+If a replica's loss is NaN or infinite, its step is in ``record.diverged_at`` and its parameters become NaN,
+so that nothing computed from it can be mistaken for a value. The other replicas go on.
 """
 
 from __future__ import annotations
