@@ -70,8 +70,8 @@ def u_statistic(residual: Residual, gram: Gram) -> Loss:
 def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
     """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1]: the paper's family of losses.
 
-    w = 0 is the U-statistic, 1/n the V-statistic, 1 the residual-gradient loss (for k_ii = 1). (Feng et al.
-    2019, sec:batch_lv)
+    w = 0 is the U-statistic, 1/n the V-statistic, 1 the residual-gradient loss (for k_ii = 1).
+    (Feng et al. 2019, sec:batch_lv)
     """
     check_diag_weight(diag_weight)
     rows = _checked_rows(residual, gram, least=2)

@@ -159,7 +159,8 @@ def median_bandwidth(
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
     With more than `max_rows` rows a subset is used: drawn by `generator`, or evenly spaced without one.
-    Raises DataError for fewer than two rows. (Feng et al. 2019, sec:exp_detail)
+    Raises DataError for fewer than two rows.
+    (Feng et al. 2019, sec:exp_detail)
     """
     rows = torch.as_tensor(x).detach()
     if rows.ndim != 2 or len(rows) < 2:

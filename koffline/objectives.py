@@ -153,7 +153,8 @@ class FittedIteration(_SquaredError):
 
     target: CopyTarget() copies at the end of each epoch, as the paper's FVI; FollowTarget(rate) follows at
     every step. next_bounds: range to which the target network's values are clipped. If it contains all
-    possible returns, the regression cannot diverge. (Feng et al. 2019, equ:fvi)
+    possible returns, the regression cannot diverge.
+    (Feng et al. 2019, equ:fvi)
     """
 
     target: CopyTarget | FollowTarget = CopyTarget()
@@ -172,8 +173,8 @@ class MemoryLoss:
     leaves no bias for any length of the memory (as in Cutkosky & Orabona 2019, STORM).
 
     memory: β, the share of m that a step keeps, so that m averages about 1/(1 − β) mini-batches. diag_weight:
-    w; the loss without a memory has 1/n for n rows. features: number of random features ψ, even. (Feng et al.
-    2019, thm:eigen)
+    w; the loss without a memory has 1/n for n rows. features: number of random features ψ, even.
+    (Feng et al. 2019, thm:eigen)
     """
 
     base: Gaussian | Laplacian
@@ -212,8 +213,8 @@ class GradientTD2(_NoKernel):
     """Nonlinear GTD2: w regresses the residual on the gradient φ = ∇V(s); V is updated with g = φᵀw.
 
     w ← w + β (δ − g) φ; θ ← θ + α {(φ − discount·φ') g − h}, h = (δ − g) ∇²V(s) w. auxiliary_rate: β as a
-    multiple of the value's learning rate. (Maei et al. 2009, "Convergent temporal-difference learning with
-    arbitrary smooth function approximation")
+    multiple of the value's learning rate.
+    (Maei et al. 2009, "Convergent temporal-difference learning with arbitrary smooth function approximation")
     """
 
     auxiliary_rate: float = 1.0

@@ -141,8 +141,8 @@ class KernelBellmanLoss(nn.Module):
 
     Centre and scale of the rows, bandwidth and the factor of the loss are buffers: they are fixed once by
     ``fix``, saved and loaded with the model, and the same for every step. No host-side branch depends on
-    them, so that a CUDA graph can contain the loss. n_actions: 0 for continuous actions. (Feng et al. 2019,
-    sec:batch_lv)
+    them, so that a CUDA graph can contain the loss. n_actions: 0 for continuous actions.
+    (Feng et al. 2019, sec:batch_lv)
     """
 
     mean: Tensor

@@ -171,7 +171,8 @@ class KLossFQEImpl(KernelImpl):
 
     The expectation is exact for discrete actions. For continuous actions of a stochastic policy it is
     replaced by one draw per row, independent between rows, so that products of residuals of different rows
-    stay unbiased. algo: the policy, which has its own scalers. (Feng et al. 2019, equ:ourloss)
+    stay unbiased. algo: the policy, which has its own scalers.
+    (Feng et al. 2019, equ:ourloss)
     """
 
     is_captured = False

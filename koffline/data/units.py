@@ -57,8 +57,8 @@ def poisson_counts(seed: int, streams: Iterable[int], units: Any) -> Int[np.ndar
     """How often each resampled log counts each unit: independent Poisson numbers of mean one.
 
     Each depends only on the seed, the stream (the number of a resampled log) and the unit's number, so a log
-    is resampled in the same way wherever it is stored. (Hanley & MacGibbon 2006; Chamandy, Muralidharan,
-    Najmi & Naidu 2012)
+    is resampled in the same way wherever it is stored.
+    (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
     """
     drawn = [unit_hash(seed, stream, units) * 2.0**-64 for stream in streams]
     found = np.searchsorted(_POISSON, np.reshape(drawn, (len(drawn), len(units))), side="right")

@@ -1,7 +1,7 @@
 """Acting and data collection for K runs, in iterations of equal length, cut into paths; the trust region.
 
-The trust region sets the divergence coefficient from the returns of the last episodes. (Nachum et al. 2018,
-as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
+The trust region sets the divergence coefficient from the returns of the last episodes.
+(Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
 """
 
 from __future__ import annotations

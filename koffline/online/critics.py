@@ -1,7 +1,8 @@
 """Residuals of windows, and six critics in closed form; gradients flow through V at the windows' ends.
 
-R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i}) + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log
-π̃(a_{i+t}|s_{i+t})] (Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
+R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
+      + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
+(Feng et al. 2019, alg:kloss_pcl; Nachum et al. 2018)
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class LockStep:
         return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
 
     def iterate(self) -> None:
-        """Collect ``steps_per_iteration`` steps per run and take one gradient step (on these if streaming).
+        """Collect ``steps_per_iteration`` steps per run, then take a gradient step (if streaming: on these).
         """
         self.learner.move_targets()
         collected = self._collector.collect(

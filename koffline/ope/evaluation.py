@@ -56,8 +56,8 @@ def evaluate(
     or ``{"segment": labels}`` with one label per episode; the result's ``groups`` then hold the value of each
     group of start states, by the same networks. progress: called with the steps done, all steps and a note.
     Raises KofflineError (DataError, PolicyError, ConfigError) with a message of one line. The same arguments
-    give the same result on the same machine; other processors may round differently. (Feng et al. 2019,
-    equ:vstat)
+    give the same result on the same machine; other processors may round differently.
+    (Feng et al. 2019, equ:vstat)
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     known.check_interval(settings.estimator, settings.interval)

@@ -126,7 +126,8 @@ class FittedValues:
         """Coefficients α of weights ω = ψᵀα for which the kernel loss's value is Σ w ω r / Σ w.
 
         α = Σ w · B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ and c the mean features of start states. ω estimates
-        the ratio of the policy's discounted visits to the log's rows. (Uehara, Huang & Jiang 2020)
+        the ratio of the policy's discounted visits to the log's rows.
+        (Uehara, Huang & Jiang 2020)
         """
         matrix, starts = self.systems.system[..., :-1], self.start_features[:, 1]
         solved = dual_of(matrix, starts.to(matrix), self.settings.ridge, self.record.network.sizes[-1])

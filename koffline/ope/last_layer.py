@@ -80,7 +80,8 @@ def minimise_kernel_loss(
     The ridge pulls toward the old layer (toward zero it would shrink the values). ``ridge`` is relative to
     the mean curvature; the level of all values is not penalised. With the linear kernel (ψ = φ, the temporal
     system) this is the LSTD solution. Solved as an equation it would blow up where states drift along short
-    episodes. (Feng et al. 2019, cor:same_as_td)
+    episodes.
+    (Feng et al. 2019, cor:same_as_td)
     """
     theta, matrix = last_layer(network), system[..., :-1]
     gap = system[..., -1:] - matrix @ theta.unsqueeze(-1)  # ψᵀδ at the old layer, (R, m, 1)

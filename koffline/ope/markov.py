@@ -4,13 +4,13 @@ Each is measured by its effect on the value. Let x = (s, a), h what else may mat
 it, or its place in the log), and δ the residual of Q. If h does not matter given x, E[δ | x, h] = 0 for the
 true Q, and for any Q
 
-shift = n⁻¹ Σ w ω̃ δ, ω̃ = ω(x, h) − E[ω(x, h) | x], ω = d^π/μ over (x, h),
+    shift = n⁻¹ Σ w ω̃ δ,    ω̃ = ω(x, h) − E[ω(x, h) | x],    ω = d^π/μ over (x, h),
 
 is zero in expectation: errors of Q depend on x alone, and ω̃ averages to zero at every x. If h matters, the
 doubly robust value with ω(x), plus shift, is the doubly robust value with h as part of the state. ω is the
 dual of LSTD-Q in features φ(x) and η(x, h), the latter centred given x by a ridge regression. If both the
-centring and Q are slightly wrong, the bias is only the product of their errors. (Shah & Peters 2020,
-generalised covariance measure; Kallus & Uehara 2020)
+centring and Q are slightly wrong, the bias is only the product of their errors.
+(Shah & Peters 2020, generalised covariance measure; Kallus & Uehara 2020)
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 With ω = d^π/μ, d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted) distribution of logged rows,
 E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f. Hence
 
-J = E q(x0) + n⁻¹ Σ w ω (r + discount · E q(x') − q(x))
+    J = E q(x0) + n⁻¹ Σ w ω (r + discount · E q(x') − q(x))
 
 has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio. ω has the scale of
 the sum of visits, 1/(1 − γ) per row where nothing ends, so no factor 1 − γ appears. Terminal rows have
-discount 0; rows cut by a time limit are like any other row, since their next state is known. (Kallus & Uehara
-2020, Double Reinforcement Learning)
+discount 0; rows cut by a time limit are like any other row, since their next state is known.
+(Kallus & Uehara 2020, Double Reinforcement Learning)
 """
 
 from __future__ import annotations

@@ -118,7 +118,8 @@ def bellman_test(
     `koffline.config.BellmanSettings`. Rows need not be independent: along trajectories, one-step residuals
     are martingale differences. ``power`` and ``detectable`` treat the alternative's effect on a residual as a
     function of (s, a); they are approximate where it depends on the transition, as with random termination.
-    Raises KofflineError (DataError, PolicyError, ConfigError) in one line. (Feng et al. 2019, equ:vstat)
+    Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
+    (Feng et al. 2019, equ:vstat)
     """
     check_in_memory(transitions)
     settings = make_bellman_settings(gamma=usual_gamma(transitions, gamma), seed=seed, **options)

@@ -55,7 +55,8 @@ def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, se
 
     More samples are drawn if fewer than five would lie beyond each end. None for a single episode or one with
     all the weight, for a level that needs over 100,000 draws, and if more than a tenth of the draws have no
-    weight. (Efron 1987)
+    weight.
+    (Efron 1987)
     """
     deviations = statistic.deviations
     n, draws = len(deviations), max(draws, math.ceil(2 * _BEYOND / (1.0 - level)))
@@ -120,8 +121,8 @@ def certified_interval(
     γ^t]: a concentration bound applies for any weights. The upper end is the mirror image. ``stepwise``: use
     w_t of each step, not that of the whole episode. The lowest and highest possible returns bound the
     interval in any case. None for unequal shares of episodes, for clusters, and if all rewards are equal and
-    no range was given. Raises ConfigError if the log exceeds the range. (Thomas et al. 2015 for capping;
-    Hoeffding 1963; Maurer and Pontil 2009)
+    no range was given. Raises ConfigError if the log exceeds the range.
+    (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
     """
     if episodes.clusters is not None or not np.allclose(episodes.shares, episodes.shares[0]):
         return None

@@ -196,8 +196,8 @@ def magic(
 
     The error of a blend x is xᵀ(Ω + b bᵀ)x, with Ω the jackknife covariance of the g_j (including the
     weights' noise) and b_j the distance of g_j from the bootstrap interval of the whole estimate at level
-    0.5. ``draws``: the whole estimate on resampled episodes. There must be at least two episodes. (Thomas and
-    Brunskill 2016, algorithm 1)
+    0.5. ``draws``: the whole estimate on resampled episodes. There must be at least two episodes.
+    (Thomas and Brunskill 2016, algorithm 1)
     """
     cuts = cut_steps(whole.episodes.horizon)
     values, deviations = whole.partial_values(cuts), whole.partial_deviations(cuts)

@@ -103,8 +103,8 @@ class Feasible:
 
         For any τ ≥ 0 the sum of both constraints is one ellipsoid around θ_τ = θ0 + (BᵀB + τI)⁻¹Bᵀ(v − Bθ0),
         so cᵀθ ≤ cᵀθ_τ + sqrt([λ + τρ² − min(V̂ + τ‖θ − θ0‖²)] · cᵀ(BᵀB + τI)⁻¹c). This is valid for every τ,
-        and its minimum over τ is the maximum of cᵀθ (strong duality). Infinite τ: the ball alone. (Feng et
-        al. 2020, the feature-space bound)
+        and its minimum over τ is the maximum of cᵀθ (strong duality). Infinite τ: the ball alone.
+        (Feng et al. 2020, the feature-space bound)
         """
         if np.any(threshold + self.taus * norm_bound**2 - self._losses(self.taus) < 0.0):
             return None
@@ -156,8 +156,8 @@ def martingale_threshold(length: float, row_weights: Float[Tensor, " row"], delt
     For a unit vector ψ, u(z) = cosh(t‖S + zψ‖) satisfies u'' ≤ t²u and |u'| ≤ tu. Hence u(z) is at most u(0)
     cosh(tz) + u'(0) sinh(tz)/t, a non-negative mixture of exp(±tz); Hoeffding's lemma bounds the mean of each
     for z = w_i δ_i. So P(‖S‖ ≥ q) ≤ 2 exp(−2q²/(R² Σw²)). A bound for steps of any direction with ‖w_i ψ_i
-    δ_i‖ ≤ w_i R (Pinelis 1994) has R² log(2/δ) · 2Σw²/n², four times as much. (Feng et al. 2021, on the same
-    statistic)
+    δ_i‖ ≤ w_i R
+    (Pinelis 1994) has R² log(2/δ) · 2Σw²/n², four times as much. (Feng et al. 2021, on the same statistic)
     """
     squares = float(row_weights.square().sum()) / len(row_weights) ** 2
     return length**2 * math.log(2.0 / delta) * squares / 2.0
