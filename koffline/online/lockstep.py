@@ -83,8 +83,7 @@ class LockStep:
         return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
 
     def iterate(self) -> None:
-        """Collect ``steps_per_iteration`` steps per run, then take a gradient step (if streaming: on these).
-        """
+        """Collect ``steps_per_iteration`` steps per run and take a gradient step (streaming: on these)."""
         self.learner.move_targets()
         collected = self._collector.collect(
             lambda seen, noise: self._actor.sample(self.moments.standardised(seen, self._dtype), noise)

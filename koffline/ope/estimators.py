@@ -137,14 +137,14 @@ def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interva
 def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2"]:
     """J of a closed form by name in the features of each network, on its own rows; units of the return.
 
-    Column 0 weighs start states as the replica's sample does, column 1 as the log does. ``mql`` (Feng et al.
-    2019, equ:vstat): minimax Q-learning with critics in an RKHS, the kernel loss minimised over Q = φᵀθ with
-    a ridge toward zero. ``lstdq`` (cor:same_as_td): the critics are the features themselves. ``mwl``: the
-    mean of ω r, with ω in the RKHS that balances Z against c; the dual of ``mql``, with the networks' own
-    ridge (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function Learning). ``dualdice``: ω = ζ of min_ν
-    max_ζ E ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2 − E ν(x0), both with a ridge. The inner maximum regresses
-    ν(x) − discount ν(x') on x before it is squared (Nachum et al. 2019); this is ``mql`` in units in which
-    the critics' second moment is the identity.
+    Column 0 weighs start states as the replica's sample does, column 1 as the log does. ``mql``: minimax
+    Q-learning with critics in an RKHS, i.e. the kernel loss minimised over Q = φᵀθ with a ridge toward zero
+    (Feng et al. 2019, equ:vstat). ``lstdq`` (cor:same_as_td): the critics are the features themselves.
+    ``mwl``: the mean of ω r, with ω in the RKHS that balances Z against c; the dual of ``mql``, with the
+    networks' own ridge (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function Learning). ``dualdice``:
+    ω = ζ in min_ν max_ζ E ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2 − E ν(x0), both with a ridge. The inner
+    maximum regresses ν(x) − discount ν(x') on x, then squares it (Nachum et al. 2019). This equals ``mql``
+    in units in which the critics' second moment is the identity.
     """
     starts, outputs = fitted.start_features, fitted.record.network.sizes[-1]
     system = fitted.temporal if name == "lstdq" else fitted.systems.system
