@@ -1,4 +1,4 @@
-"""koffline: what is a policy worth, from logged transitions, by minimising the kernel Bellman loss.
+"""koffline: off-policy evaluation and learning from logged transitions with the kernel Bellman loss.
 
 Names are imported when first used, so that ``import koffline`` stays fast and silent.
 """

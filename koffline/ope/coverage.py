@@ -1,4 +1,4 @@
-"""How well a log covers a policy's actions, and what is wrong with weights for the policy's visits."""
+"""How well a log covers a policy's actions, and checks of the marginal importance weights."""
 
 from __future__ import annotations
 

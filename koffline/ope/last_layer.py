@@ -101,11 +101,11 @@ def _penalty(
 def least_squares(
     system: Float[Tensor, "replica critic column"], ridge: float, outputs: int
 ) -> Float[Tensor, "replica parameter"]:
-    """θ that minimises ‖v − Bθ‖² + ridge · θᵀPθ for a system [B v], by QR, which loses fewest digits.
+    """θ that minimises ‖v − Bθ‖² + ridge · θᵀPθ for a system [B v], by QR (smallest rounding errors).
 
-    P is the mean diagonal of BᵀB, in all directions of θ except that of a constant added to all outputs: in a
-    kernel loss the constant only has curvature (1 − γ)², so that any usual ridge would hold the level of all
-    values where it was. Dead features do no harm; the result is not finite for a network that diverged.
+    P is the mean diagonal of BᵀB, in all directions of θ except that of a constant added to all outputs. In a
+    kernel loss this constant only has curvature (1 − γ)², so that any usual ridge would keep the level of all
+    values from moving. Dead features do no harm; the result is not finite for a network that diverged.
     """
     if system.shape[-2] < system.shape[-1] - 1:
         across, solve, level, along = _by_critics(system[..., :-1], ridge, outputs)

@@ -215,8 +215,8 @@ class LogFacts:
     def unseen(self) -> float:
         """Share of a constant reward's value that lies beyond the longest episode.
 
-        (γ · (1 − share of rows that end an episode))^longest: a process that can end has less of a future. 0
-        without episodes, and if all episodes terminate after the same number of steps.
+        It is (γ · (1 − share of rows that end an episode))^longest: if episodes can end, later rewards count
+        less. 0 without episodes, and if all episodes terminate after the same number of steps.
         """
         is_fixed = self.terminated * self.longest == self.rows  # as many ends as episodes of that length
         if not self.episodes or is_fixed:

@@ -79,11 +79,11 @@ class Shift:
 def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
     """Estimate the effect of earlier rows on J; None without episodes of several rows, or with few of them.
 
-    Tested are the row before, the number of earlier rows (the step) and, for inputs of moderate width, the 2,
-    3 and 5 rows before and sums over all earlier rows. Returned is the smallest extension that is significant
-    and shows most of the change. If only last rows have rewards, a p-value below 0.01 is significant for the
-    sums, because few rows tell about them. values: at the rows, by networks that did not see their episode,
-    in units of the return. Of more than 10,000 rows every second, third, … is used.
+    Tests the previous row, the number of earlier rows (the step) and, for inputs of moderate width, the 2, 3
+    and 5 previous rows and sums over all earlier rows. Returns the smallest extension that is significant (p
+    < 1e-4) and shows most of the change. If only last rows have rewards, p < 0.01 is enough for the sums,
+    because few rows inform about them. values: at the rows, by networks that did not see their episode, in
+    units of the return. Of more than 10,000 rows every second, third, … is used.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
@@ -138,8 +138,8 @@ def group_shift(
 ) -> Shift | None:
     """Estimate how J changes for a unit that is one of the ``members`` (U,); None for few units.
 
-    values, seed: as in `memory_shift`. tests: number of groups tested. A p-value below 0.01 is significant:
-    to refuse a group that does not matter costs less than a wrong value for one that does.
+    values, seed: as in `memory_shift`. tests: number of groups tested. Significant below a p-value of 0.01:
+    refusing a group that does not matter costs less than a wrong value for one that does.
     """
     rows = _looked_at(problem)
     known = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
@@ -155,9 +155,9 @@ def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
 
 
 class _Memory(NamedTuple):
-    """h (…, h): ``before`` each row, ``after`` it (for the next row), and ``first``, at an episode's start.
+    """Extra state h (…, h): ``before`` each row, ``after`` it (for the next row), ``first`` (at the start).
 
-    ``of_both``: η are random features of (x, h); otherwise h φ(x), for a single number h.
+    ``of_both``: η are random features of (x, h); otherwise η = h φ(x), for a single number h.
     """
 
     before: Float[np.ndarray, "some h"]

@@ -104,7 +104,7 @@ class PointEstimate(Record):
     """An estimate in units of the discounted return, with what is needed to judge it.
 
     ``standard_error``: asymptotic, over independent units (episodes, or rows without episodes); None if
-    unknown. ``effective_sample_size``: (Σw)²/Σw² over these units. ``warnings``: sentences for a person; a
+    unknown. ``effective_sample_size``: (Σw)²/Σw² over these units. ``warnings``: readable sentences; a
     NaN always has one. ``why_no_interval``: a clause if the log allows no interval.
     """
 

@@ -158,8 +158,7 @@ def _doubts(
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
     """The estimate without uplift and interval if the log does not answer.
 
-    A certificate without guesses stays. So does an interval that is too wide, which is then itself the
-    reason.
+    A certified interval without guessed bounds is kept. So is an interval whose width is itself the reason.
     """
     if not verdict.is_open:
         return found

@@ -55,7 +55,7 @@ class DiscretePolicy:
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
     observation_shape: shape of one observation; None accepts any. copies: how often the function copies each
-    row; it then gets fewer rows at a time. notes: sentences for a person on how the policy is read.
+    row; it then gets fewer rows at a time. notes: readable sentences on how the policy is read.
     trained_on: None if unknown.
     """
 

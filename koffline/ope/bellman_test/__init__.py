@@ -74,7 +74,7 @@ class BellmanTest(Record):
 
     @property
     def conclusion(self) -> str:
-        """One or two sentences for a person."""
+        """The result in one or two sentences."""
         numbers = f"p = {self.p_value:.3g}, level {self.level:g}"
         if self.rejects:
             return (

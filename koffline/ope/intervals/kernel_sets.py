@@ -155,9 +155,9 @@ def martingale_threshold(length: float, row_weights: Float[Tensor, " row"], delt
     λ = R² log(2/δ) Σw² / (2n²). Derivation: E cosh(t‖S‖) grows by at most a factor exp(t² w_i² R²/8) per row.
     For a unit vector ψ, u(z) = cosh(t‖S + zψ‖) satisfies u'' ≤ t²u and |u'| ≤ tu. Hence u(z) is at most u(0)
     cosh(tz) + u'(0) sinh(tz)/t, a non-negative mixture of exp(±tz); Hoeffding's lemma bounds the mean of each
-    for z = w_i δ_i. So P(‖S‖ ≥ q) ≤ 2 exp(−2q²/(R² Σw²)). A bound for steps of any direction with ‖w_i ψ_i
-    δ_i‖ ≤ w_i R
-    (Pinelis 1994) has R² log(2/δ) · 2Σw²/n², four times as much. (Feng et al. 2021, on the same statistic)
+    for z = w_i δ_i. So P(‖S‖ ≥ q) ≤ 2 exp(−2q²/(R² Σw²)). Without known directions, ‖w_i ψ_i δ_i‖ ≤ w_i R
+    alone gives R² log(2/δ) · 2Σw²/n², four times as much (Pinelis 1994).
+    (Feng et al. 2021, on the same statistic)
     """
     squares = float(row_weights.square().sum()) / len(row_weights) ** 2
     return length**2 * math.log(2.0 / delta) * squares / 2.0
