@@ -57,7 +57,7 @@ _MODULES |= {"replicas"}
 __all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]
 
 
-if "gymnasium" in sys.modules:  # whoever has it may ask it for our worlds by name
+if "gymnasium" in sys.modules:  # gym.make should know our worlds
     import_module("koffline.envs")
 
 

@@ -126,7 +126,7 @@ def fit(
                 is_finite = history[(done - 1) // watched * watched : done].isfinite().all(dim=0)
                 trained.flat.masked_fill_(~is_finite[:, None], math.nan)
             if probe is not None and probe_every and done % probe_every == 0:
-                seen = trained.with_flat(trained.flat)  # with its own buffers: a recorded step keeps others
+                seen = trained.with_flat(trained.flat)  # own buffers: a recorded step keeps the others
                 probes.append(torch.as_tensor(probe(done, seen)).detach().cpu().clone())
             if progress is not None and (done % recorded == 0 or done == steps):
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)

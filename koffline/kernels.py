@@ -172,5 +172,5 @@ def median_bandwidth(
         rows = rows[kept.to(rows.device)]
     distances = torch.pdist(rows.to("cpu", torch.float64)).numpy()
     low, high = (len(distances) - 1) // 2, len(distances) // 2
-    distances.partition((low, high))  # in place: a copy with its indices would be three times as large
+    distances.partition((low, high))  # in place: a copy with its indices takes three times the memory
     return max(float(distances[low] + distances[high]) / 2.0, _SMALLEST_BANDWIDTH)

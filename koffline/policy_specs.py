@@ -200,7 +200,7 @@ def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
-        # After what it is known to be: d3rlpy takes seconds to load.
+        # Imported only for .d3 files, because d3rlpy takes seconds to load.
         from koffline.algos.model_files import algo_of
 
         return algo_of(file)
@@ -226,7 +226,7 @@ def import_object(spec: str) -> Any:
         with reading(spec, f"importing {module_name} failed", remedy):
             target = importlib.import_module(module_name)
     finally:
-        if directory in sys.path:  # only our entry goes: the module may have added its own
+        if directory in sys.path:  # remove only our entry: the module may have added others
             sys.path.remove(directory)
     for part in attribute.split("."):
         if not hasattr(target, part):

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 _FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
-Tell = Callable[..., None]  # called with the number done, and optionally with all there are and a note
+Tell = Callable[..., None]  # called with the number done, and optionally the total and a note
 
 
 @contextlib.contextmanager

@@ -60,7 +60,7 @@ class RecordedStep(Step):
         numbers = self._source.numbers(step)
         if self._graph is None:
             self._numbers, self._graph = tuple(each.clone() for each in numbers), torch.cuda.CUDAGraph()
-            with torch.cuda.device(network.flat.device):  # streams are of the current one, maybe another
+            with torch.cuda.device(network.flat.device):  # streams belong to the current device
                 warm = torch.cuda.Stream()
                 warm.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(warm):  # buffers and libraries are made outside the recording

@@ -140,12 +140,12 @@ def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
         return None, None
     policy, size = unwrap_ddp_model(algo.impl.policy), algo.action_size
     centre, half = np.zeros(size), np.ones(size)  # action = centre + half · (the networks' action)
-    if algo.action_scaler is not None:  # an affine one
+    if algo.action_scaler is not None:  # scalers are affine
         ends = torch.stack([torch.zeros(size), torch.ones(size)]).to(algo.impl.device)
         centre, end = _array(algo.action_scaler.reverse_transform(ends))
         half = end - centre
     box = (centre - half, centre + half)
-    if hasattr(policy, "low"):  # Trust-PCL's, with limits of its own
+    if hasattr(policy, "low"):  # Trust-PCL's policy has its own limits
         box = (centre + half * _array(policy.low)[0], centre + half * _array(policy.high)[0])
 
     @torch.no_grad()

@@ -53,7 +53,7 @@ class BuildTarget:
         with ShardWriter(self.path, self.shard_rows, self._force) as writer:
             for log in logs:
                 writer.append(log)
-                writer.metadata = log.metadata  # the last piece knows those of all
+                writer.metadata = log.metadata  # the last piece has the metadata of all
         return open_lazy(self.path)
 
     def record(self, log: Any) -> None:

@@ -18,8 +18,8 @@ from koffline.errors import ConfigError, printable
 if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
 
-_WIDTH = 160  # of tables in files
-_MOST_LINES = 12  # on the coverage of actions
+_WIDTH = 160  # least width of tables that are not printed on a terminal
+_MOST_LINES = 12  # lines on the coverage of actions
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

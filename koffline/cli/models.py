@@ -65,7 +65,7 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     if need_models and command == "record" and find_spec("moviepy") is None:
         raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
     commands = _commands_of_d3rlpy(need_models)
-    # d3rlpy heads the CSVs of gradients with names, at which its own plot-all stops.
+    # d3rlpy's gradient CSVs have a header line that its own plot-all cannot read.
     read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
     with mock.patch.object(np, "loadtxt", read_csv):
         try:

@@ -81,7 +81,7 @@ def claim_log(
     else:
         asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-    if os.path.lexists(place) or not out.startswith(MINARI):  # folders of Minari's are made when written
+    if os.path.lexists(place) or not out.startswith(MINARI):  # Minari creates its folders when writing
         check_target(place, force, OWN_FILES.get(form))
     return place, form
 
@@ -151,7 +151,7 @@ def result_options(file: str) -> Option:
                 place = claim(out)
                 missing = [folder for folder in place.parents if not folder.exists()]
                 check_results(place, force, file)
-                with contextlib.suppress(OSError):  # made again for the result: a refusal leaves nothing
+                with contextlib.suppress(OSError):  # remove them; they are made again for the result
                     for folder in missing:
                         folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)

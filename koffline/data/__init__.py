@@ -26,7 +26,7 @@ def import_d3rlpy() -> ModuleType:
     with contextlib.suppress(ImportError):
         from gym_notices.notices import notices
 
-        notices.clear()  # gym prints whatever this table holds for its version
+        notices.clear()  # gym prints the notices in this table
     precision = torch.get_float32_matmul_precision()
     with warnings.catch_warnings(), _scikit_learn_later():
         warnings.simplefilter("ignore")  # hide deprecation warnings inside gym

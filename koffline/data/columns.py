@@ -18,7 +18,7 @@ COUNTED = ("episode_ids", "steps")
 BLOCK_ROWS = 65_536
 # Bounded actions may exceed their bounds by this much of the range: float32 rounding of squashed actions.
 _BOUND_TOLERANCE = 1e-5
-_LONGEST_NUMBER = 100  # digits, of those inside names
+_LONGEST_NUMBER = 100  # digits of a number inside a name
 # Whole numbers up to this size are exact in float32.
 _EXACT_IN_FLOAT32 = 2**24
 

@@ -158,7 +158,7 @@ def _aligned(
         log |= {"terminated": np.ones(rows, np.bool_), "truncated": np.zeros(rows, np.bool_)}
         log.pop("steps", None)
         notes.append(ONE_STEP_NOTE)
-        if described is not None:  # the digest is of other rows
+        if described is not None:  # the stored digest belongs to other rows
             described = replace(described, metadata=replace(described.metadata, sha256=None))
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
     for name in ("terminated", "truncated"):

@@ -121,7 +121,7 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     weights = log.row_weights[ends]
     ended, size = np.asarray(log.terminated)[ends], int(lengths.max()) + 1
     lost = np.bincount(lengths[~ended], weights[~ended], minlength=size)
-    went_on = np.bincount(lengths - ended, weights, minlength=size)  # episodes by their rows that did
+    went_on = np.bincount(lengths - ended, weights, minlength=size)  # by number of rows that went on
     kept = went_on.sum() - np.cumsum(went_on)
     return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
 

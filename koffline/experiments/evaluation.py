@@ -32,7 +32,7 @@ OBJECTIVES: dict[str, objectives.Objective] = {
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}
-# The name, the curve, and of a loss the method that minimises it.
+# Name and curve; for a loss also the method that minimises it.
 LOSSES = {"kloss": ("K-loss", "kernel_loss", "kloss"), "l2": ("L2 loss", "l2_loss", "rg")}
 ERRORS = {"mse": ("MSE", "mse_monte_carlo"), "bellman_error": ("Bellman error", "bellman_error")}
 _SLOW_FIRST = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")

@@ -132,7 +132,7 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
         steps=int(learned.steps[-1]),
         **spreads,
         final_best=_six_digits(best.mean()),
-        reached=_six_digits(np.sort(reached)[len(reached) // 2]),  # ∞: half never did
+        reached=_six_digits(np.sort(reached)[len(reached) // 2]),  # ∞: half never reached it
         reached_seeds=int(np.isfinite(reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )

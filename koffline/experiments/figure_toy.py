@@ -109,7 +109,7 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
         "lstd_weight_error": float(errors.mean()),
         "lstd_interval": mean_over_seeds(errors),
         "lstd_mse": float(squares.mean()),
-        "largest_distance_from_lstd": gaps,  # w* is away by the sampling error
+        "largest_distance_from_lstd": gaps,  # w* itself differs from LSTD by sampling error
     }
     curves = {f"chain/{method}": found for method, found in descents.items()}
     curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}

@@ -33,9 +33,9 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
 
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
-_APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
+_APART = "kloss_slow"  # trained in stacks of its own, because a cell's name depends on all its runs
 PAPER_CRITICS = CRITICS[:4]
-# Where the settings of a part come from.
+# The search that a part takes its settings from.
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
 SEARCHED = ("search", "paper-search")
 
@@ -159,7 +159,7 @@ def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
     if search == "search":
         # A constant kl_coef learns faster than any trust region, whatever the critic.
         axes = {"window_length": (1, 10), "kl_coef": (1.0, 10.0), "learning_rate": (3e-3, 1e-3)}
-        # With 1/m the part that a slow copy makes stable is hardly learned.
+        # With weight 1/m, the diagonal part (stable with a slow copy) is hardly learned.
         fixed = {"diag_weight": 0.3} if critic == "kloss_slow" else {}
         return [dict(zip(axes, values, strict=True)) | fixed for values in itertools.product(*axes.values())]
     own = ("bandwidth_scale", (0.1, 0.01, _LARGEST_BANDWIDTH))

@@ -140,7 +140,7 @@ _PARTS: dict[str, Any] = {
     "log": Tuples, "held_out": Tuples, "backups": Backups, "paper": StateValues, "monte_carlo": StateValues
 }  # fmt: skip
 
-_policy_of = cache(learn_grid_policy)  # of a world's name
+_policy_of = cache(learn_grid_policy)  # argument: a world's name
 
 
 def build_problem(settings: ProblemSettings) -> Problem:

@@ -22,7 +22,7 @@ from koffline.online.networks import Networks
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
-_FEATURES = 128  # of the kernel that says which states are unknown
+_FEATURES = 128  # of the kernel that measures which states are unknown
 _BANDWIDTH = 0.5  # of that kernel, times the root mean squared distance of standardised states
 _EVERY = 20  # iterations between two inversions
 
@@ -77,7 +77,7 @@ class Learner:
         if bool(broken.any()):
             gradient = torch.where(broken, 0.0, gradient)
             self.diverged |= broken.squeeze(1).numpy()
-            self._rates.masked_fill_(broken, 0.0)  # for good, Adam's momentum included
+            self._rates.masked_fill_(broken, 0.0)  # permanently, because Adam's momentum would go on
         gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
         return {name: part.double() for name, part in {**diagnostics, **norms}.items()}

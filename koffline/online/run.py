@@ -158,7 +158,7 @@ def summarise(out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResu
     points = [int(row["step"]) for row in max(tables.values(), key=len)]
     last = max(diverged.values(), default=0)
     if not points or (len(diverged) == len(tables) and last > points[-1]):
-        points.append(last)  # up to where the last seed diverged
+        points.append(last)  # extend to the step where the last seed diverged
     filled = np.full((len(COLUMNS), len(points), len(tables)), -math.inf)
     for place, rows in enumerate(tables.values()):
         for point, row in enumerate(rows):

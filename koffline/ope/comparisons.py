@@ -83,7 +83,7 @@ def compare_intervals(
     def compare(i: int, j: int) -> tuple[float, float, float]:
         difference = values[i] - values[j]
         higher, lower = (i, j) if difference >= 0.0 else (j, i)
-        # The sides that face each other: the far ones may have been cut at bounds of every value.
+        # Uses the facing ends of the intervals; the outer ends may have been clipped to value bounds.
         half = max(values[higher] - intervals[higher].low, intervals[higher].width / 2.0)
         half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
         return difference, half, float(2.0 * stats.norm.sf(_ratio(difference, half) * quantile))

@@ -142,7 +142,7 @@ def share_seen(trained: Fingerprints, transitions: Transitions) -> tuple[float, 
     if not len(tested):
         return math.nan, math.nan, False
     seen = float(np.isin(tested, values).mean())
-    twins = float(counts[counts > 1].sum() / len(trained))  # share expected of fresh rows
+    twins = float(counts[counts > 1].sum() / len(trained))  # share expected for fresh rows
     fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
     chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
     margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))

@@ -181,7 +181,7 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, found)
     limits = workspace.limits.of_logged_returns() if name in names.OVER_EPISODES else workspace.limits
-    return limits.settle(found, _reasons(workspace, found))  # drops intervals without evidence
+    return limits.settle(found, _reasons(workspace, found))  # drops intervals that the log does not support
 
 
 def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
@@ -242,7 +242,7 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
 def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
     """Widen an interval from one network's features by the variation between networks' features."""
     interval, value = result.interval, result.value
-    if interval is None or value is None:  # such an interval covers all value functions of the class
+    if interval is None or value is None:  # without a value, the interval covers the whole class already
         return result
     reach = workspace.fitted.feature_reach
     low = value - math.hypot(value - interval.low, reach)

@@ -111,7 +111,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
                 members = groups.codes[fitted.problem.units] == group
                 asked_of = fitted.problem, workspace.held_values, settings.seed, members, count
                 shift = group_shift(*asked_of)
-                if shift is not None and shift.matters(interval):  # the column matters: no value is valid
+                if shift is not None and shift.matters(interval):  # column matters: no valid value
                     told, pairs = _BEYOND.format(groups.by), zip(groups.names, sizes, strict=True)
                     return tuple(GroupValue(one, starts, reason=told) for one, (starts, _) in pairs)
             if interval is not None:

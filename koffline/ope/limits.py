@@ -218,14 +218,14 @@ class LogFacts:
         It is (γ · (1 − share of rows that end an episode))^longest: if episodes can end, later rewards count
         less. 0 without episodes, and if all episodes terminate after the same number of steps.
         """
-        is_fixed = self.terminated * self.longest == self.rows  # as many ends as episodes of that length
+        is_fixed = self.terminated * self.longest == self.rows  # all end after the same number of steps
         if not self.episodes or is_fixed:
             return 0.0
         return float((self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest)
 
     @property
     def endings(self) -> int | None:
-        """Terminated rows if all their rewards are equal and all other rewards are equal; else None."""
+        """Number of terminated rows if their rewards are all equal, and all other rewards too; else None."""
         tells = self.going_on[0] < self.going_on[1] or self.final[0] < self.final[1]
         return None if tells else self.terminated
 

@@ -32,8 +32,8 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval
 
 _FEATURES = 200  # random features of x, and of (x, h)
-# Relative to the features' mean squares before they are centred: what centring leaves of a memory that the
-# state tells already is its error, and must not count.
+# Relative to the features' mean squares before centring. What centring leaves of a memory that the state
+# already determines is regression error, and must not count.
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
@@ -41,7 +41,7 @@ _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
 _MATTERS, _MATTERS_MORE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
 _FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
-_STEP = -1  # in place of a number of rows
+_STEP = -1  # used in place of a number of previous rows
 
 
 @dataclass(frozen=True)

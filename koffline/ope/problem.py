@@ -166,7 +166,7 @@ def prepare_problem(
         }
     else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
         draws, draw = 1 if policy.deterministic else action_draws, draw or partial(_draw, policy, generator)
-        # few start states have more draws each; a part of a log is one of many, and needs fewer
+        # few start states get more draws each, but not in a part of a log
         several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
         following = draw(log.next_observations, draws)
         first = draw(starts, max(several, draws), several > draws)

@@ -81,7 +81,7 @@ class Training:
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
         self._weights = weights[:, rows].to(table.inputs.device)
-        self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # with weight
+        self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # weight > 0
         self._before: tuple[np.ndarray, float] | None = None
 
     def run(self) -> FitRecord:

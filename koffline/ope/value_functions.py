@@ -154,7 +154,7 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
     if is_instance_of_loaded("torch.nn", "Module", q):
         function, is_table = ModuleFunction(q), _is_table(q.forward)
         if is_instance_of_loaded("torch.jit", "ScriptModule", q):
-            is_table = len(q.forward.schema.arguments) == 2  # with itself
+            is_table = len(q.forward.schema.arguments) == 2  # self and observations
     return ValueFunction(name, partial(_taken, function, name, space) if is_table else function, space, shape)
 
 
@@ -202,7 +202,7 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
     discrete = algo.get_action_type().name == "DISCRETE"
     own: ActionSpace = Discrete(size) if discrete else Continuous(size)
     if describe_actions(own) == describe_actions(space):
-        own = space  # with its bounds
+        own = space  # the log's bounds
     slope, shift, scaler = 1.0, 0.0, algo.config.reward_scaler
     if scaler is not None:
         shift, one = map(float, scaler.reverse_transform_numpy(np.array([0.0, 1.0])))

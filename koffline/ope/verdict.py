@@ -41,7 +41,7 @@ _MANY_CUT = 0.5  # share of episodes cut at the same step
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     robust = None
-    if found.name not in OVER_EPISODES:  # of the rows in memory: all would need another pass
+    if found.name not in OVER_EPISODES:  # from the rows in memory; all rows would need another pass
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
     gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
@@ -230,7 +230,7 @@ def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -
         told = f"with {part} as part of it the value would be about {value + shift.value:.4g}"
         log = workspace.transitions
         is_last = (log.episode_lengths == log.episode_lengths.max()) & log.truncated[log.episode_ends]
-        if shift.of_step and is_last.mean() > _MANY_CUT:  # a step that no row shows would have a value
+        if shift.of_step and is_last.mean() > _MANY_CUT:  # would extrapolate to unseen later steps
             told, remedy = "the step does", "log what changes with it (a phase, the day of the week)"
         yield Reason("state", f"what happened earlier matters beyond the logged state; {told}: {remedy}")
     shift = workspace.drift_shift

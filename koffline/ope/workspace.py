@@ -160,7 +160,7 @@ class Workspace:
         found = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
         if not self.problem.fixed_starts:
             return found
-        given = self.held_sums  # given start states belong to no part
+        given = self.held_sums  # given start states belong to no part of the log
         return replace(found, start_value=given.start_value, start_weight=given.start_weight)
 
     @cached_property
@@ -227,7 +227,7 @@ class Workspace:
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
             "notes": (*self.log.log.metadata.notes, *self.policy.notes),
-            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # with copies that were merged
+            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # including merged copies
             "settings": self.settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         }
 
@@ -267,7 +267,7 @@ def _checked_answers(policy: Policy, some: np.ndarray) -> np.ndarray:
     Raises PolicyError if the same states get other answers when asked again, or (for deterministic answers)
     in another batch.
     """
-    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]  # the lower one
+    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]  # the smaller sums
     half = half if getattr(policy, "deterministic", True) else slice(None)
     answers, again, apart = (_answers(policy, states) for states in (some, some, some[half]))
     pairs = zip((answers, answers[half]), (again, apart), strict=True)

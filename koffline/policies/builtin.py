@@ -73,7 +73,7 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
     def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         uniform = math.log(epsilon) + _uniform_log_density(actions, low, high)
         if base.cut_to is not None:
-            # Where the base collects probability on a bound, a uniform draw never falls.
+            # A uniform draw never equals a bound, where the base policy may have positive probability.
             below, above = at_bounds(actions, *base.cut_to)
             uniform = np.where((below | above).any(axis=1), -np.inf, uniform)
         if epsilon == 1.0:

@@ -128,7 +128,7 @@ def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
         return None
     except (OSError, ValueError):
         raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
-    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # once unsaid
+    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # absent in old records
     if not is_ours or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
     return content
@@ -141,7 +141,7 @@ def write_record(out: Path, record: Record) -> None:
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write a config with all defaults filled in, atomically."""
-    import yaml  # not for every command that names a file
+    import yaml  # slow import, not needed by all commands
 
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 

@@ -156,7 +156,7 @@ def remove_abandoned(target: Path) -> None:
             found = _NAME.fullmatch(path.name)
             if found is None or found["target"] != target.name or found["place"] != _this_place():
                 continue
-            import psutil  # where something was left, which is rare
+            import psutil  # imported only if a temporary file was left, which is rare
 
             if psutil.pid_exists(int(found["process"])):
                 continue

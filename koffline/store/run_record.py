@@ -62,7 +62,7 @@ def without_place(arguments: Sequence[str]) -> list[str]:
         if option not in _WHERE:
             kept.append(word)
         elif not assigned and (option == "--out" or (option == "--resume" and arguments[0] == "online")):
-            next(words, None)  # its value
+            next(words, None)  # skip the option's value
     return kept
 
 
@@ -123,7 +123,7 @@ def path_of(name: str) -> Path | None:
     name = _EPSILON.sub("", name.removeprefix("file://"))
     if name.startswith("-") or name in ("", "/"):
         return None
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long a name, or an unknown user's home
         path = Path(name).expanduser()
         if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path

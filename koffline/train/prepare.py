@@ -104,7 +104,7 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
     """
     kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
-        # Of the libraries that d3rlpy and Gymnasium need; an overflow shows as divergence.
+        # Warnings of the libraries behind d3rlpy and Gymnasium; overflows are reported as divergence.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         named = r"(dataclasses_json|gymnasium|torch)\b"
         warnings.filterwarnings("ignore", category=UserWarning, module=named)
@@ -172,7 +172,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     if data.statistics is not None:
         trained, held_out = data.statistics.rows, rows - data.statistics.rows
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
-    is_lazy = isinstance(data.log, LazyTransitions)  # then the rows here are only some of those trained on
+    is_lazy = isinstance(data.log, LazyTransitions)  # then data.rows is only a sample of the training rows
     some = np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS].astype("<u8").tobytes().hex()
     source = {"source": config.data.source, **counts, "lazy": is_lazy, "fingerprints": some}
     known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}

@@ -106,7 +106,7 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
             with_timestamp=False,
             logger_adapter=RunLogger(algo, folder, config.logger.gradients, before),
             show_progress=False,
-            save_interval=2,  # never: epoch 1 is the only one that `fit` sees, models are saved by the run
+            save_interval=2,  # never reached: `fit` sees epoch 1 only; the run saves models
             evaluators=parts.evaluators,
             callback=lambda _, __, step: show(progress.steps + step),
         )
@@ -183,7 +183,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
     algo.set_grad_step(state["grad_step"])
-    for name, parameter in parameters_of(algo):  # some sum up over steps; optimisers skip what has none
+    for name, parameter in parameters_of(algo):  # some accumulate gradients; optimisers skip None
         parameter.grad = gradients[name].to(parameter) if name in gradients else None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))

@@ -190,7 +190,7 @@ def summarise(
     for setting, found in zip(plan.settings, records, strict=True):
         done = [run.get("metrics", {plan.metric: None}) for run in found if run is not None]
         scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
-        kept = tuple(sign * math.inf if s is None else s for s in scores)  # not finite, or diverged
+        kept = tuple(sign * math.inf if s is None else s for s in scores)  # None: not finite, or diverged
         counts = {"diverged": sum(map(math.isinf, kept)), "missing": len(found) - len(kept)}
         rows.append(Row(**vars(spread_of(np.array(kept))), setting=setting, scores=kept, **counts))
     # Complete settings first, then by interquartile mean.

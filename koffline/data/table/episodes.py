@@ -50,7 +50,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         log["weights"] = _numbers(frame[roles.weight])
     if roles.behavior is not None:
         found = _numbers(frame[roles.behavior])
-        with np.errstate(divide="ignore", invalid="ignore"):  # what is none is a problem, see below
+        with np.errstate(divide="ignore", invalid="ignore"):  # bad values are reported below
             log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
     if not roles.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes

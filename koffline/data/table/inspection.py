@@ -37,8 +37,8 @@ _CHOICES = {
     "drop_duplicates": "exact, or first or last of rows of one episode and time",
 }
 _SEVERAL = ("observations", "next_observations", "action")
-_FEW_VALUES = 20  # a column with more does not say how an episode ended
-_BY_CHANCE = 5  # rows: fewer may be last ones by chance
+_FEW_VALUES = 20  # a column with more values cannot be an end flag
+_BY_CHANCE = 5  # fewer rows may be last rows by chance
 
 
 @dataclass
@@ -201,7 +201,7 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
     if repeated and {"episode", "time"} <= mapping.keys():
         found.problems.append(said)
         mapping["drop_duplicates"] = "exact"
-    elif repeated and "episode" in mapping:  # without one a decision may well be like another
+    elif repeated and "episode" in mapping:  # without episodes, equal rows are plausible
         found.notes.append(said)
 
 

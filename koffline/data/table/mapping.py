@@ -25,7 +25,7 @@ _OWN_ROLES = """observations action reward next_observations terminal truncated 
 EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
 INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
 CUT = "cut"
-# A row that is an episode by itself has none of these.
+# Fields that do not apply to one-step episodes.
 _OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")
 
 
@@ -230,7 +230,7 @@ class Formula:
     """
 
     text: str
-    columns: Mapping[str, bool]  # that are read: whether compared with texts, else as numbers
+    columns: Mapping[str, bool]  # columns in the formula: True if compared with texts, else numbers
     value: pl.Expr = field(repr=False, compare=False)
 
 

@@ -75,7 +75,7 @@ def faults(name: str, kind: str) -> Iterator[None]:
         try:
             yield
         except Refused:
-            raise  # no ValueError of a library
+            raise  # our own error, not a library's ValueError
         except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
             reason = " ".join(str(error).partition("You might want")[0].split())[:300]
             if "utf" in reason.lower():
@@ -163,7 +163,7 @@ def _csv_frames(
                     raise DataError(f"{name} {found}; check its separators and quotes") from None
                 if "could not parse" not in str(error):
                     raise
-                if not types:  # as texts, anything can be read but this
+                if not types:  # as text, only this can fail
                     found = "has a quote mark that is not closed, or a blank before one"
                     raise DataError(f"{name} {found}; mend that row") from None
 

@@ -120,7 +120,7 @@ def prepare_table(
     problems.refuse()
     states = (*roles.observations, *roles.next_observations)
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
-    number = values.number_type(observed, bytes_stay=not roles.impute)  # a mean is no whole number
+    number = values.number_type(observed, bytes_stay=not roles.impute)  # imputed means are not whole numbers
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
         rows = open_rows(rows, in_memory, first)

@@ -67,7 +67,7 @@ class SignDraws(NamedTuple):
         if not (self.mean > 0.0 and self.variance > _NO_SPREAD * self.mean**2):
             return 0.0
         spread = math.sqrt(1.0 + (shift**2 * self.growth_2 + shift**4 * self.growth_4) / self.variance)
-        renewed = self.mean + (self.critical(level) - self.mean) * spread  # without the change of the mean
+        renewed = self.mean + (self.critical(level) - self.mean) * spread  # the shift of the mean is left out
         lifted = self.statistics + 2.0 * shift * self.linear + shift**2 * self.quadratic
         return float(np.mean(lifted > renewed))
 

@@ -99,7 +99,7 @@ def bca_levels(
     tails = []
     for z in (special.ndtri(0.5 - level / 2.0), special.ndtri(0.5 + level / 2.0)):
         moved = shift + float(z)
-        # Beyond a(z0 + z) = 1 the correction changes sign; the last draw is meant there.
+        # Beyond a(z0 + z) = 1 the correction changes sign; then take the extreme draw.
         stretch = 1.0 - acceleration * moved
         tails.append(float(special.ndtr(shift + moved / stretch) if stretch > 0.0 else moved > 0.0))
     return tails

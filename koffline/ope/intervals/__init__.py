@@ -124,7 +124,7 @@ def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> I
     numbers = np.arange(len(system.unit_starts)) if system.clusters is None else system.clusters
     counts, theta = poisson_counts(settings.seed, range(settings.draws), numbers), ridged_fit(system, RIDGE)
     weights = _by_unit(system, system.row_weights.numpy())
-    counts = counts[counts @ weights > 0.0]  # of few units none may be drawn
+    counts = counts[counts @ weights > 0.0]  # with few units, a draw may be empty
     value, warnings, interval = system.value(theta), [], None
     drawn, kind = len(np.unique(numbers[weights > 0.0])), system.kind
     if 2 <= drawn < _FEW_UNITS:

@@ -68,7 +68,7 @@ class KernelIntervalSettings(Section):
         """Bounds of every reward: given, or the log's range. Raises ConfigError if the log exceeds them."""
         counted = system.rewards[system.row_weights > 0.0]
         seen = float(counted.min()), float(counted.max())
-        slack = 1e-9 * max(map(abs, seen))  # rewards were scaled there and back
+        slack = 1e-9 * max(map(abs, seen))  # rewards were scaled and rescaled
         return check_reward_bounds(self.reward_bounds, seen, slack)
 
 
