@@ -1,4 +1,4 @@
-"""koffline: what is a policy worth, from logged transitions, by minimising the kernel Bellman loss.
+"""koffline: off-policy evaluation and learning from logged transitions with the kernel Bellman loss.
 
 Names are imported when first used, so that ``import koffline`` stays fast and silent.
 """
@@ -57,7 +57,7 @@ _MODULES |= {"replicas"}
 __all__ = ["errors", "kernel_loss", "kernels", *_HOME_OF]
 
 
-if "gymnasium" in sys.modules:  # whoever has it may ask it for our worlds by name
+if "gymnasium" in sys.modules:  # gym.make should know our worlds
     import_module("koffline.envs")
 
 

@@ -1,4 +1,4 @@
-"""The command ``koffline``, and ``python -m koffline``: Ctrl-C is quiet while modules are imported, too."""
+"""The commands ``koffline`` and ``python -m koffline``; Ctrl-C is quiet also while modules are imported."""
 
 import os
 import signal

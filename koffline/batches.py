@@ -6,8 +6,8 @@ One table serves value functions of states and of actions alike:
     next_value_i = Σ_o next_readout_io · net(next_inputs_i)_o
     residual_i   = reward_i + discount_i · next_value_i − value_i
 
-V(s): one output, no readouts. Q(s, a), a discrete: n outputs, readout the one-hot logged action, next_readout
-the policy's probabilities at s'. Q(s, a), a continuous: inputs (s, a), next inputs (s', a') with m actions
+V(s): one output, no readouts. Q(s, a), discrete a: n outputs, readout the one-hot logged action, next_readout
+the policy's probabilities at s'. Q(s, a), continuous a: inputs (s, a), next inputs (s', a') with m actions
 drawn beforehand from the policy.
 """
 
@@ -47,8 +47,7 @@ class Batch:
 class Table(Batch):
     """Rows as tensors of one float dtype on one device; checked once, raising DataError.
 
-    next_inputs: (N, d), or (N, m, d) for m drawn continuations of a row. kernel_inputs: what a kernel
-    compares.
+    next_inputs: (N, d), or (N, m, d) for m drawn next actions per row. kernel_inputs: inputs of the kernel.
     """
 
     kernel_inputs: Float[Tensor, "row column"] | None = None
@@ -75,12 +74,12 @@ class Table(Batch):
 
     @property
     def draws(self) -> int:
-        """Number m of drawn continuations of each row."""
+        """Number m of drawn next inputs per row."""
         return 1 if self.next_inputs.ndim == 2 else self.next_inputs.shape[1]
 
     @property
     def compared(self) -> Tensor:
-        """Rows (N, k) that the kernel compares. Raises ConfigError if the table has none."""
+        """Inputs of the kernel (N, k). Raises ConfigError if the table has none."""
         if self.kernel_inputs is None:
             raise ConfigError("the objective has a kernel, the table no kernel_inputs; give them")
         return self.kernel_inputs
@@ -101,10 +100,10 @@ class Table(Batch):
 
 
 class BatchSchedule:
-    """Row numbers of every mini-batch of every group: a pure function of seed and step, so resuming is free.
+    """Row numbers of every mini-batch of every group: a function of seed and step, so resuming is free.
 
-    An epoch is ``rows // batch_size`` mini-batches of a fresh permutation (the remainder is left out). A row
-    set smaller than a mini-batch repeats permutations to fill it.
+    An epoch is ``rows // batch_size`` mini-batches from a new permutation; the remainder is left out. A row
+    set smaller than a mini-batch is filled up with further permutations.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class BatchSchedule:
             self._rows[group, :needed] = chosen[order[:needed]].to(self._device)
 
     def draws(self, step: int, draws: int) -> Tensor:
-        """Number (G, B) of the continuation, out of `draws`, that each row of the mini-batches uses."""
+        """Number (G, B) of the drawn next input, out of `draws`, for each row of the mini-batches."""
         block, place = divmod(step, _DRAW_BLOCK)
         if (block, draws) != self._draw_block:
             shape = (_DRAW_BLOCK, self._batch_size)
@@ -150,9 +149,10 @@ class BatchSchedule:
 
 
 class BatchSource:
-    """The mini-batches of every step, and their Gram matrices (or features) where there is a kernel.
+    """The mini-batches of every step, and their Gram matrices (or features) if there is a kernel.
 
-    The table's columns lie side by side, so that a mini-batch is one gather (two with drawn continuations).
+    The table's columns are stored side by side, so that a mini-batch is one gather (two with drawn next
+    inputs).
     """
 
     def __init__(
@@ -190,14 +190,14 @@ class BatchSource:
         return self.read(*self.numbers(step))
 
     def numbers(self, step: int) -> tuple[Tensor, ...]:
-        """Row numbers (G, B) of the mini-batches of `step`, and those of their continuations if drawn."""
+        """Row numbers (G, B) of the mini-batches of `step`, and the numbers of drawn next inputs, if any."""
         rows = self._schedule.rows(step)
         if self._draws == 1:
             return (rows,)
         return rows, rows * self._draws + self._schedule.draws(step, self._draws)
 
     def read(self, rows: Tensor, continuations: Tensor | None = None) -> tuple[Batch, Tensor | None]:
-        """The mini-batches of these numbers."""
+        """The mini-batches with these row numbers."""
         packed = _rows_of(self._columns, rows)  # (G, B, C)
         gram = None if self._kernel is None else self._gram(self._split(packed))
         part = self._split(_selected(packed, self._group_of))
@@ -225,10 +225,10 @@ class BatchSource:
 
 
 def rows_by_weight(weights: Float[Tensor, " row"], generator: torch.Generator) -> Tensor:
-    """Row indices for mini-batches, each as often as its weight says.
+    """Row indices for mini-batches, each repeated in proportion to its weight.
 
-    Integer weights are kept exactly. Others are scaled up, so that small weights stay distinct, and rounded
-    at random, which is unbiased and independent of the order of the rows.
+    Integer weights are kept exactly. Other weights are scaled up, so that small weights stay distinct, and
+    rounded at random, which is unbiased and independent of the order of the rows.
     """
     repeats = weights.round()
     if not torch.equal(repeats, weights):
@@ -244,7 +244,7 @@ def _rows_of(columns: Tensor, rows: Tensor) -> Tensor:
 
 
 def _selected(groups: Tensor, which: Tensor | None) -> Tensor:
-    """Copies of the groups (G, …) for the replicas (R, …); None: one for each."""
+    """The group's array (G, …) for each replica (R, …); None: one group per replica."""
     return groups if which is None else groups.index_select(0, which)
 
 

@@ -1,7 +1,7 @@
-"""Checkpoints of a run: written whole or not at all, read without running any code.
+"""Checkpoints of a run: written atomically, read without running any code.
 
-A long run keeps its last few, so that an older one replaces a damaged one. On resuming, logs beside them are
-cut back to their length at the checkpoint.
+A long run keeps its last few checkpoints, so that an older one can replace a damaged one. On resuming, log
+files are cut back to their length at the checkpoint.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ForeignCheckpoint(ConfigError):
 
 
 def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write `state`, whole or not at all, over an older one. Raises DataError where the disk refuses."""
+    """Write `state` atomically, replacing an older checkpoint. Raises DataError if the disk refuses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path, force=True) as temporary:
         content = io.BytesIO()  # written in one call: a full disk raises OSError, not torch's error
@@ -42,9 +42,9 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
-    """The state at `path`, None if there is none.
+    """The state at `path`; None if there is none.
 
-    Raises ConfigError when the file is damaged, ForeignCheckpoint when it is of another run.
+    Raises ConfigError if the file is damaged, ForeignCheckpoint if it belongs to another run.
     """
     if not path.exists():
         return None
@@ -61,7 +61,7 @@ def read_checkpoint(path: Path, fingerprint: str) -> dict[str, Any] | None:
 def save(folder: Path, fingerprint: str, steps: int, state: Mapping[str, Any], keep: int) -> None:
     """Write the checkpoint of a stack of runs after ``steps``, and remove all but the last ``keep``.
 
-    Raises ConfigError if writing fails; earlier checkpoints then stay.
+    Raises ConfigError if writing fails; earlier checkpoints are then kept.
     """
     path = folder / f"step_{steps:09d}.pt"
     try:
@@ -84,8 +84,8 @@ def checkpoints(folder: Path) -> list[Path]:
 def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
     """Read the newest intact checkpoint; None if the folder has none.
 
-    A damaged one is named in a warning and an older one is used. Raises ConfigError, and changes no file, if
-    a checkpoint belongs to another run or none can be read.
+    A damaged checkpoint is named in a warning, and an older one is used. Raises ConfigError, and changes no
+    file, if a checkpoint belongs to another run or none can be read.
     """
     found = checkpoints(folder)[::-1]
     for path in found:
@@ -105,9 +105,10 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
 
 
 def state_of(part: Any) -> Any:
-    """What a part of a run needs to go on, copied, as tensors and plain values that can be read without code.
+    """Copy of the state that a part of a run needs to continue, as tensors and plain values.
 
-    Objects name the attributes that they go on from in ``kept``; those in a tuple are parts of their own.
+    It can be read without running code. Objects name the attributes of their state in ``kept``; elements of a
+    tuple are separate parts.
     """
     if isinstance(part, np.random.Generator):
         return part.bit_generator.state
@@ -123,7 +124,7 @@ def state_of(part: Any) -> Any:
 
 
 def restored(part: Any, state: Any) -> Any:
-    """The part as ``state_of`` saw it; tensors, generators and objects are the same, with other content."""
+    """The part with a state from ``state_of``; tensors, generators and objects are updated in place."""
     if isinstance(part, np.random.Generator):
         part.bit_generator.state = state
     elif isinstance(part, Tensor):  # others hold views of it

@@ -1,4 +1,4 @@
-"""Settings: YAML and ``key=value`` strings become one frozen record; every default lives here, once."""
+"""Settings: YAML and ``key=value`` strings become one frozen record; all defaults are here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from koffline.untrusted.limits import Refused, parse_yaml, read_yaml_file
 
 
 class Section(BaseModel):
-    """A part of a config: frozen; a yes or no is no number, and 1e4, which YAML takes for text, is one."""
+    """Frozen settings. Refuses booleans where numbers are meant, and converts numeric strings.
+
+    YAML reads 1e4 as text.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -35,14 +38,14 @@ class Section(BaseModel):
         return value
 
     def resolved(self) -> dict[str, Any]:
-        """All values, defaults included, as plain values that can be read back."""
+        """All values, including defaults, as plain values that can be read back."""
         return self.model_dump(mode="json")
 
 
 class EvaluationSettings(Section):
-    """Everything that decides an estimate, besides the log, the policy and the initial states.
+    """Everything that determines an estimate, besides the log, the policy and the initial states.
 
-    Unknown names are refused with the nearest valid one. Units: ``bandwidth`` is a multiple of the median
+    Unknown names are refused, with the nearest valid name. Units: ``bandwidth`` is a multiple of the median
     distance between rows, ``learning_rate`` is Adam's, ``steps`` are gradient steps of every replica.
     """
 
@@ -94,13 +97,13 @@ class EvaluationSettings(Section):
 class BellmanSettings(Section):
     """Options of `koffline.bellman_test`.
 
-    gamma: the discount factor. seed: of everything random. level: the test rejects where p ≤ level. draws:
-    how many times signs are drawn.
-    alternative: the departure whose power is reported: values off everywhere by this multiple of the root
-    mean square return.
+    gamma: the discount factor. seed: of everything random. level: the test rejects if p ≤ level. draws: how
+    often the random signs are drawn.
+    alternative: the error whose power is reported: all values are off by this multiple of the root mean
+    square return.
     bandwidth: of the Gaussian kernel, a multiple of the median distance between rows.
-    features: random Fourier features in place of the Gram matrix; 0: the exact one; None: exact up to 3,000
-    rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
+    features: number of random Fourier features in place of the exact Gram matrix; 0: exact; None: exact up
+    to 3,000 rows, 1,000 features above. action_draws: actions drawn per next state from a continuous policy.
     """
 
     gamma: float = Field(gt=0.0, lt=1.0)
@@ -116,7 +119,7 @@ class BellmanSettings(Section):
 def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
     """Merge layers into settings: later layers win, and keys whose value is None are ignored.
 
-    Raises ConfigError in one line: an unknown key (with the nearest valid one) or a value out of range.
+    Raises ConfigError in one line for an unknown key (with the nearest valid one) or a value out of range.
     """
     merged = {key: value for layer in layers for key, value in layer.items() if value is not None}
     made = read_section(EvaluationSettings, merged)
@@ -129,7 +132,7 @@ def make_settings(*layers: Mapping[str, Any]) -> EvaluationSettings:
 
 
 def make_bellman_settings(**options: Any) -> BellmanSettings:
-    """Settings from options; those that are None are ignored. Raises ConfigError in one line."""
+    """Settings from options; None values are ignored. Raises ConfigError in one line."""
     made = read_section(BellmanSettings, {name: one for name, one in options.items() if one is not None})
     least = math.ceil(1.0 / made.level - 1e-9) - 1  # B draws give no p-value below 1/(B + 1)
     if made.draws < least:
@@ -141,13 +144,13 @@ def make_bellman_settings(**options: Any) -> BellmanSettings:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The top-level mapping of a YAML file; ConfigError when it is missing, unreadable or no mapping."""
+    """The top-level mapping of a YAML file. Raises ConfigError if it is missing, unreadable or no mapping."""
     read = read_yaml_file(Path(path), f"config file {path}", ConfigError)
     return {str(key): value for key, value in read.items()}
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """``("steps=2000", …)`` as a mapping, the values read as YAML; ConfigError without an equals sign."""
+    """``("steps=2000", …)`` as a mapping, with values read as YAML. Raises ConfigError without "="."""
     parsed: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, value = assignment.partition("=")
@@ -172,7 +175,7 @@ def read_section(model: type[AnySection], given: Any, where: str = "") -> AnySec
 
 
 def describe_error(model: type[BaseModel], error: ValidationError, where: str = "") -> ConfigError:
-    """ConfigError for the first mistake; unknown names come before wrong values."""
+    """ConfigError for the first error; unknown names come before wrong values."""
     unknown = [each for each in error.errors() if each["type"] == "extra_forbidden"]
     first = (unknown or error.errors())[0]
     *parents, last = map(str, first["loc"]) if first["loc"] else [where]
@@ -195,10 +198,10 @@ def describe_error(model: type[BaseModel], error: ValidationError, where: str = 
 def read_layers(
     source: str | Path | Mapping[str, Any], assignments: Mapping[str, Any], files: Iterable[str]
 ) -> dict[str, Any]:
-    """Read a YAML file or a mapping and override values by their dotted names.
+    """Read a YAML file or a mapping, and override values by their dotted names.
 
-    files: names ``section.key`` of paths: those in a file are relative to its folder, all others to the
-    current one.
+    files: names ``section.key`` of settings that are paths. Paths in a file are relative to its folder,
+    others to the current folder.
     """
     if isinstance(source, Mapping):
         content, folder = copy.deepcopy(dict(source)), Path.cwd()

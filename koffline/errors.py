@@ -42,10 +42,10 @@ _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 class KofflineError(Exception):
-    """Base of every error koffline raises for bad input; the command line prints it and exits with 2.
+    """Base of every error that koffline raises for bad input; the command line prints it and exits with 2.
 
-    Messages are one line without control characters: names in files may hold anything, also commands to a
-    terminal.
+    Messages are one line without control characters, because names in files may contain anything, even
+    terminal commands.
     """
 
     def __init__(self, *args: object) -> None:
@@ -72,14 +72,14 @@ def refuse(wrong: Mapping[str, object], name: str = "", kind: type[KofflineError
 
 
 def printable(text: str) -> str:
-    """Text in one line, without control characters, long words and long texts cut."""
+    """The text in one line, without control characters; long words and long texts are shortened."""
     text = _LONG_WORD.sub(lambda word: f"{word[0][:80]}…{word[0][-20:]}", text)
     cut = text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}…"
     return "".join(c if c.isprintable() else " " if c.isspace() else "�" for c in cut)
 
 
 def is_control(character: str) -> bool:
-    """Whether a character controls the terminal instead of being shown: escapes, direction marks."""
+    """Whether a character controls the terminal, such as escapes and direction marks."""
     if unicodedata.category(character) == "Cc":
         return character not in "\n\t"
     return unicodedata.bidirectional(character) in _TURNS
@@ -109,11 +109,11 @@ def counted(count: int, noun: str, one: str = "", more: str = "") -> str:
 
 
 def listed(names: Iterable[object], most: int = 20) -> str:
-    """Text that lists names or numbers, only the first ones of many."""
+    """Text that lists names or numbers; only the first ones if there are many."""
     words = list(map(str, names))
     return ", ".join(words[:most]) + f", … ({len(words)} in all)" * (len(words) > most)
 
 
 def percent(share: float) -> str:
-    """A level with the digits that it has: ``95%``, ``99.99%``."""
+    """A level as text with all its digits: ``95%``, ``99.99%``."""
     return f"{100.0 * share:.10g}%"

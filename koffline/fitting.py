@@ -1,4 +1,4 @@
-"""The one offline loop: R replicas of a value network, one objective, mini-batches of one table.
+"""The offline training loop: R replicas of a value network, one objective, mini-batches of one table.
 
 Fitted Q evaluation of a discrete policy, five seeds at once:
 
@@ -15,8 +15,8 @@ Fitted Q evaluation of a discrete policy, five seeds at once:
     record = fit(table, network, fitted_q(0.01), ReplicaPlan.grid(seeds, [1e-3]), FitSettings(steps=6000))
     q = record.network.forward(initial_observations)   # (5, M, n); NaN for a replica that diverged
 
-A replica whose loss is NaN or infinite is reported with its step in ``record.diverged_at`` and its
-parameters become NaN: nothing computed from it can pass for a value. The others go on.
+If a replica's loss is NaN or infinite, its step is in ``record.diverged_at`` and its parameters become NaN,
+so that nothing computed from it can be mistaken for a value. The other replicas go on.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _WATCHED_STEPS = {"cpu": 10, "cuda": 25}  # steps between checks of the losses
 class FitSettings:
     """Settings of the training loop; learning rates and seeds are in the plan.
 
-    schedule: "cosine" lets the learning rates fall to zero, "constant" keeps them.
-    record_every: steps averaged into one row of the loss history, or a few more: losses are looked at every
-    10th step (25th on a GPU). threads: of this process while fitting.
+    schedule: "cosine" lets the learning rates decay to zero, "constant" keeps them. record_every: steps
+    averaged into one row of the loss history; rounded up, because losses are checked every 10th step (25th on
+    a GPU). threads: of this process while fitting.
     """
 
     steps: int
@@ -67,11 +67,11 @@ class FitSettings:
 
 @dataclass(frozen=True, eq=False)
 class FitRecord:
-    """Result of a run: K rows of history, R replicas.
+    """Result of training: K rows of history, R replicas.
 
-    network: the last parameters; diverged replicas are NaN.
-    losses (K, R): mean mini-batch loss over the steps up to `loss_steps` (K,).
-    probes (Q, …): what the probe returned after `probe_steps`. diverged_at: per replica the step, or None.
+    network: the last parameters; NaN for diverged replicas. losses (K, R): mean mini-batch loss over the
+    steps up to `loss_steps` (K,). probes (Q, …): results of the probe after `probe_steps`. diverged_at: step
+    per replica, or None.
     """
 
     network: StackedMLP
@@ -94,11 +94,11 @@ def fit(
     probe_every: int = 0,
     progress: Progress | None = None,
 ) -> FitRecord:
-    """Train copies of `network`'s replicas on `table`; `network` itself is left as it is.
+    """Train copies of `network`'s replicas on `table`; `network` itself is not changed.
 
     Everything runs on the table's device. probe(step, network) is called every `probe_every` steps, without
-    gradients, and must not change what it is given; its tensors are kept.
-    Raises ConfigError when plan, network, objective and table do not fit each other.
+    gradients, and must not change its argument; its results are kept. Raises ConfigError if plan, network,
+    objective and table do not fit each other.
     """
     if len(network.flat) != len(plan):
         raise ConfigError(f"network has {len(network.flat)} replicas, the plan {len(plan)}; make them equal")
@@ -126,7 +126,7 @@ def fit(
                 is_finite = history[(done - 1) // watched * watched : done].isfinite().all(dim=0)
                 trained.flat.masked_fill_(~is_finite[:, None], math.nan)
             if probe is not None and probe_every and done % probe_every == 0:
-                seen = trained.with_flat(trained.flat)  # with its own buffers: a recorded step keeps others
+                seen = trained.with_flat(trained.flat)  # own buffers: a recorded step keeps the others
                 probes.append(torch.as_tensor(probe(done, seen)).detach().cpu().clone())
             if progress is not None and (done % recorded == 0 or done == steps):
                 means = history[(done - 1) // recorded * recorded : done].mean(dim=0)
@@ -148,10 +148,11 @@ def fit(
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run with `count` threads per process and the faster float32 products; restore all afterwards.
+    """Run with `count` threads per process and faster float32 products; restore all settings afterwards.
 
-    One is the default everywhere: small products gain nothing from more, and two beside a busy core collapse.
-    Denormal numbers count as zero: Adam's averages are full of them, and a tenth of the time is theirs.
+    One thread is the default everywhere: small products are no faster with more, and two threads beside a
+    busy core are much slower. Denormal numbers count as zero, because Adam's averages are full of them and a
+    tenth of the time is spent on them.
     """
     before, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     flushed = not torch.tensor(1e-310, dtype=torch.float64).mul(1.0).item()  # torch has no getter
@@ -168,7 +169,7 @@ def threads(count: int) -> Iterator[None]:
 
 @cache
 def _onednn_is_exact() -> bool:
-    """Whether "medium" precision, which lets torch use oneDNN for float32, changes nothing but the time.
+    """Whether "medium" precision, which lets torch use oneDNN for float32, changes only the speed.
 
     On AMD's processors oneDNN takes a third of MKL's time. With matrix units it rounds to bfloat16; on CUDA
     the setting allows TF32.

@@ -1,10 +1,10 @@
-"""Bellman residuals, and their kernel loss: quadratic forms of a residual in a kernel.
+"""Bellman residuals and their kernel loss: quadratic forms of a residual in a kernel.
 
-A residual is what the Bellman equation lacks: δ = reward + discount · value of what follows − value.
-Terminations enter once, through the discount. Nothing here detaches: gradients flow through both values.
+The Bellman residual is δ = reward + discount · next value − value. Terminations enter once, through the
+discount. Nothing here detaches: gradients flow through both values.
 
 Residuals are (N,) and give a scalar, or (R, N) with a replica axis and give (R,). Gram matrices are (N, N),
-or (R, N, N) where every replica has its own rows. All are differentiable. Shapes that do not fit raise
+or (R, N, N) if every replica has its own rows. All functions are differentiable. Shapes that do not fit raise
 DataError, numbers out of range ConfigError.
 """
 
@@ -24,9 +24,9 @@ Loss = Float[Tensor, "*replica"]
 def discount(
     gamma: float, terminated: Shaped[Tensor, " row"], interval: int | Shaped[Tensor, " row"] = 1
 ) -> Float[Tensor, " row"]:
-    """gamma ** interval where the episode goes on, zero where it terminated; float64.
+    """gamma ** interval if the episode goes on, zero if it terminated; float64.
 
-    `interval` counts the steps between a row and its next row. A time limit is no termination.
+    `interval`: number of steps between a row and its next row. A time limit is no termination.
     """
     if not 0.0 <= gamma <= 1.0:
         raise ConfigError(f"gamma is {gamma}; give a discount factor in [0, 1]")
@@ -50,7 +50,7 @@ def state_value_residual(
 
 
 def v_statistic(residual: Residual, gram: Gram) -> Loss:
-    """(1/n²) Σ_ij k_ij δ_i δ_j, never negative for a positive-definite kernel.
+    """(1/n²) Σ_ij k_ij δ_i δ_j; never negative for a positive-definite kernel.
 
     (Feng et al. 2019, equ:vstat)
     """
@@ -59,7 +59,7 @@ def v_statistic(residual: Residual, gram: Gram) -> Loss:
 
 
 def u_statistic(residual: Residual, gram: Gram) -> Loss:
-    """(1/(n(n−1))) Σ_{i≠j} k_ij δ_i δ_j, unbiased for independent rows, may be negative; needs two rows.
+    """(1/(n(n−1))) Σ_{i≠j} k_ij δ_i δ_j; unbiased for independent rows, may be negative; needs two rows.
 
     (Feng et al. 2019, sec:batch_lv)
     """
@@ -68,7 +68,7 @@ def u_statistic(residual: Residual, gram: Gram) -> Loss:
 
 
 def kernel_loss(residual: Residual, gram: Gram, diag_weight: float) -> Loss:
-    """(1 − w) · U + w · mean_i(k_ii δ_i²), w = diag_weight in [0, 1]: every member of the paper's family.
+    """(1 − w) · U + w · mean_i(k_ii δ_i²) with w = diag_weight in [0, 1]: the paper's family of losses.
 
     w = 0 is the U-statistic, 1/n the V-statistic, 1 the residual-gradient loss (for k_ii = 1).
     (Feng et al. 2019, sec:batch_lv)
@@ -109,7 +109,7 @@ def check_diag_weight(diag_weight: float) -> None:
 
 
 def _quadratic_form(residual: Tensor, gram: Tensor) -> Tensor:
-    """δᵀKδ, (…): a row product, because a batched product with one column is an order slower."""
+    """δᵀKδ, (…): a row product, because a batched product with one column is ten times slower."""
     return ((residual.unsqueeze(-2) @ gram).squeeze(-2) * residual).sum(dim=-1)
 
 
@@ -119,7 +119,7 @@ def _diagonal_sum(residual: Tensor, gram: Tensor) -> Tensor:
 
 
 def _checked_rows(residual: Tensor, gram: Tensor, least: int = 1) -> int:
-    """Number of rows n, after a check that no shapes would broadcast silently."""
+    """Number of rows n, after checking that no shapes would broadcast silently."""
     rows = residual.shape[-1] if residual.ndim in (1, 2) else 0
     square = gram.ndim in (2, 3) and gram.shape[-1] == gram.shape[-2] == rows
     if not square or (gram.ndim == 3 and gram.shape[0] != residual.shape[0]):

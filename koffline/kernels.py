@@ -50,7 +50,7 @@ class _Scaled:
     def exponent_columns(self, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Columns (…, N, d + 2) and (…, M, d + 2) whose product is −log2(e) ‖x − y‖² / bandwidth².
 
-        Rows are centred first: the product subtracts large squares when data lie far from zero.
+        Rows are centred first, because the product subtracts large squares if data are far from zero.
         """
         other = x if y is None else y
         centre = x.mean(dim=-2, keepdim=True)
@@ -130,7 +130,7 @@ class Linear:
 class FourierFeatures:
     """An explicit feature map whose inner products approximate a Gaussian kernel: ψ(x)ᵀψ(y) ≈ k(x, y).
 
-    Pairs of cosine and sine, so that ψ(x)ᵀψ(x) = 1 exactly. The error falls as count^(−1/2).
+    Pairs of cosine and sine, so that ψ(x)ᵀψ(x) = 1 exactly. The error decreases as count^(−1/2).
     """
 
     frequencies: Tensor  # (d, count / 2)
@@ -158,7 +158,7 @@ def median_bandwidth(
 ) -> float:
     """Median of the off-diagonal Euclidean distances between rows, at least 1e-6.
 
-    Of more than `max_rows` rows a subset is used: drawn by `generator`, or evenly spaced without one.
+    With more than `max_rows` rows a subset is used: drawn by `generator`, or evenly spaced without one.
     Raises DataError for fewer than two rows.
     (Feng et al. 2019, sec:exp_detail)
     """
@@ -172,5 +172,5 @@ def median_bandwidth(
         rows = rows[kept.to(rows.device)]
     distances = torch.pdist(rows.to("cpu", torch.float64)).numpy()
     low, high = (len(distances) - 1) // 2, len(distances) // 2
-    distances.partition((low, high))  # in place: a copy with its indices would be three times as large
+    distances.partition((low, high))  # in place: a copy with its indices takes three times the memory
     return max(float(distances[low] + distances[high]) / 2.0, _SMALLEST_BANDWIDTH)

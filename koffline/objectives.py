@@ -1,11 +1,11 @@
-"""Training objectives of value functions: the kernel loss and the baselines, behind one interface.
+"""Training objectives of value functions: the kernel loss and the baselines, with one interface.
 
-An objective is a frozen record. It says where the value of the next row comes from (`next_from`: which
-network, and whether gradients reach it) and which kernel it needs (`kernel`, or None). ``compute_gradients``
-gives the loss of each replica and its gradients in the residual's two values in closed form, which is what
-the replica engine carries to the parameters (no autograd through the kernel).
+An objective is a frozen record. It says which network gives the next value, with or without gradients
+(`next_from`), and which kernel it needs (`kernel`, or None). ``compute_gradients`` returns the loss of each
+replica and its gradients in the residual's two values in closed form; the replica engine propagates them to
+the parameters (no autograd through the kernel).
 
-GTD2 and SBEED train a second function beside the value, for which they give directions of descent too.
+GTD2 and SBEED train a second function beside the value, and also give its descent directions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NextFrom = Literal["network", "network_detached", "target"]
 
 @dataclass(frozen=True, eq=False)
 class ValueGradients:
-    """Loss per replica and its gradients in value and next value; `next_value` is None without a gradient."""
+    """Loss per replica and its gradients in value and next value; `next_value` None: no gradient."""
 
     loss: Float[Tensor, " replica"]
     value: Rows
@@ -38,12 +38,12 @@ class ValueGradients:
 
 @dataclass(frozen=True)
 class CopyTarget:
-    """The target network becomes a copy of the trained one every `every` steps; None: at each epoch's end."""
+    """The target network copies the trained one every `every` steps; None: at the end of each epoch."""
 
     every: int | None = None
 
     def update(self, target: Tensor, trained: Tensor, step: int, steps_per_epoch: int) -> None:
-        """Move the target's parameters after `step` steps."""
+        """Update the target's parameters after `step` steps."""
         if step % (self.every or steps_per_epoch) == 0:
             target.copy_(trained)
 
@@ -55,7 +55,7 @@ class FollowTarget:
     rate: float = 0.01
 
     def update(self, target: Tensor, trained: Tensor, step: int, steps_per_epoch: int) -> None:
-        """Move the target's parameters after `step` steps."""
+        """Update the target's parameters after `step` steps."""
         target.lerp_(trained, self.rate)
 
 
@@ -65,11 +65,11 @@ class Objective(Protocol):
 
     @property
     def kernel(self) -> Any:
-        """The kernel over rows, or what else maps them; or None."""
+        """The kernel over rows, or a feature map; or None."""
 
     @property
     def next_from(self) -> NextFrom:
-        """Which network values the next row, and whether gradients reach it."""
+        """The network that gives the next value, and whether gradients reach it."""
 
     def compute_gradients(self, *parts: Any, **named: Any) -> ValueGradients:
         """Loss and gradients in closed form, from residuals, discounts and the Gram matrix."""
@@ -92,9 +92,9 @@ class KernelLoss:
             check_diag_weight(self.diag_weight)
 
     def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
-        """Loss and its gradient 2 K δ / n² from one product K δ.
+        """Loss and its gradient 2 K δ / n², from one product K δ.
 
-        gram is (N, N), or (G, N, N) where replicas g·R/G … (g+1)·R/G − 1 share the g-th.
+        gram: (N, N), or (G, N, N) if replicas g·R/G … (g+1)·R/G − 1 share the g-th.
         """
         assert gram is not None
         rows = residual.shape[-1]
@@ -119,7 +119,7 @@ class _NoKernel:
 
 @dataclass(frozen=True)
 class _SquaredError(_NoKernel):
-    """mean δ²; a subclass says through which values its gradient 2δ/n flows."""
+    """mean δ²; a subclass determines the values through which its gradient 2δ/n flows."""
 
     def compute_gradients(self, residual: Rows, discount: Own, gram: Tensor | None = None) -> ValueGradients:
         """Gradients −2δ/n in the value and, unless it is detached, discount · 2δ/n in the next value."""
@@ -131,7 +131,7 @@ class _SquaredError(_NoKernel):
 
 @dataclass(frozen=True)
 class ResidualGradient(_SquaredError):
-    """Mean squared residual, gradients through both values; biased by the noise of transitions.
+    """Mean squared residual with gradients through both values; biased if transitions are random.
 
     (Feng et al. 2019, equ:rg)
     """
@@ -139,7 +139,7 @@ class ResidualGradient(_SquaredError):
 
 @dataclass(frozen=True)
 class TemporalDifference(_SquaredError):
-    """TD(0): the target is the current network, held still; no objective is minimised.
+    """TD(0): the target is the current network without gradient; no objective is minimised.
 
     (Feng et al. 2019, sec:background)
     """
@@ -151,9 +151,9 @@ class TemporalDifference(_SquaredError):
 class FittedIteration(_SquaredError):
     """Fitted value iteration (V) and fitted Q evaluation (Q): regression on targets from a second network.
 
-    target: CopyTarget() copies at each epoch's end, the paper's FVI; FollowTarget(rate) follows step by step.
-    next_bounds: the target network's values are cut to this range; where no return lies outside it, the
-    regression cannot run away.
+    target: CopyTarget() copies at the end of each epoch, as the paper's FVI; FollowTarget(rate) follows at
+    every step. next_bounds: range to which the target network's values are clipped. If it contains all
+    possible returns, the regression cannot diverge.
     (Feng et al. 2019, equ:fvi)
     """
 
@@ -167,10 +167,10 @@ class MemoryLoss:
     """The kernel loss with a memory: streaming, without double samples and without a stored data set.
 
     The loss is (1 − w) ‖E ψδ‖² + w E δ². The first term has the gradient 2 (E ψδ)ᵀ E ψ∇δ, a product of two
-    expectations that one mini-batch cannot estimate without the bias of its diagonal. Here the first factor
-    is a moving average m of earlier mini-batches, independent of the rows that give the second. Parameters
-    move while m is gathered: each step adds what the move changed on its own rows, ψ(δ(θ) − δ(θ before)),
-    which leaves no bias at any length of the memory (as in Cutkosky & Orabona 2019, STORM).
+    expectations; one mini-batch cannot estimate it without the bias of its diagonal. Here the first factor is
+    a moving average m of earlier mini-batches, independent of the rows for the second. The parameters change
+    while m is averaged. Therefore each step adds the change on its own rows, ψ(δ(θ) − δ(θ before)), which
+    leaves no bias for any length of the memory (as in Cutkosky & Orabona 2019, STORM).
 
     memory: β, the share of m that a step keeps, so that m averages about 1/(1 − β) mini-batches. diag_weight:
     w; the loss without a memory has 1/n for n rows. features: number of random features ψ, even.
@@ -191,7 +191,7 @@ class MemoryLoss:
 
     @property
     def kernel(self) -> MemoryLoss:
-        """What maps the rows of a mini-batch: features in place of a kernel."""
+        """The feature map for the rows of a mini-batch, in place of a kernel."""
         return self
 
     def gram(self, x: Float[Tensor, "*batch n d"]) -> Float[Tensor, "*batch n m"]:
@@ -210,17 +210,17 @@ class MemoryLoss:
 
 @dataclass(frozen=True)
 class GradientTD2(_NoKernel):
-    """Nonlinear GTD2: w regresses the residual on the gradient φ = ∇V(s), V follows against g = φᵀw.
+    """Nonlinear GTD2: w regresses the residual on the gradient φ = ∇V(s); V is updated with g = φᵀw.
 
-    w ← w + β (δ − g) φ;  θ ← θ + α {(φ − discount·φ') g − h},  h = (δ − g) ∇²V(s) w.
-    auxiliary_rate: β as a multiple of the value's learning rate.
+    w ← w + β (δ − g) φ; θ ← θ + α {(φ − discount·φ') g − h}, h = (δ − g) ∇²V(s) w. auxiliary_rate: β as a
+    multiple of the value's learning rate.
     (Maei et al. 2009, "Convergent temporal-difference learning with arbitrary smooth function approximation")
     """
 
     auxiliary_rate: float = 1.0
 
     def compute_gradients(self, residual: Rows, discount: Rows, correction: Rows) -> ValueGradients:
-        """−g/n through the value, discount·g/n through the next one; the loss is `projected_error`.
+        """Gradients −g/n in the value, discount·g/n in the next value; the loss is `projected_error`.
 
         The Hessian term h reaches the parameters through g, in which the gradient is (δ − g)/n.
         """
@@ -228,7 +228,7 @@ class GradientTD2(_NoKernel):
         return ValueGradients(projected_error(residual, correction), -slope, slope * discount)
 
     def compute_auxiliary_gradient(self, residual: Rows, correction: Rows) -> Rows:
-        """Gradient of mean (δ − g)²/2 in g, (R, N): what w descends."""
+        """Gradient of mean (δ − g)²/2 in g, (R, N), for the descent of w."""
         return (correction - residual) / residual.shape[-1]
 
 
@@ -246,7 +246,7 @@ class SaddlePoint(_NoKernel):
     auxiliary_rate: float = 1.0
 
     def compute_gradients(self, residual: Rows, discount: Rows, test: Rows) -> ValueGradients:
-        """−2f/n through the value, 2 discount·f/n through the next one."""
+        """Gradients −2f/n in the value, 2 discount·f/n in the next value."""
         slope = test * (2.0 / residual.shape[-1])
         return ValueGradients(projected_error(residual, test), -slope, slope * discount)
 
@@ -256,7 +256,7 @@ class SaddlePoint(_NoKernel):
 
 
 def projected_error(residual: Rows, estimate: Rows) -> Float[Tensor, " replica"]:
-    """mean 2δf − f², (R,): at its maximum over a family of f the Bellman error projected on it, squared.
+    """mean 2δf − f², (R,): its maximum over a family of f is the squared Bellman error projected on it.
 
     (Feng et al. 2019, equ:sbeed)
     """
@@ -269,22 +269,22 @@ def _feature_map(base: Gaussian | Laplacian, dimension: int, count: int, seed: i
 
 
 def default_kernel_loss(kernel_inputs: Float[Tensor, "row column"]) -> KernelLoss:
-    """The kernel loss that `koffline reproduce ablation` found best on average over its worlds.
+    """The kernel loss that was best on average over the worlds of `koffline reproduce ablation`.
 
-    A Laplacian kernel whose bandwidth is half the median distance of the rows; the plain V-statistic of the
-    mini-batch. The paper's own, a Gaussian of about the median distance, is smoother than its problems. Found
-    on two-dimensional states; wider ones deserve an ablation of their own.
+    It has a Laplacian kernel with half the median distance of the rows as bandwidth, and is the plain
+    V-statistic of the mini-batch. The paper's Gaussian with about the median distance is smoother than its
+    problems. This was found on two-dimensional states and is untested for others.
     """
     return KernelLoss(Laplacian(0.5 * median_bandwidth(kernel_inputs)))
 
 
 def fitted_q(rate: float = 0.01, next_bounds: tuple[float, float] | None = None) -> FittedIteration:
-    """Fitted evaluation whose target network follows at `rate` per step: the objective of `fqe`."""
+    """Fitted Q evaluation whose target network follows at `rate` per step: the objective of `fqe`."""
     return FittedIteration(FollowTarget(rate), next_bounds)
 
 
 def gram_product(residual: Rows, gram: Float[Tensor, "*grams row column"]) -> Float[Tensor, "replica column"]:
-    """K δ (or ψᵀδ) per replica, as row products: a batched product with one column is an order slower."""
+    """K δ (or ψᵀδ) per replica as row products; a batched product with one column is ten times slower."""
     if gram.ndim == 2:
         return residual @ gram
     replicas, rows = residual.shape

@@ -1,4 +1,4 @@
-"""Policies from user input: `load_policy` for specs, `as_policy` for any object."""
+"""Policies from user input: `load_policy` reads specs, `as_policy` any object."""
 
 from __future__ import annotations
 
@@ -38,16 +38,15 @@ def load_policy(
     observation_shape: Sequence[int],
     features: Features | None = None,
 ) -> Policy:
-    """The policy that a spec names.
+    """Load the policy that a spec names.
 
-    spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, told apart by content), `package.module:name`
-    (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file whose name is one of these words is given
-    as a path, `./uniform`. No code inside a .d3, ONNX or .npz file can run; a TorchScript file runs no
-    Python, but is a program. Loading one, or a Python module, is said once by a warning in the log, which
-    goes to stderr by default (logger koffline.policies.files). features: the log's (``metadata.features``),
-    for a function that asks for a table of named columns.
+    spec: a file (d3rlpy .d3, TorchScript, ONNX, koffline .npz, recognised by content), `package.module:name`
+    (runs that module), `uniform`, or `epsilon:0.1:<spec>`. A file with one of these names is given as a path,
+    `./uniform`. No code in a .d3, ONNX or .npz file can run; a TorchScript file runs no Python, but is a
+    program. Loading one, or a Python module, logs a warning once (logger koffline.policies.files; stderr by
+    default). features: the log's (``metadata.features``), for functions that take a table of named columns.
 
-    Raises PolicyError for anything missing, corrupt, unsafe or not fitting the log's action space and
+    Raises PolicyError if the policy is missing, corrupt or unsafe, or does not fit the log's actions and
     observations.
     """
     layers, base = check_spec(spec)
@@ -68,7 +67,7 @@ def load_policy(
 
 
 def training_rows(model: Path) -> TrainingRows | None:
-    """What a model file learnt from, by the record that `koffline train` leaves beside it."""
+    """The rows a model file was trained on, from the record that `koffline train` writes beside it."""
     with suppress(OSError, Refused, KeyError, TypeError, ValueError):
         if model.is_file():  # no Python name
             record = parse_json(read_bytes(model.with_name("run.json"), _LONGEST_RECORD))
@@ -78,9 +77,9 @@ def training_rows(model: Path) -> TrainingRows | None:
 
 
 def check_spec(spec: str | Path) -> tuple[list[float], str | Path]:
-    """The probabilities of the layers of epsilon, outermost first, and the spec within them.
+    """Probabilities of the epsilon layers, outermost first, and the spec inside them.
 
-    Raises PolicyError for a spec that is no policy whatever the log; nothing is read or run.
+    Raises PolicyError for specs that are invalid whatever the log; nothing is read or run.
     """
     layers: list[float] = []
     base = spec
@@ -109,15 +108,16 @@ def as_policy(
     name: str | None = None,
     features: Features | None = None,
 ) -> Policy:
-    """A policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any callable.
+    """Make a policy from a spec, a Policy, a d3rlpy algorithm, a torch module or any callable.
 
-    A callable maps a batch of observations (N, ...) to probabilities (N, n) or action indices (N,), for a
-    continuous space to actions (N, k); where a table had texts for actions, to such texts (N,) too. With a
-    parameter named `generator` it is a stochastic continuous policy. With `table` as its first parameter it
-    gets, in place of the array, a polars DataFrame of the columns that the log's table had (``features``),
-    categories as texts. A torch module gets a float tensor, without gradients, in evaluation mode.
+    A callable maps a batch of observations (N, ...) to probabilities (N, n) or action indices (N,) or, for a
+    continuous space, to actions (N, k). If a table had texts for actions, such texts (N,) are accepted, too.
+    A callable with a parameter named `generator` is a stochastic continuous policy. If its first parameter is
+    named `table`, it gets a polars DataFrame with the columns of the log's table (``features``), categories
+    as texts, in place of the array. A torch module gets a float tensor, without gradients, in evaluation
+    mode.
 
-    Raises PolicyError when it is none of these or does not fit the log.
+    Raises PolicyError if the object is none of these or does not fit the log.
     """
     if isinstance(policy, (str, Path)):
         return load_policy(policy, action_space, observation_shape, features)
@@ -164,7 +164,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 
 class TableFunction:
-    """Calls a function, whose first parameter is a table of named columns, with observations (N, d)."""
+    """Calls a function, whose first parameter is a table of named columns, on observations (N, d)."""
 
     def __init__(self, function: Callable[..., Any], features: Features) -> None:
         self._function, self._features = function, features
@@ -183,17 +183,17 @@ def _numbered(function: Callable[..., Any], name: str, features: Features, obser
 
 
 def is_instance_of_loaded(module: str, name: str, value: Any) -> bool:
-    """isinstance with a class of a heavy library, without importing it: no import, no instance."""
+    """isinstance with a class of a heavy library, without importing it; False if it is not imported yet."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 
 
 def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Any:
-    """What a file holds: an algorithm, a policy, or a function of a batch of observations."""
+    """The content of a file: an algorithm, a policy, or a function of a batch of observations."""
     kind = detect(path)
     if kind == "d3":
         file = read_d3(path)
-        # After what it is known to be: d3rlpy takes seconds to load.
+        # Imported only for .d3 files, because d3rlpy takes seconds to load.
         from koffline.algos.model_files import algo_of
 
         return algo_of(file)
@@ -203,10 +203,10 @@ def _read(path: Path, action_space: ActionSpace, observation_shape: Sequence[int
 
 
 def import_object(spec: str) -> Any:
-    """The object that `package.module:name` names; this runs the module, as an import in Python does.
+    """Import the object named by `package.module:name`; this runs the module.
 
-    The current directory is searched first, as with `python -m`. Raises PolicyError when the module or the
-    name is missing or the module fails.
+    The current directory is searched first, as with `python -m`. Raises PolicyError if the module or the name
+    is missing, or the module fails.
     """
     module_name, _, attribute = spec.partition(":")
     say_it_runs_code(spec, f"runs the Python module {module_name}")
@@ -219,7 +219,7 @@ def import_object(spec: str) -> Any:
         with reading(spec, f"importing {module_name} failed", remedy):
             target = importlib.import_module(module_name)
     finally:
-        if directory in sys.path:  # only our entry goes: the module may have added its own
+        if directory in sys.path:  # remove only our entry: the module may have added others
             sys.path.remove(directory)
     for part in attribute.split("."):
         if not hasattr(target, part):
@@ -235,9 +235,8 @@ def callable_policy(
     """A policy from a function of a batch of observations.
 
     Discrete: it returns probabilities (N, n) or greedy action indices (N,). Continuous: it returns actions
-    (N, k); when it has a parameter named `generator` it is stochastic and is called with a numpy Generator;
-    an attribute `log_density` of such a function, (observations, actions) -> (N,), makes importance ratios
-    possible.
+    (N, k). With a parameter named `generator` it is stochastic and gets a numpy Generator; an attribute
+    `log_density` of such a function, (observations, actions) -> (N,), makes importance ratios possible.
     """
     shape = tuple(observation_shape)
     if isinstance(action_space, Discrete):
@@ -253,7 +252,7 @@ def callable_policy(
 
 
 class ModuleFunction:
-    """Calls a torch module without gradients, in evaluation mode, on its own device, in its own float type.
+    """Calls a torch module without gradients, in evaluation mode, on its device, with its float type.
 
     Columns of int64 (discrete actions) keep their type.
     """

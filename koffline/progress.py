@@ -1,4 +1,4 @@
-"""Progress on stderr, as a bar on a terminal, else as lines."""
+"""Progress on stderr, as a bar on a terminal, otherwise as lines."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 
 _FIRST_LINE, _BETWEEN_LINES = 1.2, 10.0  # seconds
-Tell = Callable[..., None]  # called with the number done, and optionally with all there are and a note
+Tell = Callable[..., None]  # called with the number done, and optionally the total and a note
 
 
 @contextlib.contextmanager
 def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
-    """Show a bar or lines on stderr; yield the function that receives progress."""
+    """Show a bar or lines on stderr; yield the function to call with the progress."""
     if not show:
         yield lambda *_, **__: None
         return
@@ -31,7 +31,7 @@ def progress_bar(title: str, total: int | None, show: bool) -> Iterator[Tell]:
 
 
 def _lines(title: str, total: int | None) -> Tell:
-    """Receiver that prints a line after a second, then one every ten; what is over sooner prints nothing."""
+    """Receiver that prints a line after a second, then every ten seconds; shorter work prints nothing."""
     began, stream = time.monotonic(), sys.stderr
     due = began + _FIRST_LINE
 

@@ -1,4 +1,4 @@
-"""Stacked networks: R replicas with a leading axis, valued and differentiated by the same tensor products.
+"""Stacked networks: R replicas with a leading axis, evaluated and differentiated by the same tensor products.
 
 Parameters of replica r are row r of one flat (R, P) tensor, so that an optimiser step, a target copy or an
 average is one operation for all. A replica's numbers do not depend on how many others are in the stack.
@@ -32,8 +32,8 @@ _NARROW = 16  # with fewer outputs a batched product is computed as its transpos
 class StackedMLP:
     """R multilayer perceptrons.
 
-    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers, ConfigError for another.
-    flat: parameters (R, P), written in place by training.
+    sizes: (inputs, hidden…, outputs). activation: "relu" or "tanh" between layers, else ConfigError. flat:
+    parameters (R, P), modified in place by training.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class StackedMLP:
         return StackedMLP(self.sizes, flat, self.activation)
 
     def select(self, replicas: Sequence[int] | Tensor) -> StackedMLP:
-        """The stack of the chosen replicas, copied."""
+        """The stack of the given replicas, copied."""
         return self.with_flat(self.flat[torch.as_tensor(replicas, device=self.flat.device)])
 
     def layers(self, flat: Tensor) -> Layers:
@@ -91,13 +91,13 @@ class StackedMLP:
         return affine(self._hidden_layers(x)[-1], *self._views[-1])
 
     def features(self, x: Float[Tensor, "*replica row input"]) -> Float[Tensor, "replica row hidden"]:
-        """Last hidden layer, (R, N, H): what the last layer is linear in."""
+        """Last hidden layer, (R, N, H), in which the output is linear."""
         return self._hidden_layers(x, in_buffers=False)[-1]
 
     def forward_with_pullback(self, x: Tensor) -> tuple[Tensor, Pullback]:
-        """Outputs, and the map from a gradient in them (R, N, n) to the gradient in `flat` (R, P).
+        """Outputs, and the map from their gradient (R, N, n) to the gradient in `flat` (R, P).
 
-        Call the map once and before the next forward pass: both write into the same buffers.
+        Call the map at most once and before the next forward pass: both write into the same buffers.
         """
         inputs = self._hidden_layers(x)
         outputs = affine(inputs[-1], *self._views[-1])
@@ -175,10 +175,10 @@ class StackedMLP:
 class ReplicaPlan:
     """Settings in which the replicas of one run differ.
 
-    learning_rates: one per replica. batch_seeds: which mini-batches a replica sees; replicas with equal seeds
-    (and equal row sets) share them, and then the kernel is computed once for all of them.
-    row_sets: index tensors into the table, a bootstrap sample each (a row that occurs twice counts twice);
-    row_set_of: which of them a replica is trained on; None: every replica on the whole table.
+    learning_rates: one per replica. batch_seeds: seeds of the replicas' mini-batches; replicas with equal
+    seeds (and equal row sets) share mini-batches, and the kernel is computed once for all of them. row_sets:
+    index tensors into the table, such as bootstrap samples (a row that occurs twice counts twice);
+    row_set_of: the row set of each replica; None: all replicas use the whole table.
     """
 
     learning_rates: tuple[float, ...]
@@ -221,13 +221,13 @@ class ReplicaPlan:
 
 
 class Workspace:
-    """Buffers reused in every step: first access to a new one of megabytes costs more than the arithmetic."""
+    """Buffers reused in every step, because first access to new memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         self._buffers: dict[object, Tensor] = {}
 
     def take(self, name: object, shape: Sequence[int], like: Tensor) -> Tensor:
-        """Buffer of a name, with arbitrary content; a new one if the shape changed."""
+        """The named buffer, with arbitrary content; a new one if the shape has changed."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.shape != tuple(shape):
             buffer = self._buffers[name] = torch.empty(*shape, dtype=like.dtype, device=like.device)
@@ -235,9 +235,9 @@ class Workspace:
 
 
 class StackedAdam:
-    """Adam on flat (R, P) parameters, a handful of operations for all replicas, a learning rate for each.
+    """Adam on flat (R, P) parameters: a few operations for all replicas, one learning rate per replica.
 
-    Its averages keep 0.9 and 0.999. epsilon: one number, or one for each replica, (R, 1).
+    Decay rates are 0.9 and 0.999. epsilon: one number, or one per replica, (R, 1).
     """
 
     kept = ("_mean", "_square", "_steps")
@@ -261,7 +261,7 @@ class StackedAdam:
 
 
 def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -> Tensor:
-    """x W + b, (R, N, out); with few outputs as its transpose, since narrow batched products are slow."""
+    """x W + b, (R, N, out); with few outputs as its transpose, because narrow batched products are slow."""
     if out is None and weight.shape[-1] < _NARROW:
         rows = _as_rows(weight).contiguous()  # (R, out, in): this small copy saves two thirds of the time
         return torch.baddbmm(bias.mT, rows, x.mT).mT
@@ -269,7 +269,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor | None = None) -
 
 
 def outer_sum(x: Tensor, gradient: Tensor) -> Tensor:
-    """Product xᵀ g, (R, in, out); with few outputs as its transpose."""
+    """Product xᵀ g, (R, in, out); with few outputs computed as its transpose."""
     if gradient.shape[-1] < _NARROW:
         return torch.bmm(_as_rows(gradient), x).mT
     return torch.bmm(x.mT, gradient)

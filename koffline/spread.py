@@ -35,9 +35,9 @@ def interquartile_mean(scores: Shaped[np.ndarray, "*draw score"]) -> Shaped[np.n
 def spread_of(scores: Shaped[np.ndarray, " score"], draws: int = _DRAWS) -> Spread:
     """Interquartile mean of scores and its bootstrap interval.
 
-    The percentiles are pushed outward to those whose normal interval is as wide as Student's, because the
-    bootstrap's is too narrow for few scores (Hesterberg 2015); it stays inside the scores, so that with fewer
-    than five it cannot reach 95 %.
+    Percentiles are moved outward, to those for which a normal interval is as wide as Student's, because the
+    bootstrap's interval is too narrow for few scores (Hesterberg 2015). It stays within the scores, so that
+    with fewer than five it cannot reach 95 %.
     """
     scores, count = np.asarray(scores, dtype=np.float64), len(scores)
     if not count:

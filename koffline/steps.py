@@ -1,6 +1,6 @@
-"""One step of every replica: value the rows, carry the objective's gradients to the parameters.
+"""One step of every replica: evaluate the rows, propagate the objective's gradients to the parameters.
 
-Objectives with a second function (w of GTD2, f of SBEED, a memory) have steps that move it beside the value.
+Objectives with a second function (w of GTD2, f of SBEED, a memory) have steps that also update it.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Step:
     ) -> tuple[Tensor, Tensor]:
         """Loss (R,) and its gradient in ``network.flat`` (R, P) on the mini-batches of `step`.
 
-        target: None where the next values come from the network itself. rates: the learning rates (R, 1).
-        The gradient may lie in a buffer that the next call overwrites.
+        target: None if the network itself gives the next values. rates: the learning rates (R, 1). The
+        gradient may be in a buffer that the next call overwrites.
         """
         return self._at(self._source.numbers(step), network, target)
 
@@ -51,16 +51,16 @@ class Step:
 
 
 class RecordedStep(Step):
-    """On a GPU: recorded once as a CUDA graph, replayed with the rows of each step; one launch for dozens."""
+    """On a GPU: recorded once as a CUDA graph and replayed for each step's rows; one launch for dozens."""
 
     _graph: torch.cuda.CUDAGraph | None = None
 
     def compute(self, step: int, network: Any, target: Any, rates: Tensor) -> tuple[Tensor, Tensor]:
-        """Loss and gradient; the networks must be those of the first call, changed in place."""
+        """Loss and gradient; the networks must be those of the first call, modified in place."""
         numbers = self._source.numbers(step)
         if self._graph is None:
             self._numbers, self._graph = tuple(each.clone() for each in numbers), torch.cuda.CUDAGraph()
-            with torch.cuda.device(network.flat.device):  # streams are of the current one, maybe another
+            with torch.cuda.device(network.flat.device):  # streams belong to the current device
                 warm = torch.cuda.Stream()
                 warm.wait_stream(torch.cuda.current_stream())
                 with torch.cuda.stream(warm):  # buffers and libraries are made outside the recording
@@ -124,7 +124,7 @@ class MemoryStep(Step):
 
 
 class GradientTD2Step(Step):
-    """Step of GTD2: w, (R, P), is `second` and is updated at the same old parameters as the value."""
+    """Step of GTD2: w, (R, P), is `second`, and is updated at the same old parameters as the value."""
 
     def __init__(self, objective: Any, source: BatchSource, second: Tensor) -> None:
         super().__init__(objective, source)
@@ -149,7 +149,7 @@ class GradientTD2Step(Step):
 
 
 class SaddlePointStep(Step):
-    """Step of SBEED: the test functions f, with parameters `second`, ascend before the value's gradient."""
+    """Step of SBEED: the test functions f (parameters `second`) ascend before the value's gradient."""
 
     def __init__(self, objective: Any, source: BatchSource, test: StackedMLP) -> None:
         super().__init__(objective, source)
@@ -172,7 +172,7 @@ class SaddlePointStep(Step):
 
 
 def make_step(objective: Objective, source: BatchSource, network: StackedMLP, plan: ReplicaPlan) -> Step:
-    """The step of any objective."""
+    """The step for any objective."""
     if isinstance(objective, MemoryLoss):
         return MemoryStep(objective, source, network)
     if not isinstance(objective, GradientTD2 | SaddlePoint):
@@ -232,8 +232,8 @@ def forward_with_tangent(
 ) -> tuple[Tensor, Tensor, Callable[[Tensor, Tensor | None], Tensor]]:
     """Outputs o (R, N, n), ȯ (R, N, n) along `direction` (R, P), and (∂o, ∂ȯ or None) ↦ gradient (R, P).
 
-    The gradient of ȯ is a product of the Hessian with the direction. Dual numbers by hand: a step of GTD2
-    takes three times as long by torch.func.jvp.
+    The gradient of ȯ is a product of the Hessian with the direction. Dual numbers are written by hand,
+    because a step of GTD2 takes three times as long with torch.func.jvp.
     """
     layers, ways = network.layers(network.flat), network.layers(direction)
     inputs = [x.expand(network.replicas, *x.shape[-2:])]  # h of each layer

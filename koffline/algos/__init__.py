@@ -1,7 +1,7 @@
-"""Algorithms on d3rlpy's seam; with data/replay.py the only part that knows d3rlpy.
+"""Algorithms built on d3rlpy; with data/replay.py the only part that depends on d3rlpy.
 
-Importing this package registers koffline's algorithms with d3rlpy (it takes as long as importing d3rlpy, and
-is silent), so that ``d3rlpy.load_learnable`` and ``from_json`` know them.
+Importing this package silently registers koffline's algorithms with d3rlpy, so that ``d3rlpy.load_learnable``
+and ``from_json`` know them. It takes as long as importing d3rlpy.
 """
 
 from koffline.data import import_d3rlpy

@@ -1,7 +1,7 @@
-"""Continuous actor-critics on the kernel loss.
+"""Continuous actor-critics with the kernel loss.
 
-KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own, a slow copy valuing s', with the kernel loss
-in place of the squared error of their critics.
+KLossAWAC, KLossReBRAC, KLossCalQL and KLossBCQ are d3rlpy's own algorithms, in which a slow copy values s',
+with the kernel loss in place of the critics' squared error.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class KLossSACImpl(KernelImpl):
         return (soft_maximum - values[:, rows * count :]).mean(dim=1).sum()
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; the temperature steps on the way."""
+        """α log π(a|s) − min_i Q_i(s, a), a drawn with gradient; also takes a step of the temperature."""
         policy = self.distribution(batch.observations)
         actions, log_probability = policy.sample_with_log_prob()
         temp_loss = self.update_temperature(log_probability - self._action_size)
@@ -92,9 +92,9 @@ class KLossSACImpl(KernelImpl):
 class KLossSACConfig(ActorCriticConfig, qlearning.SACConfig):
     """Config of KLossSAC; fields as in d3rlpy's SACConfig.
 
-    conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). With the gradient through Q(s', a') a critic
-    can make its equation true by believing in whatever the actor does where the log has no such action; this
-    holds it back. 0 is plain SAC, right where actions are tried out (online).
+    conservative_weight: weight of Q(s, a ~ π) − Q(s, a_logged). Because the gradient flows through Q(s', a'),
+    a critic can solve its equation by overrating the actor's actions where the log has none; this term
+    prevents it. 0 is plain SAC, which is right if actions can be tried out (online).
     """
 
     conservative_weight: float = 0.1
@@ -102,7 +102,7 @@ class KLossSACConfig(ActorCriticConfig, qlearning.SACConfig):
 
 @dataclasses.dataclass()
 class KLossCQLConfig(KLossSACConfig):
-    """Config of KLossCQL: KLossSACConfig, whose `conservative_weight` weighs CQL's own loss here.
+    """Config of KLossCQL: as KLossSACConfig, but `conservative_weight` is the weight of CQL's own loss.
 
     n_action_samples: draws of each of three proposals (the actor at s, at s', uniform).
     """
@@ -124,7 +124,7 @@ class KLossCQL(KLossSAC):
 
 
 class KLossTD3PlusBCImpl(KernelImpl):
-    """δ = r + discount · Q(s', π(s') + clipped noise) − Q(s, a), the actor as it is now."""
+    """δ = r + discount · Q(s', π(s') + clipped noise) − Q(s, a), with the current actor."""
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """Gradient through Q(s, a) and Q(s', a'), none through the actor."""
@@ -137,7 +137,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
         return self.kernel_losses(batch, self.residual(batch, value, self.backed_up(next_value)))
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """−λ Q(s, π(s)) + (a − π(s))², λ = alpha / mean |Q|, the first critic's (Fujimoto & Gu 2021)."""
+        """−λ Q(s, π(s)) + (a − π(s))², λ = alpha / mean |Q|, Q by the first critic (Fujimoto & Gu 2021)."""
         actions = self._modules.policy(batch.observations).squashed_mu
         value = self.q_values(batch.observations, actions)[0]
         weight = self._config.alpha / value.abs().mean().detach()
@@ -151,7 +151,7 @@ class KLossTD3PlusBCImpl(KernelImpl):
 class KLossTD3PlusBCConfig(ActorCriticConfig, qlearning.TD3PlusBCConfig):
     """Config of KLossTD3PlusBC; fields as in d3rlpy's TD3PlusBCConfig.
 
-    tau: rate of the slow copy that values s'; with 0 Pendulum's expert is learned two thirds as well.
+    tau: rate of the slow copy that values s'; with 0, Pendulum's expert was learned two thirds as well.
     backup: the minimum over critics, as in the original.
     """
 
@@ -171,13 +171,13 @@ class KLossTD3PlusBC(KernelCriticAlgo):
 class KLossIQLImpl(KernelImpl):
     """δ = r + discount · V(s') − Q(s, a), V an upper expectile of Q over the logged actions.
 
-    V and the actor look at a slow copy of Q; with Q itself the original and this one learn far worse.
+    V and the actor use a slow copy of Q; with Q itself, the original and this variant learn much worse.
     """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
         """The kernel loss of the critics plus the expectile loss of V, one pass through each network.
 
-        Gradient through Q(s, a); V is defined by its own loss, so none flows into V(s').
+        Gradient through Q(s, a); none flows into V(s'), because V has a loss of its own.
         """
         expectile = self._config.expectile
         values = self.q_values(batch.observations, batch.actions)
@@ -214,7 +214,7 @@ class KLossIQLImpl(KernelImpl):
 class KLossIQLConfig(ActorCriticConfig, qlearning.IQLConfig):
     """Config of KLossIQL; fields as in d3rlpy's IQLConfig.
 
-    tau: rate of the slow copy of the critics that the state value and the actor look at.
+    tau: rate of the slow copy of the critics, which the state value and the actor use.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045
@@ -222,7 +222,7 @@ class KLossIQLConfig(ActorCriticConfig, qlearning.IQLConfig):
     tau: float = 0.005
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """What is wrong with the kernel's options, and with a slow copy that would never move."""
+        """Contradictions of the kernel's options, and a slow copy that would never move."""
         return super().contradictions(is_discrete) | {NO_SLOW_COPY: self.tau == 0.0}
 
 
@@ -236,7 +236,7 @@ class KLossIQL(KernelCriticAlgo):
     )
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
-        """Networks, optimisers and kernel; the critics' optimiser trains the state value too."""
+        """Networks, optimisers and kernel; the critics' optimiser also trains the state value."""
         parts = self.actor_parts(shape, size)
         value_func = create_value_function(shape, self._config.value_encoder_factory, self._device, False)
         parts |= {**self.critic_parts(shape, size), "value_func": value_func}
@@ -257,7 +257,8 @@ class KLossAWAC(ComposedAlgo, qlearning.AWAC):
 class KLossReBRACConfig(ComposedConfig, qlearning.ReBRACConfig):
     """Config of KLossReBRAC; fields as in d3rlpy's ReBRACConfig.
 
-    actor_beta: d3rlpy's 0.001 hardly holds the actor to a log that one policy wrote (Pendulum, one seed).
+    actor_beta: d3rlpy's 0.001 is too small to keep the actor near a log that one policy wrote (Pendulum, one
+    seed).
     """
 
     actor_beta: float = 0.1

@@ -22,9 +22,10 @@ ENTROPY_SHARE = 0.98  # target entropy of the temperature, as a share of the lar
 
 
 class KLossDQNImpl(KernelImpl):
-    """δ = r + discount · max_a' Q(s', a') − Q(s, a), or the soft maximum where temperature > 0.
+    """δ = r + discount · max_a' Q(s', a') − Q(s, a), or with the soft maximum if temperature > 0.
 
-    With an option alpha, alpha · (log Σ_a exp Q(s, a) − Q(s, a_logged)) is added, the sum over actions exact.
+    With an option alpha, alpha · (log Σ_a exp Q(s, a) − Q(s, a_logged)) is added; the sum over actions is
+    exact.
     """
 
     def compute_critic_loss(self, batch: TorchMiniBatch) -> Losses:
@@ -59,7 +60,7 @@ class KLossDQNImpl(KernelImpl):
         return torch.distributions.Categorical(self.action_probabilities(x)).sample()
 
     def action_probabilities(self, x: Tensor) -> Float[Tensor, "row action"]:
-        """Probabilities softmax(Q / temperature), where the temperature is not 0."""
+        """Probabilities softmax(Q / temperature); only for a positive temperature."""
         return torch.softmax(self.q_values(x).mean(dim=0) / self._config.temperature, dim=1)
 
 
@@ -67,11 +68,11 @@ class KLossDQNImpl(KernelImpl):
 class KLossDQNConfig(CriticConfig):
     """Config of KLossDQN: discrete control.
 
-    temperature: 0 is the maximum, Bellman's own equation; above, the soft (entropy-regularised) one with that
-        coefficient of the entropy, in units of reward as the critic sees it. With a hard maximum the gradient
-        at s' falls on one action alone, which flattens the differences that a policy lives from; a little
-        softness shares it out and makes training steadier. The policy that is sampled and evaluated is
-        softmax(Q / temperature), `predict` is greedy.
+    temperature: 0 gives the maximum, as in Bellman's equation; above 0 the soft (entropy-regularised)
+        maximum, with this entropy coefficient in units of scaled reward. With a hard maximum the gradient at
+        s' reaches one action only, which flattens the differences between actions; a small temperature
+        distributes it and makes training steadier. The policy that is sampled and evaluated is
+        softmax(Q / temperature); `predict` is greedy.
     Other fields as in d3rlpy's DQNConfig; the kernel's in KernelCriticConfig.
     """
 
@@ -117,7 +118,7 @@ class KLossDiscreteSACImpl(KernelImpl):
         return self.kernel_losses(batch, self.residual(batch, taken(values, batch.actions), next_value))
 
     def compute_actor_loss(self, batch: TorchMiniBatch) -> Losses:
-        """Σ_a π(a|s) [α log π(a|s) − min_i Q_i(s, a)]; the temperature steps on the way."""
+        """Σ_a π(a|s) [α log π(a|s) − min_i Q_i(s, a)]; also takes a step of the temperature."""
         with torch.no_grad():
             value = self.q_values(batch.observations).amin(dim=0)
         policy = self._modules.policy(batch.observations)

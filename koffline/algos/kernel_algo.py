@@ -1,4 +1,4 @@
-"""Common base of algorithms with a kernel-loss critic: checks, the bandwidth before training, saving."""
+"""Base of algorithms with a kernel-loss critic: checks, the bandwidth before training, saving."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _LONGEST_HORIZON = 10_000.0  # in steps; applies when gamma is near 1 and no row
 class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     """A d3rlpy algorithm whose critic minimises the kernel Bellman loss.
 
-    Everything d3rlpy offers works as on its own algorithms. The kernel's bandwidth and scales are taken
-    from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch), are
-    saved with the model and never change after that. The count of gradient steps is saved too.
-    Raises ConfigError for options that make no sense.
+    All of d3rlpy's features work as for its own algorithms. The kernel's bandwidth and scales are computed
+    from rows of the log before the first gradient step (with ``fit_online``, from the first mini-batch),
+    saved with the model, and never change afterwards. The number of gradient steps is saved, too. Raises
+    ConfigError for contradictory options.
 
     A subclass defines its action type, its implementation, d3rlpy's function that creates its actor (if it
     has one), and its other modules (`make_parts`).
@@ -73,7 +73,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             self._impl.modules.kernel.step.fill_(value)
 
     def create_impl(self, observation_shape: Any, action_size: int) -> None:
-        """Build the networks. Raises ConfigError where the kernel would have no meaning."""
+        """Build the networks. Raises ConfigError if a kernel of the observations would be meaningless."""
         shape = tuple(np.atleast_1d(np.asarray(observation_shape, dtype=object)))
         if len(shape) != 1 or not isinstance(shape[0], (int, np.integer)):
             what = f"distances between observations of shape {observation_shape} mean little"
@@ -83,14 +83,14 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
     def fitter(
         self, dataset: ReplayBufferBase, n_steps: int, n_steps_per_epoch: int = 10000, **options: Any
     ) -> Generator[tuple[int, dict[str, float]], None, None]:
-        """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy leaves out."""
+        """d3rlpy's `fitter`. Raises ConfigError for less than one epoch, which d3rlpy would skip."""
         numbers = f"n_steps is {n_steps}, n_steps_per_epoch {n_steps_per_epoch}: not one epoch is trained"
         refuse({f"{numbers}; lower n_steps_per_epoch": n_steps < n_steps_per_epoch}, kind=ConfigError)
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
     def update(self, batch: TransitionMiniBatch) -> dict[str, float]:
-        """One gradient step; the first one fixes the kernel."""
+        """Take one gradient step; the first one fixes the kernel."""
         self.fix_kernel_before(batch)
         return super().update(batch)
 
@@ -107,7 +107,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             shift_values(self._impl.modules, self._initial_value(whole))
 
     def save(self, fname: str) -> None:
-        """Save everything; the file appears whole or not at all."""
+        """Save everything atomically."""
         with atomic_file(Path(fname), force=True) as temporary:
             super().save(str(temporary))
 
@@ -116,7 +116,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         export_policy(self, fname)
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
-        """Networks, optimisers, kernel and, where there is an option for it, a temperature."""
+        """Networks, optimisers, kernel and, if there is an option for it, a temperature."""
         if self.create_policy is None:
             return self.critic_parts(shape, size, prefix="")
         parts = self.actor_parts(shape, size) | self.critic_parts(shape, size)
@@ -183,7 +183,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
 
 
 class KernelForwarder:
-    """d3rlpy's ensemble of critics, with the kernel loss for its error."""
+    """d3rlpy's ensemble of critics, with the kernel loss as its error."""
 
     def __init__(self, forwarder: Any, kernel: KernelBellmanLoss) -> None:
         self._forwarder, self._kernel = forwarder, kernel
@@ -207,16 +207,16 @@ class KernelForwarder:
 
 @dataclasses.dataclass()
 class ComposedConfig(ActorCriticConfig):
-    """Options of the kernel loss in an algorithm of d3rlpy's, whose own options have its names.
+    """Options of the kernel loss in one of d3rlpy's algorithms, beside that algorithm's own options.
 
-    tau: rate of d3rlpy's target networks; it must be positive. memory and backup are not for these.
+    tau: rate of d3rlpy's target networks; it must be positive. memory and backup do not apply.
     """
 
     diag_weight: Optional[float] = 0.1  # noqa: UP045  (d3rlpy reads the annotations)
     tau: float = 0.02
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """What is wrong, beside the kernel's, with options that d3rlpy's algorithm has no use for."""
+        """Contradictions of the kernel's options, and options that d3rlpy's algorithm cannot use."""
         return super().contradictions(is_discrete) | {
             NO_SLOW_COPY: self.tau == 0.0,
             f"memory is set, which {self.kind} does not have; leave it out": self.memory > 0.0,
@@ -227,10 +227,10 @@ class ComposedConfig(ActorCriticConfig):
 
 
 class ComposedAlgo(KernelCriticAlgo):
-    """An algorithm of d3rlpy's, the next base class, whose critics minimise the kernel Bellman loss."""
+    """One of d3rlpy's algorithms (the next base class), whose critics minimise the kernel Bellman loss."""
 
     def inner_create_impl(self, shape: Sequence[int], size: int) -> None:
-        """d3rlpy's implementation, its modules with the kernel, which is saved with them."""
+        """d3rlpy's implementation; its modules include the kernel, which is saved with them."""
         super(KernelCriticAlgo, self).inner_create_impl(shape, size)
         impl: Any = self._impl
         kernel = self.make_kernel(shape, size)

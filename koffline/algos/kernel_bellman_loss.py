@@ -44,24 +44,26 @@ class KernelCriticConfig(LearnableConfig):
 
     kernel: gaussian, laplacian, inverse_multiquadric or linear, over the rows (s, a).
     bandwidth: a number, or a rule such as "0.5 median": that multiple of the median distance of the log's
-        rows (the sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed
-        before the first gradient step and saved with the model.
+        rows (sum of absolute differences for the Laplacian, Euclidean for the others). It is fixed before
+        the first gradient step and saved with the model.
     diag_weight: w in (1 − w) U + w mean(k_ii δ_i²), in [0, 1]; None is 1/batch_size, the V-statistic, and
         0.003 with a memory.
-    memory: 0, or the share that a step keeps of what earlier mini-batches say of E ψδ (0.97: of some thirty);
-        U is then a product of that and the mini-batch (`koffline.objectives.MemoryLoss`). For a gaussian or
-        laplacian kernel; one pass more through the critics. A loaded model remembers anew.
-    action_kernel: joint (actions are columns of the row, one-hot where discrete), indicator (rows with
-        different discrete actions do not meet), or none (a kernel of the state alone).
+    memory: 0, or the share that a step keeps of the average of E ψδ over earlier mini-batches (0.97: about
+        thirty); U is then a product of this average and the mini-batch's (`koffline.objectives.MemoryLoss`).
+        For a gaussian or laplacian kernel; needs one more pass through the critics. A loaded model starts
+        with an empty memory.
+    action_kernel: joint (actions are columns of the row, one-hot if discrete), indicator (the kernel is zero
+        for different discrete actions), or none (a kernel of the state alone).
     standardise: the kernel sees columns with mean 0 and deviation 1.
     normalise: the loss is divided by the mean kernel value, so that a constant residual c costs c².
     initial_value: constant added to all values before the first step: a number, or "mean", the mean reward
-        over the mean of 1 − discount, about what the log's own policy is worth. Shifts of all values are what
-        gradient descent on residuals learns last (their curvature is (1 − gamma)²), and a critic that starts
-        far above its rewards flatters its actor meanwhile.
-    tau: 0, the paper's: s' is valued by the critics themselves, with gradient. Above, by a slow copy that
-        follows them by this share per step, without: the kernel loss of fitted Q iteration.
-    backup: what an ensemble backs up: the minimum over critics, their mean, or each critic its own value.
+        divided by the mean of 1 − discount, roughly the value of the log's own policy. Gradient descent on
+        residuals learns shifts of all values last (their curvature is (1 − gamma)²), and a critic that starts
+        too high misleads its actor until then.
+    tau: 0, as in the paper: s' is valued by the critics themselves, with gradient. Above 0: by a slow copy
+        without gradient, which follows the critics by this share per step: the kernel loss of fitted Q
+        iteration.
+    backup: the ensemble's value of s': the minimum over critics, their mean, or each critic's own.
     """
 
     algorithm: ClassVar[Any]
@@ -90,7 +92,7 @@ class KernelCriticConfig(LearnableConfig):
         return cls.kind
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """What is wrong with options each of which is valid alone: messages, and whether they apply."""
+        """Contradictions of options that are valid on their own: messages, and whether they apply."""
         factory = getattr(self, "q_func_factory", None)
         q_function = "mean" if factory is None else factory.get_type()
         return {
@@ -107,14 +109,14 @@ class KernelCriticConfig(LearnableConfig):
 
 @dataclasses.dataclass()
 class ActorCriticConfig(KernelCriticConfig):
-    """Options of a kernel-loss critic with an actor, beside those of a config of d3rlpy's."""
+    """Options of a kernel-loss critic with an actor, in addition to those of a d3rlpy config."""
 
     critic_learning_rate: float = 3e-3
 
 
 @dataclasses.dataclass()
 class CriticConfig(KernelCriticConfig):
-    """Options of a critic without an actor, named as d3rlpy's."""
+    """Options of a critic without an actor, with d3rlpy's names."""
 
     learning_rate: float = 1e-3
     optim_factory: OptimizerFactory = make_optimizer_field()
@@ -124,7 +126,7 @@ class CriticConfig(KernelCriticConfig):
 
 
 def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_Algo], _Algo]:
-    """Decorate what makes an algorithm of a config and a device; files name the config `kind`."""
+    """Decorator that registers a maker of an algorithm (from config and device) under the config's `kind`."""
 
     def register(algorithm: _Algo) -> _Algo:
         config_class.kind, config_class.algorithm = kind, staticmethod(algorithm)
@@ -137,9 +139,9 @@ def registered(kind: str, config_class: type[KernelCriticConfig]) -> Callable[[_
 class KernelBellmanLoss(nn.Module):
     """(1 − w) U + w mean(k_ii δ_i²) of residuals δ under a kernel over rows (s, a).
 
-    Centre and scale of the rows, bandwidth and the factor of the loss are buffers: fixed once by ``fix``,
-    saved and loaded with the model, and the same for every step (no host-side branch on them, so that a
-    CUDA graph can hold the loss). n_actions: 0 for continuous actions.
+    Centre and scale of the rows, bandwidth and the factor of the loss are buffers: they are fixed once by
+    ``fix``, saved and loaded with the model, and the same for every step. No host-side branch depends on
+    them, so that a CUDA graph can contain the loss. n_actions: 0 for continuous actions.
     (Feng et al. 2019, sec:batch_lv)
     """
 
@@ -190,7 +192,7 @@ class KernelBellmanLoss(nn.Module):
         return (1.0 - weight) * (2.0 * product - product.detach()) + weight * residual.square().mean(dim=1)
 
     def _features(self, observations: Tensor, actions: Tensor) -> Float[Tensor, "row feature"]:
-        """Random features ψ of the rows; under an indicator kernel each action has features of its own."""
+        """Random features ψ of the rows; under an indicator kernel each action has its own features."""
         with torch.no_grad():
             psi = self._random_features.gram(self._rows(observations, actions))
             if self._config.action_kernel != "indicator":
@@ -202,10 +204,10 @@ class KernelBellmanLoss(nn.Module):
         return (self._columns(observations, actions) - self.mean) * self.inverse_scale
 
     def fix(self, observations: Tensor, actions: Tensor, batch_size: int) -> None:
-        """Take centre, scale, bandwidth and factor from rows of the log. Raises DataError.
+        """Compute centre, scale, bandwidth and factor from rows of the log. Raises DataError.
 
-        A warning is logged when the kernel of a mini-batch is so narrow that the loss is the
-        residual-gradient loss in all but name: mean off-diagonal value below 1/batch_size.
+        Logs a warning if the kernel is so narrow that the loss of a mini-batch is practically the
+        residual-gradient loss: mean off-diagonal value below 1/batch_size.
         """
         config = self._config
         rows = self._columns(observations, actions).double()[:_MOST_ROWS]
@@ -235,7 +237,7 @@ class KernelBellmanLoss(nn.Module):
             _LOG.warning("kernel values average %.1e, %s than %.3g", off_diagonal, what, bandwidth)
 
     def _columns(self, observations: Tensor, actions: Tensor) -> Tensor:
-        """Rows (N, columns) that the kernel compares, before scaling."""
+        """Rows (N, columns) as inputs of the kernel, before scaling."""
         rows = observations.flatten(1)
         if self._config.action_kernel != "joint":
             return rows

@@ -1,4 +1,4 @@
-"""Gradient step of all implementations: the critics on the kernel loss, then the actor, if there is one.
+"""Gradient step of all implementations: the critics with the kernel loss, then the actor, if there is one.
 
 An algorithm's implementation is a direct subclass of `KernelImpl`. It defines the critic's loss (with
 `values_of_both`, `backed_up`, `residual` and `kernel_losses`), the actor's loss, and how actions are chosen.
@@ -98,7 +98,7 @@ class KernelImpl(QLearningAlgoImplBase):
 
     @torch.no_grad()
     def _look_back(self, batch: TorchMiniBatch) -> None:
-        """Show the kernel this mini-batch's residuals at the previous parameters; store the present ones."""
+        """Give the kernel this mini-batch's residuals at the previous parameters; store the current ones."""
         kernel = self._modules.kernel
         held = (getattr(self._modules, name, None) for name in ("q_funcs", "slow_q_funcs", "targ_q_funcs"))
         parameters = [parameter for part in held if part is not None for parameter in part.parameters()]
@@ -114,14 +114,14 @@ class KernelImpl(QLearningAlgoImplBase):
         self._before = present
 
     def update_actor(self, batch: TorchMiniBatch) -> dict[str, float]:
-        """One optimiser step of the actor; the critics are in inference mode, as d3rlpy has it."""
+        """Take one optimiser step of the actor, with the critics in inference mode, as in d3rlpy."""
         self._modules.q_funcs.eval()
         losses = self._actor_grad(batch)
         self._modules.actor_optim.step()
         return _numbers(losses)
 
     def inner_update(self, batch: TorchMiniBatch, grad_step: int) -> dict[str, float]:
-        """Critic and slow copy, then the actor, at every `update_actor_interval`-th step if there is one."""
+        """Update critics and slow copy; every `update_actor_interval` steps also the actor, if any."""
         metrics = self.update_critic(batch)
         if self._modules.slow_q_funcs is not None:
             soft_sync(self._modules.slow_q_funcs, self._modules.q_funcs, self._config.tau)
@@ -133,7 +133,7 @@ class KernelImpl(QLearningAlgoImplBase):
     def q_values(
         self, observations: Tensor, actions: Tensor | None = None, q_funcs: nn.ModuleList | None = None
     ) -> Float[Tensor, "critic row *action"]:
-        """Q(s, a) of every critic, or Q(s, ·) for discrete actions that are not given."""
+        """Q(s, a) of every critic, or Q(s, ·) without given actions (discrete)."""
         functions = self._modules.q_funcs if q_funcs is None else q_funcs
         if actions is None:
             return torch.stack([q(observations).q_value for q in functions])
@@ -142,9 +142,9 @@ class KernelImpl(QLearningAlgoImplBase):
     def values_of_both(
         self, batch: TorchMiniBatch, next_actions: Tensor | None = None, beside: Tensor | None = None
     ) -> tuple[Float[Tensor, "critic rows *action"], Float[Tensor, "critic row *action"]]:
-        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy where there is one.
+        """Q(s, a) and Q(s', a'), or Q(s, ·) and Q(s', ·), the latter by the slow copy if there is one.
 
-        beside: further actions at s, whose values follow those of the logged ones.
+        beside: further actions at s; their values follow those of the logged actions.
         """
         observations, actions = batch.observations, batch.actions
         if beside is not None:
@@ -177,7 +177,7 @@ class KernelImpl(QLearningAlgoImplBase):
         return state_value_residual(batch.rewards.squeeze(1), self.discount(batch), value, next_value)
 
     def kernel_losses(self, batch: Any, residual: Tensor, conservative: Tensor | None = None) -> Losses:
-        """The kernel loss, summed over critics, the mean squared residual, and a conservative part.
+        """The kernel loss, summed over critics, the mean squared residual, and an optional conservative loss.
 
         (Feng et al. 2019, equ:ourloss)
         """
@@ -219,7 +219,7 @@ class KernelImpl(QLearningAlgoImplBase):
 
     @property
     def policy(self) -> Any:
-        """The actor; without one as in d3rlpy."""
+        """The actor; without one raises as in d3rlpy."""
         if not hasattr(self._modules, "policy"):
             raise NotImplementedError
         return self._modules.policy

@@ -1,8 +1,8 @@
-"""Any .d3 model, d3rlpy's or ours, loaded whole, and greedy policies exported for use without d3rlpy.
+"""Loading of .d3 models, d3rlpy's or ours, and export of greedy policies for use without d3rlpy.
 
-Nothing in a loaded file can run. Exports are TorchScript (.pt) and ONNX (.onnx): d3rlpy 2.8.1's own export
-fails for ONNX with torch 2.13, exports a batch of exactly one row, and afterwards leaves all networks with
-gradients on, target networks too.
+Code in a loaded file cannot run. Exports are TorchScript (.pt) and ONNX (.onnx). d3rlpy 2.8.1's own export
+fails for ONNX with torch 2.13, exports a batch of exactly one row, and leaves gradients on in all networks,
+also in target networks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ _EXAMPLE_ROWS = 2  # in a trace of one row the batch size easily becomes a const
 def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
     """Load the algorithm saved in a .d3 file, like ``d3rlpy.load_learnable`` but without unpickling.
 
-    Weights, scalers and the states of the optimisers are restored; ``fit`` goes on where it was saved. The
-    algorithms of d3rlpy and of koffline are known; those of other packages once these are imported.
-    Torch's random generator is left as it was.
-    device: "cpu", "cuda" or "cuda:1"; True and whole numbers as in d3rlpy.
-    Raises PolicyError for a file that is no model, has code in it, is corrupt, or is of an unknown type,
-    ConfigError for a device that is not there.
+    Weights, scalers and the optimisers' states are restored; ``fit`` continues where the model was saved. The
+    algorithms of d3rlpy and koffline are known, those of other packages once these are imported. Torch's
+    random generator is left unchanged. device: "cpu", "cuda" or "cuda:1"; True and whole numbers as in
+    d3rlpy. Raises PolicyError for a file that is no model, contains code, is corrupt or of an unknown type,
+    and ConfigError for a missing device.
     """
     path = Path(path)
     kind = detect(path)
@@ -65,7 +64,7 @@ def load(path: str | Path, device: str | int | bool = "cpu") -> Any:
 def algo_of(file: D3File, device: str = "cpu") -> Any:
     """Rebuild the algorithm of a file, with the states of its optimisers.
 
-    Raises PolicyError for a configuration that cannot be built, and weights that do not fit it.
+    Raises PolicyError if the configuration cannot be built or the weights do not fit it.
     """
     if file.algorithm == "fqe":
         what = "d3rlpy's FQE does not save the policy it evaluates, so that it cannot be rebuilt"
@@ -105,10 +104,10 @@ def device_name(device: str | int | bool) -> str:
 
 @contextlib.contextmanager
 def _no_more_parameters_than(states: Any) -> Iterator[None]:
-    """Count the parameters that are made inside; PolicyError as soon as the saved ones cannot explain them.
+    """Count parameters made in the context; PolicyError once there are more than the saved ones explain.
 
-    A configuration may claim layers of any width: the claim is refused while it is carried out, before the
-    memory is filled with numbers.
+    A configuration may ask for layers of any width. It is refused while the layers are made, before they fill
+    the memory.
     """
     arrays = (array for state in states.values() for array in state.values())  # without the optimisers'
     sizes = [array.numel() for array in arrays if isinstance(array, torch.Tensor)]
@@ -129,13 +128,13 @@ def _no_more_parameters_than(states: Any) -> Iterator[None]:
 
 
 def export_policy(algo: Any, path: str | Path) -> None:
-    """Write what ``algo.predict`` does, scalers included, for any batch size; the file appears whole.
+    """Write the function ``algo.predict``, scalers included, for any batch size, atomically.
 
-    Observations go in as floats in the units of the log, a tensor (N, …), or one per part; actions come out,
-    (N,) int64 or (N, k) float32. Algorithms whose predict draws candidates (BCQ, BEAR, CRR) draw in the file
-    too, which a warning says. The algorithm is left as it was, and an existing file is replaced.
+    Inputs are observations as floats in the units of the log, a tensor (N, …), or one per part; outputs are
+    actions, (N,) int64 or (N, k) float32. For algorithms whose predict draws candidates (BCQ, BEAR, CRR) the
+    file draws them, too, with a warning. The algorithm is not changed, and an existing file is replaced.
     Raises PolicyError for an algorithm without networks or with another kind of policy, ConfigError for
-    another ending than .pt and .onnx and for a missing `onnx` package.
+    endings other than .pt and .onnx and for a missing `onnx` package.
     """
     path = Path(path)
     if path.suffix not in (".pt", ".onnx"):
@@ -157,7 +156,7 @@ def export_policy(algo: Any, path: str | Path) -> None:
 
 
 def check_acts(algo: Any, name: str) -> None:
-    """Raise PolicyError for an algorithm without networks, without ranges to scale by, or of another kind."""
+    """Raise PolicyError for an algorithm of another kind, without networks, or with unfitted scalers."""
     kind, acts = type(algo).__name__, hasattr(algo, "predict") and hasattr(algo, "sample_action")
     scalers = [algo.observation_scaler, algo.action_scaler] if acts else []
     unbuilt = [type(scaler).__name__ for scaler in scalers if scaler is not None and not scaler.built]
@@ -181,7 +180,7 @@ def _copy_on_cpu(algo: Any) -> Any:
 
 
 def _write(algo: Any, path: Path, is_onnx: bool) -> bool:
-    """Write the file; return whether the policy answers the same observations in another way each time."""
+    """Write the file; return whether the policy's answers to the same observations vary."""
     shape = algo.observation_shape
     shapes = tuple(shape) if isinstance(shape[0], (tuple, list)) else (shape,)
     examples = tuple(torch.rand(_EXAMPLE_ROWS, *sides) for sides in shapes)
@@ -207,5 +206,5 @@ def _write(algo: Any, path: Path, is_onnx: bool) -> bool:
 
 
 def _batch_size(x: Any) -> Any:
-    """Number of rows, which d3rlpy's own `get_batch_size` makes a constant of a trace."""
+    """Number of rows; in a trace, d3rlpy's own `get_batch_size` would make it a constant."""
     return (x if hasattr(x, "shape") else x[0]).shape[0]

@@ -1,6 +1,6 @@
-"""Options of d3rlpy's config classes and ours: every value checked, every default filled in.
+"""Options of d3rlpy's and our config classes: all values checked, all defaults filled in.
 
-d3rlpy itself ignores unknown keys, and fails without a word where a nested factory is left out.
+d3rlpy itself ignores unknown keys, and fails without a message if a nested factory is left out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MEDIAN_RULE = re.compile(r"(?:(?P<factor>[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s
 
 
 def _number_or(is_word: Callable[[Any], Any], is_fit: Callable[[float], bool], said: str) -> Any:
-    """Type of a number, or of a word in its place."""
+    """Type of a number, or of a word instead of it."""
 
     def check(value: Any) -> Any:
         with contextlib.suppress(ValueError, TypeError):
@@ -108,7 +108,7 @@ def resolve_params(kind: Any, params: Params) -> dict[str, Any]:
 
 
 def check_values(config: LearnableConfig) -> None:
-    """Raise ConfigError for the first option of a config made in Python that has an invalid value."""
+    """Raise ConfigError for the first invalid option of a config made in Python."""
     section, _ = _section_of(config.__class__)
     try:
         section.model_validate({name: getattr(config, name) for name in section.model_fields}, strict=True)

@@ -1,8 +1,8 @@
-"""Sub-paths of a log as mini-batches: what a path-consistency critic learns from.
+"""Sub-paths of a log as mini-batches for path-consistency critics.
 
-A mini-batch of paths is d3rlpy's, whose observations (B, L, d), actions (B, L, k or 1) and rewards (B, L) are
-of every step, next observations and terminals of the last; intervals are the true lengths. Steps past the end
-of a path repeat its last one and count for nothing.
+A mini-batch of paths has d3rlpy's form. Observations (B, L, d), actions (B, L, k or 1) and rewards (B, L) are
+those of every step, next observations and terminals those of the last; intervals are the true lengths. Steps
+after the end of a path repeat its last step and are ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from koffline.errors import DataError
 
 
 class PathReplayBuffer(ColumnarReplayBuffer):
-    """A columnar buffer whose mini-batches are paths, each starting at a row drawn as usual.
+    """A columnar buffer whose mini-batches are paths, each starting at a row that is drawn as usual.
 
-    A path is shorter than `length` where its episode ends. Raises DataError for a log without episodes.
+    A path is shorter than `length` if its episode ends. Raises DataError for a log without episodes.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ def as_paths(batch: TransitionMiniBatch) -> TransitionMiniBatch:
 
 
 def first_steps(batch: TransitionMiniBatch) -> TransitionMiniBatch:
-    """A mini-batch with the first step of each path alone, which a kernel compares."""
+    """A mini-batch with only the first step of each path, as input of a kernel."""
     states = np.asarray(batch.observations)
     if states.ndim < 3:
         return batch

@@ -1,9 +1,9 @@
-"""What a d3rlpy algorithm does: as a policy of koffline, and evaluated with a kernel-loss critic (KLossFQE).
+"""d3rlpy algorithms as policies of koffline, and their evaluation with a kernel-loss critic (KLossFQE).
 
-The policy, by algorithm (observation and action scalers are applied as the model's `predict` does):
+The policy, by algorithm (observation and action scalers are applied as in the model's `predict`):
 
 - DiscreteSAC, KLossDiscreteSAC, DiscreteTrustPCL: the probabilities of their policy; KLossDQN with
-  a temperature: softmax of its values; any other discrete algorithm: greedy, what `predict` returns;
+  a temperature: softmax of its values; any other discrete algorithm: greedy, as `predict`;
 - those of _DETERMINISTIC: `predict`, for BC whatever its policy_type;
 - any other continuous algorithm: draws from `sample_action`, mean `predict` with a fixed seed.
 """
@@ -53,7 +53,7 @@ Box = tuple[np.ndarray, np.ndarray]
 def policy_from_algo(
     algo: Any, name: str, action_space: base.ActionSpace, observation_shape: Sequence[int]
 ) -> base.Policy:
-    """The policy of a d3rlpy algorithm that has been built or trained, an evaluator's is what it evaluates.
+    """The policy of a built or trained d3rlpy algorithm; for an evaluator, the policy that it evaluates.
 
     Raises PolicyError.
     """
@@ -102,7 +102,7 @@ def policy_from_algo(
 
 @torch.no_grad()
 def action_probabilities(algo: Any, observations: Tensor) -> Tensor:
-    """Probabilities (N, n) of the policy, one on the greedy action if it has none.
+    """Probabilities (N, n) of the policy; one for the greedy action if it has none.
 
     observations: in the units of the log.
     """
@@ -130,9 +130,9 @@ def _scaled(algo: Any, observations: Tensor) -> Tensor:
 
 
 def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
-    """Log density of what `sample_action` draws, and the bounds at which its draws are cut off.
+    """Log density of the draws of `sample_action`, and the bounds at which draws are cut off.
 
-    Draws of a Gaussian are cut off (_CUT) or squashed (_SQUASHED); None, None for any other algorithm (BCQ
+    Draws of a Gaussian are cut off (_CUT) or squashed (_SQUASHED); None, None for all other algorithms (BCQ
     picks among candidates).
     """
     is_cut = algo.config.get_type() in _CUT
@@ -140,12 +140,12 @@ def _action_density(algo: Any) -> tuple[Density | None, Box | None]:
         return None, None
     policy, size = unwrap_ddp_model(algo.impl.policy), algo.action_size
     centre, half = np.zeros(size), np.ones(size)  # action = centre + half · (the networks' action)
-    if algo.action_scaler is not None:  # an affine one
+    if algo.action_scaler is not None:  # scalers are affine
         ends = torch.stack([torch.zeros(size), torch.ones(size)]).to(algo.impl.device)
         centre, end = _array(algo.action_scaler.reverse_transform(ends))
         half = end - centre
     box = (centre - half, centre + half)
-    if hasattr(policy, "low"):  # Trust-PCL's, with limits of its own
+    if hasattr(policy, "low"):  # Trust-PCL's policy has its own limits
         box = (centre + half * _array(policy.low)[0], centre + half * _array(policy.high)[0])
 
     @torch.no_grad()
@@ -167,11 +167,11 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 class KLossFQEImpl(KernelImpl):
-    """δ = r + discount · E Q(s', a') − Q(s, a), a' what the policy does at s'.
+    """δ = r + discount · E Q(s', a') − Q(s, a), with a' from the policy at s'.
 
-    The expectation is exact for discrete actions; for continuous ones it is a draw if the policy is
-    stochastic, one of its own for every row, so that products of residuals of different rows stay unbiased.
-    algo: the policy, which has its own scalers.
+    The expectation is exact for discrete actions. For continuous actions of a stochastic policy it is
+    replaced by one draw per row, independent between rows, so that products of residuals of different rows
+    stay unbiased. algo: the policy, which has its own scalers.
     (Feng et al. 2019, equ:ourloss)
     """
 
@@ -208,7 +208,7 @@ class KLossFQEImpl(KernelImpl):
 
 @dataclasses.dataclass()
 class KLossFQEConfig(CriticConfig):
-    """Config of KLossFQE; fields as in d3rlpy's FQEConfig without the target network's.
+    """Config of KLossFQE; fields as in d3rlpy's FQEConfig, without those of the target network.
 
     policy: the config of the algorithm to evaluate; set by the constructor, saved with the evaluator.
     """
@@ -222,9 +222,9 @@ class KLossFQEConfig(CriticConfig):
 class KLossFQE(KernelCriticAlgo):
     """Evaluation of `algo` with a kernel-loss critic (Le et al. 2019; Feng et al. 2019).
 
-    algo: a d3rlpy algorithm whose networks are built; stochastic ones are evaluated as stochastic. `predict`
-    and `sample_action` are the policy's, `predict_value` is its action value, `predict_state_value` the
-    expectation over its actions. The config is copied and given the policy's config.
+    algo: a d3rlpy algorithm with networks; stochastic policies are evaluated as stochastic. `predict` and
+    `sample_action` are those of the policy, `predict_value` is its action value, `predict_state_value` the
+    expectation over its actions. The config is copied, and the policy's config added.
     """
 
     def __init__(self, algo: Any, config: Any = None, device: Any = False) -> None:
@@ -267,7 +267,7 @@ class KLossFQE(KernelCriticAlgo):
         return np.mean([self.predict_value(x, self.algo.sample_action(x)) for _ in range(count)], axis=0)
 
     def save_policy(self, fname: str) -> None:
-        """Save the policy that is evaluated."""
+        """Save the evaluated policy."""
         export_policy(self.algo, fname)
 
 
@@ -276,7 +276,7 @@ DiscreteKLossFQE = KLossFQE  # d3rlpy has a class for each kind of actions
 
 @registered("kloss_fqe", KLossFQEConfig)
 def _from_config(config: KLossFQEConfig, device: Any) -> KLossFQE:
-    """The evaluator of the policy in a config. Raises ConfigError where there is none."""
+    """The evaluator for the policy in a config. Raises ConfigError if there is none."""
     if config.policy is None:
         raise ConfigError("kloss_fqe has no policy to evaluate; use KLossFQE(algo, config)")
     return KLossFQE(config.policy.create(device), config, device)

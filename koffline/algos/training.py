@@ -1,4 +1,4 @@
-"""What a training run needs of d3rlpy: an algorithm made for a log, evaluators, a logger, random numbers."""
+"""d3rlpy's parts of a training run: an algorithm made for a log, evaluators, a logger, random numbers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def make_algorithm(
 
 
 def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
-    """Fit the scalers on the log and create the networks. Raises ConfigError if they do not fit it."""
+    """Fit the scalers to the log and create the networks. Raises ConfigError if they do not fit it."""
     log, wanted = buffer.transitions, algo.get_action_type()
     shape, is_discrete = log.observation_shape, isinstance(log.action_space, Discrete)
     if wanted not in (ActionSpace.DISCRETE if is_discrete else ActionSpace.CONTINUOUS, ActionSpace.BOTH):
@@ -87,10 +87,10 @@ def build_networks(algo: Any, buffer: ColumnarReplayBuffer, kind: str) -> None:
 
 
 def fit_scalers(algo: Any, buffer: ColumnarReplayBuffer) -> None:
-    """Fit the unfitted scalers of an algorithm on the log, in place.
+    """Fit an algorithm's unfitted scalers to the log, in place.
 
-    The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero or needs episodes that
-    the log does not have.
+    The result equals d3rlpy's. Raises ConfigError if a scaler would divide by zero, or needs episodes and the
+    log has none.
     """
     log = buffer.transitions
     columns = {"observation": log.observations, "action": log.actions, "reward": log.rewards}
@@ -132,7 +132,7 @@ def actions_out_of_reach(algo: Any, buffer: ColumnarReplayBuffer) -> bool:
 
 @contextlib.contextmanager
 def _making(kind: str, purpose: str = "") -> Iterator[None]:
-    """Turn any error of a foreign constructor into a ConfigError of one line."""
+    """Turn any error of a library's constructor into a ConfigError of one line."""
     try:
         yield
     except KofflineError:
@@ -143,9 +143,9 @@ def _making(kind: str, purpose: str = "") -> Iterator[None]:
 
 
 class LogEvaluator:
-    """One of d3rlpy's evaluators, by its type in a config, over a log of its own.
+    """One of d3rlpy's evaluators, by its type in a config, on its own log.
 
-    options: `return_threshold` of soft_opc. Raises ConfigError where it is for other logs.
+    options: `return_threshold` of soft_opc. Raises ConfigError if it does not apply to the log.
     """
 
     def __init__(self, kind: str, log: Transitions, name: str, **options: Any) -> None:
@@ -166,7 +166,7 @@ class LogEvaluator:
         return self._measure(algo, self._log)
 
     def try_out(self, algo: Any) -> None:
-        """Evaluate once before training: raise ConfigError now instead of after the first epoch."""
+        """Evaluate once before training, to raise a ConfigError now and not after the first epoch."""
         self._measure(algo, self._log.select(np.arange(min(2, len(self._log)))))
 
     def _measure(self, algo: Any, log: Transitions) -> float:
@@ -180,7 +180,7 @@ class LogEvaluator:
 
 
 def random_state() -> dict[str, Any]:
-    """The states of the global random generators, as a checkpoint holds them."""
+    """States of the global random generators, for a checkpoint."""
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
@@ -215,8 +215,8 @@ def own_randomness(seed: int) -> Iterator[None]:
 class RunLogger(FileAdapter):
     """Logger of params.json and a CSV per metric, for a run that calls `fit` once per epoch.
 
-    Epochs and steps are counted from those `before` this call; a resumed run appends to its files. gradients:
-    the size of every gradient is logged too.
+    Epochs and steps continue those ``before`` this call; a resumed run appends to its files. gradients: also
+    log the norm of every gradient.
     """
 
     def __init__(self, algo: Any, folder: Path, gradients: bool, before: tuple[int, int]) -> None:
@@ -224,11 +224,11 @@ class RunLogger(FileAdapter):
         self._gradients, (self._epochs, self._steps) = gradients, before
 
     def create(self, algo: Any, experiment_name: str, n_steps_per_epoch: int) -> RunLogger:
-        """Return this logger: to `fit` it is its own factory."""
+        """Return this logger: `fit` expects a factory."""
         return self
 
     def write_params(self, params: dict[str, Any]) -> None:
-        """Write params.json, whole or not at all."""
+        """Write params.json atomically."""
         text = json.dumps(params, default=default_json_encoder, indent=2)
         write_text(Path(self.logdir, "params.json"), text)
 
@@ -237,7 +237,7 @@ class RunLogger(FileAdapter):
         super().write_metric(self._epochs + epoch, self._steps + step, name, float(value))
 
     def watch_model(self, epoch: int, step: int) -> None:
-        """Log the size of every gradient; existing files keep their header."""
+        """Log the norm of every gradient; existing files keep their header."""
         if self._gradients:
             self._is_model_watched = any(Path(self.logdir).glob("*_grad.csv"))
             super().watch_model(self._epochs + epoch, self._steps + step)

@@ -25,10 +25,10 @@ from koffline.data.replay import from_d3rlpy
 
 
 class LinearGaussianPolicy(nn.Module):
-    """N(mean(s), exp(log_std)²) per action number; log_std (1, k) does not depend on the state.
+    """N(mean(s), exp(log_std)²) per action dimension; log_std (1, k) does not depend on the state.
 
-    Density and gradients are those of the unlimited Gaussian; `low` and `high` (1, k) are what actions are
-    cut to, in the policy's units, and are saved with the weights. (Nachum et al. 2018)
+    Density and gradients are those of the unlimited Gaussian. `low` and `high` (1, k) are the limits to which
+    actions are clipped, in the policy's units; they are saved with the weights. (Nachum et al. 2018)
     """
 
     low: Tensor
@@ -43,7 +43,7 @@ class LinearGaussianPolicy(nn.Module):
         self.register_buffer("high", torch.ones(1, action_size))
 
     def forward(self, x: Any) -> ActionOutput:
-        """Mean (in both fields, plain and squashed) and logarithm of the standard deviation."""
+        """Mean (as plain and as squashed mean) and logarithm of the standard deviation."""
         mean = self._mu(self._encoder(x))
         return ActionOutput(mean, mean, self._logstd.expand_as(mean))
 
@@ -68,7 +68,7 @@ class TrustPCLImpl(KernelImpl):
         return metrics
 
     def compute_critic_loss(self, paths: TorchMiniBatch) -> Losses:
-        """Loss of the critic and surrogate loss of the policy; their gradients reach different networks."""
+        """Loss of the critic and surrogate loss of the policy; their gradients go to different networks."""
         log_probability = self._log_probabilities(self._modules.policy, paths)
         residual = self._path_residual(paths, log_probability.detach())
         if self._config.critic.startswith("kloss"):
@@ -113,7 +113,7 @@ class TrustPCLImpl(KernelImpl):
         return self._within_reach(output.squashed_mu + output.logstd.exp() * torch.randn_like(output.mu))
 
     def inner_predict_value(self, x: Tensor, action: Tensor) -> Tensor:
-        """Q(s, a) that path consistency implies: V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
+        """Q(s, a) implied by path consistency: V(s) + (λ + τ) log π(a|s) − τ log π̃(a|s)."""
         c = self._config
         value = self._values(self._modules.q_funcs, x).mean(dim=0)
         here = self.log_density(self._modules.policy, x, action)
@@ -135,7 +135,7 @@ class TrustPCLImpl(KernelImpl):
         return gained + self.discount(paths) * self.backed_up(next_value) - value
 
     def _both_values(self, paths: TorchMiniBatch) -> tuple[Tensor, Tensor]:
-        """V(s_0) and V(s_d); the option `critic` decides which network gives the latter."""
+        """V(s_0) and V(s_d); the option `critic` determines the network for the latter."""
         modules, kind = self._modules, self._config.critic
         if kind in ("fvi", "kloss_slow"):
             with torch.no_grad():
@@ -146,7 +146,7 @@ class TrustPCLImpl(KernelImpl):
         return value, next_value.detach() if kind == "td0" else next_value
 
     def _discounts(self, paths: TorchMiniBatch) -> Float[Tensor, "row step"]:
-        """Discounts γ^t of the steps, zero past a path's end."""
+        """Discounts γ^t of the steps, zero after a path's end."""
         steps = torch.arange(paths.rewards.shape[1], device=paths.rewards.device)
         return self._config.gamma**steps * (steps < paths.intervals)
 
@@ -159,15 +159,15 @@ class TrustPCLImpl(KernelImpl):
 class TrustPCLConfig(KernelCriticConfig):
     """Config of TrustPCL: off-policy path consistency on logged episodes (batch mode).
 
-    critic: kloss (gradient through V of both ends, no target network), kloss_slow and fvi (bootstrap from a
+    critic: kloss (gradient through V at both ends, no target network), kloss_slow and fvi (bootstrap from a
         slow copy), td0 (from the network itself, detached) or rg (mean squared residual, gradient through
         both ends).
-    path_length: steps of a path; shorter where an episode ends. entropy_coef: λ of the equation of
+    path_length: steps of a path; shorter if the episode ends. entropy_coef: λ in the equation of
         TrustPCLImpl, the weight of entropy. kl_coef: its τ, the weight of the divergence from a slow copy
         of the policy; λ + τ must be positive. clip_adv: the residual is clipped to ± this in the policy's
         step only, 0 never. target_decay: of the slow copies, per step.
-    squash: the mean of a continuous policy goes through tanh; false is the policy of online training, whose
-        mean is the network's output, cut to the box only where an action is taken.
+    squash: the mean of a continuous policy goes through tanh; false gives the policy of online training,
+        whose mean is the network's output; its actions are clipped to the bounds only when taken.
     """
 
     actor_learning_rate: float = 1e-3
@@ -186,7 +186,7 @@ class TrustPCLConfig(KernelCriticConfig):
     squash: bool = True
 
     def contradictions(self, is_discrete: bool) -> dict[str, bool]:
-        """What is wrong, beside the kernel's, with the options of path consistency."""
+        """Contradictions of the kernel's options, and of those of path consistency."""
         return super().contradictions(is_discrete) | {
             "tau is set, but Trust-PCL has slow copies of its own; use critic 'fvi' and target_decay": (
                 self.tau > 0.0
@@ -199,15 +199,15 @@ class TrustPCLConfig(KernelCriticConfig):
 
 @dataclasses.dataclass()
 class DiscreteTrustPCLConfig(TrustPCLConfig):
-    """Config of DiscreteTrustPCL; fields as TrustPCLConfig's."""
+    """Config of DiscreteTrustPCL; fields as in TrustPCLConfig."""
 
 
 @registered("trust_pcl", TrustPCLConfig)
 class TrustPCL(KernelCriticAlgo):
     """Trust-PCL on logged data, continuous actions (Nachum et al. 2018; Feng et al. 2019).
 
-    With paths longer than one step, `fit` draws paths from the log's episodes; ordinary mini-batches, as
-    `update` and `fit_online` give them, are paths of one step.
+    For paths longer than one step, `fit` draws paths from the log's episodes; the ordinary mini-batches of
+    `update` and `fit_online` are paths of one step.
     """
 
     impl_class = TrustPCLImpl
@@ -224,7 +224,7 @@ class TrustPCL(KernelCriticAlgo):
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
     def update(self, batch: Any) -> dict[str, float]:
-        """One gradient step on paths or, from an ordinary mini-batch, on single steps."""
+        """Take one gradient step on paths or, from an ordinary mini-batch, on single steps."""
         return super().update(as_paths(batch))
 
     def make_parts(self, shape: Sequence[int], size: int) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class TrustPCL(KernelCriticAlgo):
         return nn.ModuleList(create_value_function(shape, encoder, self._device, False) for _ in range(count))
 
     def make_policy(self, shape: Sequence[int], size: int) -> Any:
-        """d3rlpy's actor or, without `squash`, that of online training."""
+        """d3rlpy's actor or, without `squash`, the policy of online training."""
         if self._config.squash or self.is_discrete:
             return super().make_policy(shape, size)
         return LinearGaussianPolicy(shape, size, self._config.actor_encoder_factory).to(self._device)

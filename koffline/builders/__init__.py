@@ -1,4 +1,4 @@
-"""Build datasets and target policies: uniform states, rollouts, mixtures, logs to learn control from.
+"""Build datasets and target policies: uniform states, rollouts, mixtures, logs for learning control.
 
 An entry in manifest.json beside a dataset records how it was made, and its digests.
 """
@@ -44,9 +44,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def add_to_manifest(path: Path, dataset: Path, log: AnyLog, command: str, seed: int) -> None:
-    """Add or replace the entry of a dataset, a file or a folder; the others stay.
+    """Add or replace the entry of a dataset (file or folder); other entries stay.
 
-    Entries are named by the dataset's path as seen from the manifest's folder. Raises DataError.
+    Entries are named by the dataset's path relative to the manifest's folder. Raises DataError.
     """
     entry: dict[str, Any] = {
         "command": command,

@@ -1,9 +1,9 @@
-"""Logs to learn control from: random, medium, replay, expert and medium-expert, of policies learned here.
+"""Logs for learning control: random, medium, replay, expert and medium-expert, from policies trained here.
 
-`random` plays uniform actions; `expert` the learner's best policy; `medium` the one whose return is half-way
-between the two; `replay` is what the learner saw until it was medium; in `medium-expert` each episode is the
-one's or the other's. Policies play with some noise: a share of uniform actions where those are discrete, else
-Gaussian noise in units of half the action range.
+`random` plays uniform actions; `expert` the learner's best policy; `medium` the policy whose return is
+half-way between the two; `replay` is all that the learner saw until it was medium; in `medium-expert` each
+episode is from one of the two. Policies play with some noise: a share of uniform actions if actions are
+discrete, else Gaussian noise in units of half the action range.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _RANDOM_EPISODES, _RANDOM_SEED = 50, 20190534
 
 @dataclass(frozen=True)
 class ControlSettings:
-    """Settings of a control log; with the policies they determine its rows.
+    """Settings of a control log; together with the policies they determine its rows.
 
-    n: rows; None: 10,000, or of a replay all. noise: None: what suits the kind. train_steps: learn the
-    policies anew for so many steps; None: take those that are bundled, or for a replay learn by the recipe.
+    n: rows; None: 10,000, or all of a replay. noise: None: the usual noise of the kind. train_steps: train
+    new policies for that number of steps; None: use the bundled ones, or for a replay train by the recipe.
     """
 
     env: str
@@ -62,9 +62,9 @@ class ControlSettings:
 def build_control(
     settings: ControlSettings, policies: Sequence[Any] = (), show_progress: bool = False
 ) -> Transitions:
-    """The log, exactly n rows: an episode that goes on after the last row is truncated there.
+    """The log, with exactly n rows; an unfinished last episode is truncated.
 
-    policies: instead of the bundled ones, as many as the kind has; what `koffline.load_policy` takes.
+    policies: replace the bundled policies, as many as the kind has; anything `koffline.load_policy` takes.
     Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     env, kind = settings.env, settings.kind
@@ -106,12 +106,12 @@ def build_control(
 
 
 def stem(env: str) -> str:
-    """The name of an environment in file names: Pendulum-v1 is pendulum."""
+    """An environment's name in file names: pendulum for Pendulum-v1."""
     return env.split("/")[-1].rsplit("-v", 1)[0].lower()
 
 
 def bundled_policy(env: str, level: str) -> Path:
-    """The file of a policy learned for an environment. Raises ConfigError where there is none."""
+    """The file of a bundled policy for an environment. Raises ConfigError if there is none."""
     path = POLICIES / f"{stem(env)}_{level}.npz"
     if not path.is_file():
         raise ConfigError(
@@ -127,9 +127,9 @@ def random_return(env: str) -> float:
 
 
 def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
-    """A policy with noise as the module describes it; actions are clipped to the box.
+    """A policy with noise, as in the module's docstring; actions are clipped to the bounds.
 
-    Raises ConfigError for a noise that is negative, or for discrete actions above one.
+    Raises ConfigError if the noise is negative, or above one for discrete actions.
     """
     if not 0.0 <= noise <= (1.0 if isinstance(policy, DiscretePolicy) else math.inf):
         raise ConfigError(f"noise is {noise}; give a probability in [0, 1], or a deviation for box actions")
@@ -150,9 +150,9 @@ def noisy(policy: Policy, noise: float, action_space: ActionSpace) -> Policy:
 
 
 def replay_log(learned: Learned, settings: LearningSettings, n: int | None) -> Transitions:
-    """Log of a learner's rows: all of them, or n rows of episodes drawn without replacement, in time order.
+    """Log of a learner's rows: all, or n rows of episodes drawn without replacement, in time order.
 
-    Raises ConfigError for more rows than there are.
+    Raises ConfigError for more rows than the learner saw.
     """
     columns, total = learned.rows, len(learned.rows["rewards"])
     if n is not None and n > total:

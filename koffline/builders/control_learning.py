@@ -1,4 +1,4 @@
-"""Policies by online learning with d3rlpy: recipes, the rows that a learner saw, snapshots of its policy."""
+"""Policies trained online with d3rlpy: recipes, the rows that a learner saw, snapshots of its policy."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ _EVALUATION_SEED = 20190533
 
 @dataclass(frozen=True, kw_only=True)
 class LearningSettings:
-    """Settings of an online learner. target_interval: double DQN's, in updates.
+    """Settings of an online learner. target_interval: of double DQN, in updates.
 
     steps: of the environment. random_steps: uniform actions at the start. update_every: steps per update.
-    exploration: share of uniform actions of a discrete learner at its end; it falls linearly from one until
-    ``exploration_steps``. evaluate_every: steps between two looks at the policy, over ``episodes`` episodes.
+    exploration: final share of uniform actions of a discrete learner; it decreases linearly from one until
+    ``exploration_steps``. evaluate_every: steps between two evaluations of the policy, over ``episodes``
+    episodes.
     """
 
     env: str
@@ -54,9 +55,9 @@ class LearningSettings:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that succeed, and the step at which the learner of the bundled policies (seed 0) was medium.
+    """Settings that work, and the step at which the learner of the bundled policies (seed 0) was medium.
 
-    medium_noise: noise of the medium policy, where the usual noise would lower its return too much.
+    medium_noise: noise of the medium policy, if the usual noise would lower its return too much.
     """
 
     learning: LearningSettings
@@ -93,9 +94,9 @@ RECIPES = {
 
 
 def learning_settings(env: str, seed: int, steps: int | None = None) -> LearningSettings:
-    """The recipe of an environment with a seed; without ``steps`` up to where its learner is medium.
+    """The recipe of an environment with a seed; by default up to the step where its learner is medium.
 
-    Raises ConfigError for an environment without a recipe and without steps.
+    Raises ConfigError for an environment without a recipe if ``steps`` is not given.
     """
     if recipe := RECIPES.get(env):
         return dataclasses.replace(recipe.learning, seed=seed, steps=steps or recipe.medium_step)
@@ -108,7 +109,7 @@ def learning_settings(env: str, seed: int, steps: int | None = None) -> Learning
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """The network after some steps, the policy that it is, and its mean return over a few episodes."""
+    """The network after some steps, its policy, and its mean return over a few episodes."""
 
     step: int
     network: Mlp
@@ -118,15 +119,17 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class Learned:
-    """All rows in the order of playing, and the snapshots in time order (the last need not be the best)."""
+    """All rows in playing order, and the snapshots in time order (the last may not be the best)."""
 
     rows: Columns
     snapshots: list[Snapshot] = field(default_factory=list)
 
 
 def medium_and_expert(learned: Learned, random_return: float) -> dict[str, Snapshot]:
-    """Snapshots by level: `expert` is the earliest best one; `medium`, not later than it, is the one whose
-    return is nearest to half-way between random and best.
+    """Snapshots by level: `expert` is the earliest best one.
+
+    `medium` is the snapshot, not later than the expert, whose return is nearest to half-way between random
+    and best.
     """
     best = max(learned.snapshots, key=lambda snapshot: snapshot.mean_return)
     half_way = (random_return + best.mean_return) / 2
@@ -173,7 +176,7 @@ def learn(settings: LearningSettings, progress: Callable[[int], None] = lambda s
 def _uniform_actions(
     settings: LearningSettings, space: ActionSpace, step: int, generator: np.random.Generator
 ) -> np.ndarray | None:
-    """Uniform actions at the start, and later for a falling share of discrete ones; else None."""
+    """Uniform actions at the start, later with a decreasing probability if discrete; else None."""
     starts = step < settings.random_steps
     if isinstance(space, Discrete):
         share = max(settings.exploration, 1.0 - step / max(1, settings.exploration_steps))
@@ -187,9 +190,9 @@ def policy_returns(env: str, policy: Any, episodes: int, seed: int) -> np.ndarra
 
 
 class OnlineLearner:
-    """Double DQN for discrete actions, SAC for a bounded box; it draws from the global generators.
+    """Double DQN for discrete actions, SAC for bounded ones; it uses the global random generators.
 
-    Raises ConfigError for observations that are not vectors, PolicyError for an infinite box.
+    Raises ConfigError for observations that are not vectors, PolicyError for infinite bounds.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class OnlineLearner:
         return np.clip(self._algo.sample_action(observations), *self._box)
 
     def update(self, batch: Mapping[str, np.ndarray]) -> None:
-        """One gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
+        """Take one gradient step on columns (B, …) named as in Transitions, B the learner's batch size."""
         # Neither algorithm uses the next actions.
         self._algo.update(mini_batch({**batch, "next_actions": batch["actions"]}, lambda _: None))
 

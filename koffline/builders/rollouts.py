@@ -1,9 +1,9 @@
 """Episodes of a policy, or of a mixture of policies, in any Gymnasium environment.
 
-Episodes are played in batches of copies side by side: the policy is asked once for all copies. Each has
-random numbers of its own, so that a build can be cut between two batches and continued, and batches may be
-played in several processes or on a Ray cluster. Rows do not depend on the size of batches, except that a
-network's outputs may differ in their last bits with it. A long build keeps its finished batches as files.
+Episodes are played in batches of parallel copies: the policy is called once for all copies. Each episode has
+its own random numbers, so that a build can be interrupted between batches and continued, and batches can be
+played in several processes or on a Ray cluster. Rows do not depend on the batch size, except that the last
+bits of a network's outputs may. A long build stores its finished batches as files.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _LARGEST_SEED = 2**31 - 1  # largest seed of environments that store it as a C i
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What a build of rollouts depends on besides the policies.
+    """Everything besides the policies that determines a build of rollouts.
 
     env: a Gymnasium id, or the name of one of our worlds. weights: shares of the policies; every episode is
-    played by one of them. time_limit: steps after which an episode is truncated; None: the environment's own.
-    num_envs: copies played side by side; None: a number that suits the environment.
+    played by one policy. time_limit: steps after which an episode is truncated; None: the environment's own.
+    num_envs: parallel copies; None: a suitable number.
     """
 
     env: str
@@ -69,30 +69,29 @@ def build_rollouts(
 ) -> Transitions:
     """Play whole episodes; log-probabilities are those of each episode's policy.
 
-    policies: what `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are stored
-    for discrete actions; policies with continuous ones tell no density. Continuous actions outside the space
-    are clipped to it, stored as played, and counted in ``metadata.notes``.
-    workers, ray: play in several processes or on a Ray cluster, as in `koffline.jobs.PassSettings`; the rows
-    are the same.
-    Raises ConfigError, and PolicyError for a policy that does not fit.
+    policies: anything `koffline.load_policy` takes, or callables, one per weight. Log-probabilities are
+    stored for discrete actions only. Continuous actions outside the space are clipped to it, stored as
+    played, and counted in ``metadata.notes``. workers, ray: play in several processes or on a Ray cluster, as
+    in `koffline.jobs.PassSettings`; the rows are the same. Raises ConfigError, and PolicyError for a policy
+    that does not fit.
     """
     with RolloutPlayer(settings, policies, PassSettings(workers, ray)) as player:
         return player.join(list(player.play(range(player.batches))))
 
 
 def environment_seed(seed: int, episode: int) -> int:
-    """Seed for the reset of an episode's environment, from the build's seed and the episode's number alone.
+    """Seed for resetting an episode's environment, from the build's seed and the episode's number only.
 
-    So rows do not depend on how many copies are played side by side, nor on how many episodes are asked for.
+    So rows do not depend on the number of parallel copies or of requested episodes.
     """
     sequence = np.random.SeedSequence(seed, spawn_key=(episode, 0))
     return int(sequence.generate_state(1)[0]) & _LARGEST_SEED
 
 
 class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
-    """Copies of an environment and the policies that act in them; use it as a context manager.
+    """Copies of an environment, and the policies that act in them; use it as a context manager.
 
-    where: the processes or the cluster whose workers play.
+    where: the processes or the cluster that play.
     """
 
     def __init__(
@@ -111,22 +110,22 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
         self._copies.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A worker makes copies and policies of its own; it reads policy files from the shared disk."""
+        """Workers make their own copies and policies, and read policy files from the shared disk."""
         return RolloutPlayer, (self._settings, tuple(self._given))
 
     def episodes_until(self, number: int) -> int:
-        """Number of episodes in the batches up to and including a batch."""
+        """Number of episodes in the batches up to and including the given one."""
         return min((number + 1) * self._batch_size, self._settings.episodes)
 
     def play(self, numbers: Iterable[int]) -> Iterator[Columns]:
-        """Yield the batches of the given numbers in order, wherever they are played.
+        """Yield the batches with the given numbers in order, wherever they are played.
 
-        Raises JobError for workers that keep dying.
+        Raises JobError if workers keep dying.
         """
         return self._where.map(RolloutPlayer.play_batch, numbers, self, "batch {} of episodes".format)
 
     def play_batch(self, number: int) -> Columns:
-        """The episodes of a batch, sorted by episode and step; their numbers are the build's own."""
+        """The episodes of a batch, sorted by episode and step and numbered as in the build."""
         episodes = np.arange(number * self._batch_size, self.episodes_until(number))
         actor = _Actor(self, self._settings, episodes.tolist())
         seeds = [environment_seed(self._settings.seed, episode) for episode in episodes.tolist()]
@@ -147,7 +146,7 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
         return {name: column[order] for name, column in columns.items()}
 
     def join(self, parts: Sequence[Columns]) -> Transitions:
-        """Batches as one log; its metadata count the clipped actions of all that were joined so far."""
+        """Join batches to one log; its notes count the clipped actions of all batches joined so far."""
         columns = _joined(parts)
         clipped, log_probabilities = columns.pop("clipped"), columns.pop("log_probabilities")
         self._clipped += int(clipped.sum())
@@ -161,7 +160,7 @@ class RolloutPlayer(contextlib.AbstractContextManager["RolloutPlayer"]):
 
 
 def world_metadata(copies: Any, gamma: float | None, notes: tuple[str, ...] = (), **extra: Any) -> Metadata:
-    """Metadata of a log that was played in copies of an environment."""
+    """Metadata of a log played in copies of an environment."""
     limit = {} if copies.time_limit is None else {"time_limit": copies.time_limit}
     return Metadata(gamma=gamma, extra={"task": copies.name, **limit, **extra}, notes=(*copies.notes, *notes))
 
@@ -169,7 +168,7 @@ def world_metadata(copies: Any, gamma: float | None, notes: tuple[str, ...] = ()
 class _Actor:
     """Policies that play a batch of episodes: one per episode, drawn by weight.
 
-    Each episode has its own random stream: the first number chooses the policy, the rest the actions.
+    Each episode has its own random stream: its first number selects the policy, the others the actions.
     """
 
     def __init__(self, player: RolloutPlayer, settings: RolloutSettings, episodes: Sequence[int]) -> None:
@@ -186,8 +185,8 @@ class _Actor:
     def act(self, step: int, running: np.ndarray, observations: np.ndarray) -> Columns:
         """Actions of all running copies, each by its own policy; log-probabilities of discrete ones.
 
-        A stochastic policy with continuous actions is called for each row, as each episode has its own
-        generator; a deterministic one once for all copies.
+        A stochastic policy with continuous actions is called row by row, because each episode has its own
+        generator; a deterministic one is called once for all copies.
         """
         count, is_discrete = len(running), isinstance(self._space, Discrete)
         actions = np.zeros(count, dtype=np.int64) if is_discrete else np.zeros((count, self._space.k))
@@ -217,9 +216,9 @@ def _joined(parts: Sequence[Columns]) -> Columns:
 
 
 class PartsFolder:
-    """Finished batches of one build, identified by settings and policies; files of other builds are ignored.
+    """Finished batches of a build, identified by settings and policies; other builds' files are ignored.
 
-    Raises DataError where something else has the folder's name.
+    Raises DataError if the folder's name is used by something else.
     """
 
     def __init__(self, folder: Path, settings: Any, policies: Sequence[str]) -> None:
@@ -229,7 +228,7 @@ class PartsFolder:
         self.folder, self._build = folder, hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 
     def batches(self, player: RolloutPlayer, progress: Callable[[int], None]) -> Iterator[Columns]:
-        """Yield every batch in order, read from the disk or played and stored; one is in memory at a time.
+        """Yield all batches in order, read from disk or played and stored; one is in memory at a time.
 
         progress: called with the number of finished episodes.
         """
@@ -245,7 +244,7 @@ class PartsFolder:
             progress(player.episodes_until(number))
 
     def remove(self) -> None:
-        """Remove the parts, and the folder if nothing else is in it."""
+        """Remove the parts, and the folder if it is then empty."""
         for path in self.folder.glob("*part-*"):
             path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):

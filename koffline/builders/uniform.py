@@ -1,4 +1,4 @@
-"""Tuples with states uniform over a world's state space, and returns from given states: the paper's truths.
+"""Transitions from states uniform over a world's state space, and returns from given states, as in the paper.
 
 (Feng et al. 2019, sec:exp_eval)
 """
@@ -29,7 +29,7 @@ _SEED = 20190533
 
 
 def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: Generator) -> Tuples:
-    """n tuples in native units: s uniform over non-terminal states, a ~ policy(s), s' by one step."""
+    """Draw n transitions: s uniform over non-terminal states, a ~ policy(s), s' by one step."""
     states = uniform_states(world, n, generator)
     actions = draw_actions(policy, world.observe(states), generator)
     following, rewards, terminated = world.step(states, actions, generator)
@@ -39,8 +39,8 @@ def draw_tuples(world: BoxWorld, policy: Any, n: int, generator: Generator) -> T
 def build_uniform(env: str, policy: Any, n: int, generator: Generator) -> Transitions:
     """Log of n independent transitions with log-probabilities; observations are states in native units.
 
-    env: the name of a world or its Gymnasium id. policy: what `koffline.load_policy` takes, or a callable.
-    Raises ConfigError, and PolicyError for a policy that does not fit.
+    env: the name of a world or its Gymnasium id. policy: anything `koffline.load_policy` takes, or a
+    callable. Raises ConfigError, and PolicyError for a policy that does not fit.
     """
     world = make_world(env)
     space = Discrete(world.n_actions)
@@ -99,7 +99,7 @@ def learn_grid_policy(world_name: str, gamma: float = GAMMA, temperature: float 
 def discounted_returns(
     world: Any, policy: Any, start: States, gamma: float, generator: Generator, repeats: int, horizon: int
 ) -> Float[np.ndarray, "repeat start"]:
-    """Returns of ``repeats`` rollouts from each start state (n, d), cut after ``horizon`` steps."""
+    """Returns of ``repeats`` rollouts from each start state (n, d), stopped after ``horizon`` steps."""
     returns, state = np.zeros(repeats * len(start)), np.tile(start, (repeats, 1))
     running = np.arange(len(returns))
     for t in range(horizon):

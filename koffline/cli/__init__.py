@@ -1,4 +1,4 @@
-"""The command line: each command is imported when it runs, and its errors end in one line, exit code 2."""
+"""The command line: commands are imported when they run; errors are one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from koffline.store.run_record import command_line
 
 
 class KofflineGroup(click.Group):
-    """Commands that are imported when they are asked for, their errors one line on stderr and exit code 2."""
+    """Group of commands that are imported on demand; their errors are one line on stderr, exit code 2."""
 
     # Module and short help of each command; listing the commands imports none of them.
     lazy: ClassVar = {
@@ -40,7 +40,7 @@ class KofflineGroup(click.Group):
         return list(self.lazy)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import and return a command."""
         if cmd_name not in self.lazy:
             return None
         module = import_module(f"koffline.cli.{self.lazy[cmd_name][0]}")
@@ -48,12 +48,12 @@ class KofflineGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, none of them imported."""
+        """Write the list of commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, about) for name, (_, about) in self.lazy.items()])
 
     def main(self, args: Any = None, *others: Any, standalone_mode: bool = True, **extra: Any) -> Any:
-        """Run click's `main` with the command line recorded, and with usage errors in one line."""
+        """Run click's `main`, record the command line, and print usage errors in one line."""
         words: Sequence[str] = sys.argv[1:] if args is None else args
         try:
             for word in words:
@@ -70,7 +70,7 @@ class KofflineGroup(click.Group):
         raise SystemExit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the sub-command; what a user can mend is said in one line, without a traceback."""
+        """Run the sub-command; errors that a user can fix are printed in one line, without a traceback."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # `koffline … | head` is not the user's mistake
@@ -91,7 +91,7 @@ class KofflineGroup(click.Group):
 
 
 def _ended(error: click.ClickException | click.Abort) -> SystemExit:
-    """Say in one line how a command line ended that click did not take, and return what ends the program."""
+    """Print in one line why a command line failed before its command ran; return the SystemExit to raise."""
     if isinstance(error, click.Abort):
         click.echo("interrupted; nothing was written", err=True)
         return SystemExit(130)
@@ -113,7 +113,7 @@ _INSIDE = ("data info", "data inspect", "data validate", "data convert", "build 
 
 
 def _with_remedy(error: click.ClickException, context: click.Context | None) -> str:
-    """click's message; for an unknown name with a synonym or the nearest name."""
+    """click's message; for an unknown name with a synonym or the nearest known name."""
     message = " ".join(error.format_message().split()).rstrip(".")
     if context is None:
         return message

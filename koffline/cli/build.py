@@ -1,4 +1,4 @@
-"""``koffline build uniform | rollouts | control | policy``: datasets and the policies that they are for."""
+"""``koffline build uniform | rollouts | control | policy``: datasets, and policies for them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class BuildTarget:
         read_manifest(self._manifest)
 
     def write(self, logs: Iterable[Any]) -> Any:
-        """Write the dataset, which may come in pieces, and give it back as one log."""
+        """Write the dataset, which may come in pieces, and return it as one log."""
         from koffline.data.disk.writer import ShardWriter, open_lazy
         from koffline.data.sources import write_transitions
 
@@ -53,7 +53,7 @@ class BuildTarget:
         with ShardWriter(self.path, self.shard_rows, self._force) as writer:
             for log in logs:
                 writer.append(log)
-                writer.metadata = log.metadata  # the last piece knows those of all
+                writer.metadata = log.metadata  # the last piece has the metadata of all
         return open_lazy(self.path)
 
     def record(self, log: Any) -> None:
@@ -64,7 +64,7 @@ class BuildTarget:
 
 
 def _target_options(command: Command) -> Command:
-    """Add the options for ``seed`` and ``target``; the target is claimed before the command's own checks."""
+    """Add options for ``seed`` and ``target``; the target is checked before the command's own checks."""
 
     @functools.wraps(command)
     def run(seed: int, **options: Any) -> Any:
@@ -85,7 +85,7 @@ def build() -> None:
 @click.option("--policy", help="The policy that acts: a file or a name; the chain needs none.")
 @_target_options
 def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget) -> None:
-    """Independent tuples: states uniform over the state space, actions of a policy, one step each.
+    """Build independent transitions: states uniform over the state space, actions of a policy.
 
     \b
     Examples:
@@ -120,14 +120,14 @@ def uniform(env: str, n: int, policy: str | None, seed: int, target: BuildTarget
 def rollouts(
     policies: Any, weights: Any, quiet: bool, workers: int, ray: Any, target: BuildTarget, **given: Any
 ) -> None:
-    """Whole episodes of a policy or a mixture; time limits are truncations, log-probabilities are stored.
+    """Build whole episodes of a policy or a mixture; time limits truncate, log-probabilities are stored.
 
-    Each episode of a mixture is played by one policy, drawn by weight; the log-probability of an action is
-    that policy's. Continuous actions have none; those outside the action space are clipped to it and stored
-    as played. An environment without a time limit of its own may need --time-limit to end.
+    Each episode of a mixture is played by one policy, drawn by weight; log-probabilities of actions are that
+    policy's. Continuous actions have none; those outside the action space are clipped to it and stored as
+    played. An environment without a time limit of its own may need --time-limit to end.
 
-    An episode depends on the seed and its own number alone: rows are the same with --workers or --ray. A
-    build that is cut leaves TARGET.parts; the same command continues it, with the same rows.
+    An episode depends only on the seed and its own number: rows are the same with --workers or --ray. An
+    interrupted build leaves TARGET.parts; the same command continues it, with the same rows.
 
     \b
     Examples:
@@ -164,12 +164,12 @@ def rollouts(
 @QUIET
 @_target_options
 def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given: Any) -> None:
-    """Logs to learn control from, of uniform actions and of policies learned by playing.
+    """Build logs for learning control, from uniform actions and from policies trained by playing.
 
     random: uniform actions. expert: the learner's best policy. medium: half-way between the two in return.
-    replay: what the learner saw until it was medium. medium-expert: episodes of both. The policies play with
-    some noise. Those of CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5, HalfCheetah-v5 and
-    Walker2d-v5 are bundled.
+    replay: all steps that the learner saw until it was medium. medium-expert: episodes of both. The policies
+    play with some noise. Policies for CartPole-v1, Pendulum-v1, InvertedPendulum-v5, Hopper-v5,
+    HalfCheetah-v5 and Walker2d-v5 are bundled.
 
     \b
     Examples:
@@ -189,7 +189,7 @@ def control(policies: tuple[str, ...], quiet: bool, target: BuildTarget, **given
 @click.option("--out", required=True, metavar="FILE", help="The policy file: .npz.")
 @_FORCE
 def policy(env: str, gamma: float, temperature: float | None, out: str, force: bool) -> None:
-    """A good stochastic policy for one of koffline's environments; the same file every time.
+    """Build a good stochastic policy for one of koffline's environments; always the same file.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``koffline data inspect | info | validate | convert | split``: what is in a log, what is wrong with it."""
+"""``koffline data inspect | info | validate | convert | split``: contents and errors of a log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from koffline.errors import ConfigError, printable
 if TYPE_CHECKING:
     from koffline.data.table.inspection import Inspection
 
-_WIDTH = 160  # of tables in files
-_MOST_LINES = 12  # on the coverage of actions
+_WIDTH = 160  # least width of tables that are not printed on a terminal
+_MOST_LINES = 12  # lines on the coverage of actions
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,8 +28,8 @@ def data() -> None:
 
     \b
     SOURCE is a koffline, D4RL or d3rlpy HDF5 file, an NPZ archive, a Parquet, Arrow or CSV table, a folder
-    of shards, a Minari folder or minari:<id>, recognised by its content; CSV by its name.
-    Options marked "Table" say what the columns of a table are.
+    of shards, a Minari folder or minari:<id>, recognised by its content (CSV: by its name).
+    Options under "Tables" say what the columns of a table are.
     """
 
 
@@ -40,7 +40,7 @@ def data() -> None:
 @click.option("--force", is_flag=True, help="Replace --out if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool) -> None:
-    """A first look at a table: columns, what each may be, all problems, a mapping to edit.
+    """Inspect a table: its columns, what each may be, all problems, and a mapping to edit.
 
     \b
     Examples:
@@ -63,7 +63,7 @@ def inspect(source: str, out: str | None, rows: int, force: bool, as_json: bool)
 
 
 def _print_inspection(found: Inspection, out: str | None) -> None:
-    """Print columns, problems, notes and, if it was not written to a file, the mapping."""
+    """Print columns, problems, notes and, unless it was written to a file, the mapping."""
     from koffline.report import make_console, print_table
 
     columns = ("column", "kind", "missing", "distinct", "range", "for example", "guess", "because")
@@ -87,7 +87,7 @@ def _print_inspection(found: Inspection, out: str | None) -> None:
 @log_options("source", reading_options)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else.")
 def info(log: Log, as_json: bool) -> None:
-    """What is in a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
+    """Summarise a log: rows, episodes, spaces, returns, time limits, coverage of the actions.
 
     \b
     Examples:
@@ -110,7 +110,7 @@ def info(log: Log, as_json: bool) -> None:
 
 
 def _summary_lines(log: Any, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The summary of a log in words: names and texts."""
+    """The summary of a log as pairs of name and text."""
     features = log.metadata.features
     if "shards" in found:
         yield "shards", f"{found['shards']}"
@@ -163,7 +163,7 @@ def _text(spread: Mapping[str, float]) -> str:
 @data.command(cls=LogCommand)
 @log_options("source", reading_options)
 def validate(log: Log) -> None:
-    """What is wrong with a log: all errors at once, then warnings. Exit code 2 on errors, else 0.
+    """Check a log: print all errors at once, then warnings. Exit code 2 on errors, else 0.
 
     \b
     Examples:
@@ -236,7 +236,7 @@ def convert(log: Log, target: str, format_: str | None, shard_rows: int | None, 
 @whole("--seed", 0, default=0, show_default=True, help="Seed of the draw.")
 @click.option("--force", is_flag=True, help="Replace TARGET and REST if they exist.")
 def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: bool) -> None:
-    """Divide a log: train a policy on TARGET, evaluate it on REST. Episodes and clusters stay whole.
+    """Split a log: train a policy on TARGET, evaluate it on REST. Episodes and clusters stay whole.
 
     \b
     Examples:

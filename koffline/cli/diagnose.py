@@ -1,4 +1,4 @@
-"""``koffline diagnose``: is this Q right, and where not?"""
+"""``koffline diagnose``: is this value function right, and where not?"""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def diagnose(
     """Is MODEL the value function of POLICY, as far as DATA can tell, and where is it wrong?
 
     MODEL is a d3rlpy .d3 file (FQE of ours, SAC, CQL, DQN, …), a TorchScript file, package.module:name of a
-    function (observations, actions) -> values, or 'kloss' or 'fqe': then koffline fits one itself, each row
-    judged by a model that has not seen its episode. DATA must hold rows that MODEL was not trained on. POLICY
-    and DATA are as in 'koffline evaluate'.
+    function (observations, actions) -> values, or 'kloss' or 'fqe'. For the last two koffline fits the model,
+    and tests each row with a model that has not seen its episode. DATA must hold rows that MODEL was not
+    trained on. POLICY and DATA are as in 'koffline evaluate'.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def diagnose(
       koffline diagnose log.npz --policy uniform --model mypackage.values:q --gamma 0.95 --json
       koffline diagnose fresh.hdf5 --policy policy.d3 --model critic.d3 --gamma 0.99 --trained-on log.hdf5
 
-    The exit code is 0 whether the test rejects or not; the JSON says it in 'rejects'.
+    The exit code is 0 whether the test rejects or not; 'rejects' in the JSON says whether it does.
     """
     from koffline.config import make_bellman_settings, make_settings, parse_assignments
     from koffline.ope.names import check_interval

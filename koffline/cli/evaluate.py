@@ -1,4 +1,4 @@
-"""``koffline evaluate``: a log and a policy in, a number with an interval out; ``select`` among policies."""
+"""``koffline evaluate``: from a log and a policy to a value with an interval; ``select``: rank policies."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def evaluate(
 def _several_estimators(settings: dict[str, Any]) -> tuple[str, ...] | None:
     """Take the estimators out of the settings if several are named; None for a single one, which stays.
 
-    Raises ConfigError for a name that is none, and for a kind of interval that none of them has.
+    Raises ConfigError for an unknown name, and for a kind of interval that none of them can have.
     """
     from koffline.ope.names import AUTO, DEFAULT, check_interval, having
 
@@ -132,7 +132,7 @@ def _read_truth(text: str) -> float:
 
 
 def _starts(file: str | None, log: Log) -> dict[str, Any]:
-    """The start states of a file, as an option of evaluations."""
+    """Start states from a file, as an option for evaluations."""
     from koffline.data.sources import read_initial_states
 
     return {} if file is None else {"initial_observations": read_initial_states(file, log.mapping)}

@@ -91,11 +91,11 @@ def sweep(
 ) -> None:
     """Train CONFIG with every combination of the --grid values and several seeds.
 
-    Writes DIR/runs/NAME (a run directory each), summary.json, summary.md (interquartile mean over seeds with
-    a bootstrap interval, the best setting first) and best.yaml. The same command continues a killed sweep;
-    with another grid, seeds or settings in the same DIR it trains only the missing runs. A run that fails
-    does not stop the others; the summary says why. The metric is taken at the last epoch: changing --metric
-    trains nothing again.
+    Writes DIR/runs/NAME (a run folder each), summary.json, summary.md (interquartile mean over seeds with a
+    bootstrap interval, the best setting first) and best.yaml. The same command continues a killed sweep; with
+    another grid, seeds or settings in the same DIR it trains only the missing runs. If a run fails, the
+    others go on, and the summary says why. The metric is that of the last epoch; after a change of --metric
+    nothing is trained again.
 
     \b
     Examples:
@@ -149,8 +149,8 @@ def online(
     """Train Trust-PCL in a Gymnasium environment with a growing replay and several seeds.
 
     CONFIG is a YAML file that states only what differs from the defaults; configs/online/ has one for each of
-    the paper's environments, and paper.yaml with the paper's own settings. Instead of it --set env=NAME is
-    enough. The critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds learn in one stack.
+    the paper's environments, and paper.yaml with the paper's own settings. --set env=NAME can replace it. The
+    critic is kloss, kloss_slow, memory, fvi, td0 or rg. All seeds are trained together in one stack.
 
     The folder of the run gets seed_<k>/evaluation.csv (return of the mean action, of sampled actions),
     metrics.csv, model.d3 and replay.hdf5 (a log for koffline evaluate and koffline train), summary.json over
@@ -189,7 +189,7 @@ def online(
 
 
 def _print_scores(result: OnlineResult) -> None:
-    """Print the last evaluation of every seed and over the seeds, the speed and the folder."""
+    """Print the last evaluation of each seed and over all seeds, the speed and the run's folder."""
     from koffline.report.words import ends, number
     from koffline.spread import LEVEL
 
@@ -230,7 +230,7 @@ def reproduce(
     """Reproduce a figure of the paper, the ablation, or the table of its claims.
 
     NAME is figure-toy, figure-puddle, figure-bench, ablation, memory, figure-mujoco or claims. Writes
-    DIR/NAME.json, .png, .svg, .md and the curves; a killed run continues where it was.
+    DIR/NAME.json, .png, .svg, .md and the curves; the same command continues a killed run.
 
     figure-mujoco takes many hours: --only and --part choose environments and parts of it (search, final,
     noise, paper-search, paper). All finished parts in DIR are shown.

@@ -1,4 +1,4 @@
-"""What training leaves: ``koffline export | d3rlpy``."""
+"""Commands for trained models: ``koffline export | d3rlpy``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _OF_MODELS = ("d3rlpy.algos", "d3rlpy.base", "d3rlpy.metrics.utility", "gymnasiu
 def export(model_path: str, output_path: str, force: bool) -> None:
     """Export the greedy policy of a .d3 model as TorchScript (.pt) or ONNX (.onnx), scalers included.
 
-    The file takes any number of observations at once and needs neither koffline nor d3rlpy. Where d3rlpy's
-    own predict draws actions (BCQ, BEAR, CRR), so does the file, and a line says so.
+    The exported file takes any number of observations at once and needs neither koffline nor d3rlpy. For
+    algorithms whose predict draws actions (BCQ, BEAR, CRR), the file draws them, too, and a line says so.
 
     \b
     Examples:
@@ -48,8 +48,8 @@ def export(model_path: str, output_path: str, force: bool) -> None:
 def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     """Run d3rlpy's own command: stats, plot, plot-all, record, play.
 
-    It knows koffline's algorithms and Gymnasium's environments, and reads models without running what is in
-    them. Its options: koffline d3rlpy COMMAND --help. Films need pip install 'koffline[video]'.
+    It knows koffline's algorithms and Gymnasium's environments, and reads models without running code from
+    them. Its options: koffline d3rlpy COMMAND --help. Videos need pip install 'koffline[video]'.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
     if need_models and command == "record" and find_spec("moviepy") is None:
         raise ConfigError("d3rlpy record needs the package moviepy; pip install 'koffline[video]'")
     commands = _commands_of_d3rlpy(need_models)
-    # d3rlpy heads the CSVs of gradients with names, at which its own plot-all stops.
+    # d3rlpy's gradient CSVs have a header line that its own plot-all cannot read.
     read_csv = functools.partial(np.loadtxt, comments=["#", "epoch"])
     with mock.patch.object(np, "loadtxt", read_csv):
         try:
@@ -80,7 +80,7 @@ def d3rlpy(command: str, arguments: tuple[str, ...]) -> None:
 
 
 def _commands_of_d3rlpy(need_models: bool) -> Any:
-    """Module d3rlpy.cli; for help and plots without the rest of d3rlpy, which takes seconds to load."""
+    """Module d3rlpy.cli; for help and plots without the rest of d3rlpy, which is slow to import."""
     if not need_models:
         package = ModuleType("d3rlpy")
         package.__path__ = list(find_spec("d3rlpy").submodule_search_locations)  # type: ignore[union-attr,arg-type]

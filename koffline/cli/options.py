@@ -1,4 +1,4 @@
-"""Options that several commands share: a log and how it is read, settings, where work runs."""
+"""Options that several commands share: a log and how to read it, settings, where work runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LogCommand(click.Command):
     """A command that reads a log: its help has headings for large logs and for tables."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, those of most use first."""
+        """Write the options, the most useful first."""
         sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Large logs": [], "Tables": []}
         for parameter in self.get_params(ctx):
             large = "Large logs" if parameter.name in _OF_LARGE_LOGS else "Options"
@@ -112,8 +112,8 @@ def _named(rows: Sequence[tuple[str, str, str]], prefix: str = "") -> list[Optio
 def settings_options(command: Command) -> Command:
     """``--initial-states``, ``--config``, ``--set`` and ``--threads``; the command gets ``settings``.
 
-    These are all settings that were given, options that are named as one included: options win over --set,
-    --set over the file. They are checked before a large log is read; gamma may still come from the log.
+    ``settings`` holds all given settings, also those with an option of their own. Options override --set, and
+    --set overrides the file. They are checked before a large log is read; gamma may still come from the log.
     """
 
     @functools.wraps(command)
@@ -167,7 +167,7 @@ class Log:
 
     @property
     def stays_on_disk(self) -> bool:
-        """Whether the log is read by blocks, as a folder of shards is."""
+        """Whether the log is read in blocks from disk, as folders of shards are."""
         from koffline.data.kinds import is_shard_folder
 
         return self.mapping is None and is_shard_folder(self.source)
@@ -215,14 +215,14 @@ def log_options(argument: str, *reading: Option) -> Option:
 
 
 def check_source(source: str | None) -> None:
-    """Raise DataError for a path that does not exist, before what reads it is imported."""
+    """Raise DataError for a path that does not exist, before heavy imports."""
     text = source or ""
     if not (text.startswith(MINARI) or "://" in text or glob.has_magic(text) or Path(text).exists()):
         raise DataError(f"{source} does not exist; check the path")
 
 
 def requested_mapping(given: Mapping[str, Any]) -> Any:
-    """Mapping from a file, overridden by single options; None without any of them. Raises DataError."""
+    """Mapping from a file, overridden by single options; None if neither is given. Raises DataError."""
     said = {name.removeprefix(_PREFIX): value for name, value in given.items() if value not in (None, ())}
     if not said:
         return None

@@ -1,4 +1,4 @@
-"""Where results of commands go: paths different from all inputs; stdout, a report."""
+"""Where results of commands go: paths that differ from all inputs; stdout, a report."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def claim(
 ) -> Path:
     """Check the output path of a command before its work. Raises ConfigError.
 
-    option: its name. is_whole: whether it will be replaced, instead of having files added. inputs: what the
-    command reads and must not replace, by default what a command names that replaces.
+    option: the option's name, for messages. is_whole: the path will be replaced; otherwise files are added to
+    it. inputs: inputs that must not be overwritten; default: all inputs named on the command line, if the
+    path will be replaced.
     """
     text = str(out).removeprefix("file://")
     if not text.strip():
@@ -65,9 +66,9 @@ def claim(
 def claim_log(
     out: str, format_: str | None, shard_rows: int | None, force: bool, option: str = "--out"
 ) -> tuple[Path, str]:
-    """Check where a command writes a log, before its work: the path, and the format or "shards".
+    """Check before a command's work where it writes a log; return the path, and the format or "shards".
 
-    Raises ConfigError, and DataError where the log would replace something else, or needs --force.
+    Raises ConfigError, and DataError if the log would replace something else, or needs --force.
     """
     from koffline.data.kinds import OWN_FILES
     from koffline.data.sources import target_format
@@ -80,13 +81,13 @@ def claim_log(
     else:
         asked = f"--format {format_}" if format_ is not None else f"{option} {out}"
         raise ConfigError(f"{asked} and --shard-rows were both given; shards are HDF5 files, choose one")
-    if os.path.lexists(place) or not out.startswith(MINARI):  # folders of Minari's are made when written
+    if os.path.lexists(place) or not out.startswith(MINARI):  # Minari creates its folders when writing
         check_target(place, force, OWN_FILES.get(form))
     return place, form
 
 
 def _named_inputs() -> Iterator[str]:
-    """All that the running command's parameters may name as files to read."""
+    """All names in the running command's parameters that may be input files."""
     given = click.get_current_context().params
     for value in map(given.get, _INPUTS):
         words = value if isinstance(value, tuple) else (value,)
@@ -95,9 +96,9 @@ def _named_inputs() -> Iterator[str]:
 
 @contextlib.contextmanager
 def long_part(kept: str) -> Iterator[None]:
-    """The long part of a command. Ctrl-C ends it with exit code 130 and says what is kept.
+    """Context for the long part of a command. Ctrl-C ends it with exit code 130 and a line on what is kept.
 
-    Environments and loggers may print: stdout belongs to the result alone.
+    Environments and loggers may print, so stdout is redirected: it is for the result only.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -109,7 +110,7 @@ def long_part(kept: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Result:
-    """Output of a command's result: a folder, and JSON or a table on stdout."""
+    """Where a command's result goes: a folder, and JSON or a table on stdout."""
 
     out: str | None
     force: bool
@@ -117,10 +118,10 @@ class Result:
     quiet: bool = False
 
     def present(self, title: str, find: Callable[[Any], Any], report: Callable[[Any], Report]) -> None:
-        """Compute, write the report with its record, print.
+        """Compute the result, write the report with its record, and print.
 
         find: computes the result; its argument is the progress bar named ``title``. A user's policy may print
-        while it is imported or called: stdout belongs to the result alone.
+        when it is imported or called, so stdout is redirected meanwhile: it is for the result only.
         """
         from koffline.ope.results import plain
         from koffline.progress import progress_bar
@@ -141,7 +142,7 @@ class Result:
 
 
 def result_options(file: str) -> Option:
-    """``--out``, ``--force``, ``--json``, ``--quiet``, as ``result: Result``. file: what --out gets."""
+    """``--out``, ``--force``, ``--json``, ``--quiet`` as ``result: Result``. file: result file in --out."""
 
     def add(command: Command) -> Command:
         @functools.wraps(command)
@@ -150,7 +151,7 @@ def result_options(file: str) -> Option:
                 place = claim(out)
                 missing = [folder for folder in place.parents if not folder.exists()]
                 check_results(place, force, file)
-                with contextlib.suppress(OSError):  # made again for the result: a refusal leaves nothing
+                with contextlib.suppress(OSError):  # remove them; they are made again for the result
                     for folder in missing:
                         folder.rmdir()
             return command(*args, result=Result(out, force, as_json, quiet), **options)

@@ -1,6 +1,6 @@
 """Logged transitions: the record, its readers and writers, and the bridge to d3rlpy.
 
-Here: the import of d3rlpy without its side effects.
+This file imports d3rlpy without its side effects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def import_d3rlpy() -> ModuleType:
     with contextlib.suppress(ImportError):
         from gym_notices.notices import notices
 
-        notices.clear()  # gym prints whatever this table holds for its version
+        notices.clear()  # gym prints the notices in this table
     precision = torch.get_float32_matmul_precision()
     with warnings.catch_warnings(), _scikit_learn_later():
         warnings.simplefilter("ignore")  # hide deprecation warnings inside gym
@@ -37,7 +37,7 @@ def import_d3rlpy() -> ModuleType:
 
 @contextlib.contextmanager
 def _scikit_learn_later() -> Iterator[None]:
-    """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and it takes a third of the time."""
+    """Replace scikit-learn while d3rlpy is imported: only PRDC needs it, and its import is slow."""
     names = ("sklearn", "sklearn.neighbors")
     if names[0] in sys.modules:
         yield
@@ -61,7 +61,7 @@ def _scikit_learn_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context without d3rlpy's log lines on stdout, except critical ones. It may be nested."""
+    """Suppress d3rlpy's log lines on stdout, except critical ones. The context may be nested."""
     import structlog
 
     before = structlog.get_config()

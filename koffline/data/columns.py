@@ -1,4 +1,4 @@
-"""Checks and lossless casts of columns, and of the episodes among their rows; a failure is one sentence."""
+"""Checks and lossless casts of columns, and of episodes; every error is one sentence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTED = ("episode_ids", "steps")
 BLOCK_ROWS = 65_536
 # Bounded actions may exceed their bounds by this much of the range: float32 rounding of squashed actions.
 _BOUND_TOLERANCE = 1e-5
-_LONGEST_NUMBER = 100  # digits, of those inside names
+_LONGEST_NUMBER = 100  # digits of a number inside a name
 # Whole numbers up to this size are exact in float32.
 _EXACT_IN_FLOAT32 = 2**24
 
@@ -30,7 +30,7 @@ def blocks(n_rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
 
 
 def as_array(name: str, values: Any) -> np.ndarray:
-    """``values`` as an array in the machine's byte order, without a copy where it is one already."""
+    """``values`` as an array in the machine's byte order, without a copy if possible. Raises DataError."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -41,14 +41,14 @@ def as_array(name: str, values: Any) -> np.ndarray:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A view that cannot be written through; the caller's own array stays as it was."""
+    """A read-only view; the caller's own array stays writable."""
     view = array.view()
     view.flags.writeable = False
     return view
 
 
 def as_float(array: np.ndarray) -> np.ndarray:
-    """Cast to float: float32 and float64 stay, float16 and small integers become float32, others float64."""
+    """Cast to float: float32 and float64 stay, float16 and small integers become float32, else float64."""
     if array.dtype in (np.float32, np.float64):
         return array
     is_small = array.dtype.itemsize <= 2
@@ -73,7 +73,7 @@ def _refuse(name: str, array: np.ndarray, what: str, remedy: str, bad: np.ndarra
 
 
 def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
-    """Cast a column to int64 (N,); floats must be whole numbers. ``first_row``: its number in messages."""
+    """Cast a column to int64 (N,); floats must be whole numbers. ``first_row``: row number for messages."""
     array = _vector(name, values)
     if array.dtype.kind == "f":
         bad = ~(np.abs(array) < 2.0**63) | (np.trunc(array) != array)
@@ -84,7 +84,7 @@ def integer_column(name: str, values: Any, first_row: int = 0) -> np.ndarray:
 def value_faults(
     columns: Mapping[str, np.ndarray], space: ActionSpace
 ) -> Iterator[tuple[str, str, str, np.ndarray]]:
-    """Yield possible errors in columns of some rows: column, what is wrong, remedy, and the bad numbers.
+    """Yield possible errors in columns: column name, what is wrong, remedy, and a mask of the bad numbers.
 
     The mask has the shape of the column. Flags may be 0 and 1; densities of continuous actions may exceed 1.
     """
@@ -120,10 +120,10 @@ def check_some_weight(weights: np.ndarray) -> None:
 
 
 def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0) -> dict[str, np.ndarray]:
-    """Checked columns of some rows by the names of ``Transitions``, all but ``episode_ids`` and ``steps``.
+    """Checked columns of some rows, named as in ``Transitions``, without ``episode_ids`` and ``steps``.
 
-    Observations of float32, float64 or uint8 stay, other types are cast exactly; weights of some rows of a
-    log may all be 0. ``first_row``: the number of the first row in messages.
+    Observations of float32, float64 or uint8 keep their type, others are cast exactly. All weights may be 0,
+    because the rows may be a part of a log. ``first_row``: number of the first row, for messages.
     """
     held = {name: as_array(name, values) for name, values in given.items() if name not in COUNTED}
     for name, array in held.items():
@@ -153,7 +153,7 @@ def row_columns(given: Mapping[str, Any], space: ActionSpace, first_row: int = 0
 
 
 def log_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
-    """Checked columns of a whole log, each in its dtype, which fit together. Raises DataError."""
+    """Checked columns of a whole log, which fit together. Raises DataError."""
     if not isinstance(space, (Discrete, Continuous)):
         remedy = "declare koffline.Discrete(n) or koffline.Continuous(k, low, high)"
         raise DataError(f"action_space is {space!r}; {remedy}")
@@ -183,7 +183,7 @@ def log_columns(given: Mapping[str, Any], space: Any) -> dict[str, np.ndarray]:
 
 
 def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
-    """Row order (N,) that gathers interleaved episodes, in order of first appearance, each in time order.
+    """Row order (N,) that makes episodes contiguous, in order of first appearance, each in time order.
 
     Without ``steps`` the rows of an episode keep their order. Apply it to every column.
     """
@@ -194,7 +194,7 @@ def order_rows(episode_ids: Any, steps: Any = None) -> np.ndarray:
 
 
 def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
-    """Checked ``episode_ids`` and ``steps`` (N,); either is derived where only the other is given."""
+    """Checked ``episode_ids`` and ``steps`` (N,); if only one is given, the other is derived from it."""
     steps = None if steps_given is None else integer_column("steps", steps_given)
     if ids_given is not None:
         ids = integer_column("episode_ids", ids_given)
@@ -214,7 +214,7 @@ def episode_columns(ids_given: Any, steps_given: Any) -> dict[str, np.ndarray]:
 
 
 def check_steps(steps: np.ndarray, expected: np.ndarray, first_row: int = 0) -> None:
-    """Raise DataError unless steps are as ``expected``; ``first_row``: its number in messages."""
+    """Raise DataError unless steps are as ``expected``; ``first_row``: row number for messages."""
     if not np.array_equal(steps, expected):
         row = int(np.argmax(steps != expected))
         said = f"row {first_row + row} has step {steps[row]}, expected {expected[row]}"
@@ -222,7 +222,7 @@ def check_steps(steps: np.ndarray, expected: np.ndarray, first_row: int = 0) -> 
 
 
 def check_flags_end_episodes(columns_of: Mapping[str, np.ndarray], first_row: int = 0) -> None:
-    """Raise DataError where a row inside an episode is terminated or truncated."""
+    """Raise DataError if a row inside an episode is terminated or truncated."""
     goes_on = columns_of["steps"][1:] > 0
     for name in ("terminated", "truncated"):
         inside = columns_of[name][:-1] & goes_on
@@ -233,7 +233,7 @@ def check_flags_end_episodes(columns_of: Mapping[str, np.ndarray], first_row: in
 
 
 def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Mask (N,) of the last rows of episodes; without episodes all rows."""
+    """Mask (N,) of the last rows of episodes; all rows if there are no episodes."""
     if "episode_ids" in log:
         ids = log["episode_ids"]
         return np.append(ids[1:] != ids[:-1], True)
@@ -243,7 +243,7 @@ def last_rows(log: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np.ndarray]]]) -> str:
-    """Hex digest of columns in the order given: name, shape and dtype of each, and its rows in parts."""
+    """Hex digest of columns in the given order, from each one's name, shape, dtype and rows (in parts)."""
     digest = hashlib.sha256()
     for name, shape, dtype, parts in hashed:
         kept = np.dtype("<f8") if dtype.kind == "f" else dtype.newbyteorder("<")
@@ -254,7 +254,7 @@ def digest_columns(hashed: Iterable[tuple[str, tuple[int, ...], Any, Iterable[np
 
 
 def row_indices(rows: Any, size: int) -> np.ndarray:
-    """Indices within 0 … size − 1 from indices or a mask. Raises DataError where nothing is chosen."""
+    """Indices within 0 … size − 1 from indices or a mask. Raises DataError if nothing is selected."""
     chosen = np.asarray(rows)
     if chosen.dtype == np.bool_ and chosen.shape == (size,):
         chosen = np.flatnonzero(chosen)

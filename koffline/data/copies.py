@@ -1,4 +1,4 @@
-"""Copies of a log's units (episodes, or rows without episodes) add weight to it but no evidence."""
+"""Copies of a log's units (episodes, or rows without episodes): they add weight but no evidence."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _BY_CHANCE = 0.05  # share of recurring states above which equal episodes may be
 
 @dataclass(frozen=True, eq=False)
 class DistinctLog:
-    """A log without copies: one episode (row, where there are none) of each kind, with the weight of all.
+    """A log without copies: one unit (episode, or row without episodes) of each kind, with all its weight.
 
-    ``units``: episodes or rows of the log as it was. ``kept``: numbers of those that ``transitions`` holds.
-    It holds all where states recur all over the log, as in a small grid: there equal episodes happen by
-    chance, and each counts.
+    ``units``: number of units in the original log. ``kept``: numbers of the units that ``transitions`` holds.
+    If states recur all over the log, as in a small grid, equal episodes can occur by chance; then every unit
+    is kept.
     """
 
     transitions: Transitions
@@ -36,7 +36,7 @@ class DistinctLog:
 
 
 def without_copies(log: Transitions) -> DistinctLog:
-    """Merge equal episodes (rows, where there are none) into one that has the weight of all."""
+    """Merge equal episodes (or rows, without episodes) into one with the weight of all."""
     starts = log.unit_starts
     _, firsts, kinds = np.unique(_hash_units(log, starts), return_index=True, return_inverse=True)
     rows = np.flatnonzero(np.isin(log.units, firsts))

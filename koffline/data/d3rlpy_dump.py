@@ -2,11 +2,10 @@
 
 Layout: ``columns`` (names), ``num_episodes``, ``version``, and per episode i ``observations_i (T, ...)``,
 ``actions_i (T, k)``, ``rewards_i (T, 1)``, ``terminated_i``. d3rlpy takes the observation of step t + 1 as
-the next one of step t; an episode that did not terminate therefore has one transition less than steps. We
-write one step more there, whose observation is the last next observation and whose reward is 0, so that every
-transition is kept, for d3rlpy and for ourselves. What d3rlpy does not know is not kept: probabilities and
-weights, next observations of terminal rows, and whether an episode was cut or just stops. Our description is,
-at which it does not look.
+the next observation of step t, so an episode that did not terminate has one transition less than steps. To
+keep every transition, we add one step there, with the last next observation and reward 0. A dump has no place
+for probabilities, weights, next observations of terminal rows, and the difference between a cut episode and
+one without flags. It also stores our description, which d3rlpy ignores.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def read_d3rlpy_dump(path: Path, action_space: SpaceRequest | None = None) -> Ra
 
 
 def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None:
-    """Write a dump that ``ReplayBuffer.load`` reads, whole or not at all. Raises DataError."""
+    """Write atomically a dump that ``ReplayBuffer.load`` can read. Raises DataError."""
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         file["columns"] = list(_COLUMNS)
         file["num_episodes"] = log.n_episodes or len(log)
@@ -56,7 +55,7 @@ def write_d3rlpy_dump(log: Transitions, path: Path, force: bool = False) -> None
 
 
 def d3rlpy_steps(log: Transitions) -> Iterator[dict[str, Any]]:
-    """Episodes as d3rlpy keeps them, one added step where an episode did not terminate.
+    """Episodes as d3rlpy stores them, with one added step for each episode that did not terminate.
 
     observations (T, ...), actions (T, k), rewards (T, 1), terminated: one flag.
     """
@@ -96,7 +95,7 @@ def _episodes(file: CheckedFile, path: Path) -> Iterator[dict[str, np.ndarray]]:
 def episode_rows(
     observations: np.ndarray, actions: np.ndarray, rewards: np.ndarray, terminated: bool
 ) -> dict[str, np.ndarray]:
-    """Columns (T, ...) of an episode from d3rlpy's arrays and its one flag: terminated, else truncated."""
+    """Columns (T, ...) of an episode from d3rlpy's arrays and its flag: terminated, else truncated."""
     ends = np.arange(len(rewards)) == len(rewards) - 1
     flags = {"terminated": ends & terminated, "truncated": ends & (not terminated)}
     return {"observations": observations, "actions": actions, "rewards": rewards.reshape(-1), **flags}

@@ -56,7 +56,7 @@ class RowCount:
 
 
 class WarningTally(LogTally):
-    """Statistics for warnings about valid rows, which are numbered through all shards."""
+    """Statistics for warnings about valid rows; rows are numbered across all shards."""
 
     def __init__(self, log: AnyLog) -> None:
         super().__init__(log.action_space, log.observation_shape)
@@ -67,7 +67,7 @@ class WarningTally(LogTally):
         self.errors, self.edited = list[str](), list[str]()  # errors, and notes on shards that were edited
 
     def add_shard(self, log: AnyLog, shard: int, part: Part | None) -> None:
-        """Add all rows of a shard, or all errors in it."""
+        """Add all rows of a shard, or collect its errors."""
         try:
             super().add_shard(log, shard, part)
             self.edited += _edited(log, shard)
@@ -88,7 +88,7 @@ class WarningTally(LogTally):
         super().add(block)
 
     def _add_links(self, rows: Transitions, start: int) -> None:
-        """Count rows whose next observation is wrongly, or wrongly not, the observation of the row below."""
+        """Count rows inside episodes that are not linked to the next row, and rows at cuts that are."""
         linked = rows_are_linked(rows.observations, rows.next_observations)
         ends = rows.columns["steps"][1:] == 0
         self._broken.add(~linked & ~ends, start)
@@ -138,7 +138,7 @@ class WarningTally(LogTally):
 
 
 def _extremes(name: str, found: ColumnStatistics) -> Iterator[str]:
-    """Yield a sentence if single numbers lie far from all others; flags of rare categories are none."""
+    """Yield a sentence if some numbers lie far from the mean; 0/1 flags of rare categories are ignored."""
     gaps = np.ravel(found.maximum - found.mean), np.ravel(found.mean - found.minimum)
     is_flag = np.ravel((found.minimum == 0.0) & (found.maximum == 1.0))
     far = np.flatnonzero((np.maximum(*gaps) > _FAR * np.ravel(found.deviation)) & ~is_flag)
@@ -152,10 +152,10 @@ def _extremes(name: str, found: ColumnStatistics) -> Iterator[str]:
 def inspect_log(
     log: RawLog | AnyLog, settings: PassSettings | None = None, progress: bool = False
 ) -> list[Finding]:
-    """Look for all errors, each with the number of rows and the first of them; warnings only on sound logs.
+    """List all errors, each with the number of rows and the first row; warnings only if there are no errors.
 
-    Of a log on disk the errors of all shards, each naming its shard, in one pass whose memory does not grow
-    with the log. Rows in warnings are numbered through all shards. settings: where the pass runs.
+    For a log on disk, the errors of all shards are found in one pass of bounded memory, and each names its
+    shard. Rows in warnings are numbered across all shards. settings: where the pass runs.
     """
     if isinstance(log, RawLog):
         try:
@@ -171,7 +171,7 @@ def inspect_log(
 
 
 def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
-    """All errors in the values of a shard; empty if the fault is of another kind."""
+    """All errors in the values of a shard; empty if the error is of another kind."""
     counts: dict[str, tuple[RowCount, str]] = {}
     where, unreadable = "" if isinstance(log, RawLog) else f"{log.shards[shard].name}: ", list[str]()
     try:
@@ -186,7 +186,7 @@ def _all_errors(log: RawLog | LazyTransitions, shard: int) -> list[str]:
 
 
 def _raw_blocks(log: RawLog | LazyTransitions, shard: int) -> Iterator[tuple[int, Mapping[str, np.ndarray]]]:
-    """Unchecked columns of the rows of a shard by blocks, with the number of their first row."""
+    """Unchecked columns of a shard's rows in blocks, each with the number of its first row."""
     if isinstance(log, RawLog):
         for rows in checks.blocks(len(log.columns["rewards"])):
             yield rows.start, {name: column[rows] for name, column in log.columns.items()}
@@ -197,7 +197,7 @@ def _raw_blocks(log: RawLog | LazyTransitions, shard: int) -> Iterator[tuple[int
 
 
 def _edited(log: AnyLog, shard: int) -> list[str]:
-    """A sentence if the digest of the rows or of the file has changed since writing."""
+    """A sentence if the rows or the file have changed since writing, according to their digest."""
     said = "the rows are not those the file was written with: it was edited"
     if isinstance(log, Transitions):
         return [said] if log.metadata.sha256 not in (None, log.sha256) else []

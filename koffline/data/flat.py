@@ -1,10 +1,11 @@
 """Flat logs in HDF5 and NPZ, one array per key: our own, D4RL's, and plain arrays with the same names.
 
-Our layout is D4RL's keys plus our description, readable by D4RL's readers too. D4RL's convention: the last
-row of an episode is marked in ``terminals`` (the world ended) or ``timeouts`` (recording stopped). Where
-``next_observations`` is missing it is the observation of the row below, inside an episode. The last row of an
-episode that did not terminate then has no next observation and is left out; the row above it becomes the last
-one. After a termination the next observation has no influence: the row's own observation stands in for it.
+Our layout is D4RL's keys plus our description, so that D4RL's readers can read it. D4RL's convention: the
+last row of an episode is marked in ``terminals`` (the world ended) or ``timeouts`` (recording stopped). If
+``next_observations`` is missing, the next observation is the observation of the next row of the episode. The
+last row of an episode that did not terminate then has no next observation and is left out; the row before it
+becomes the last one. After a termination the next observation has no influence, and the row's own observation
+is used.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def read_flat(
 ) -> RawLog:
     """Read a flat file: ours, D4RL's, or any with the same keys; nothing is unpickled.
 
-    one_step: every row is an episode that ends, whatever the file says of episodes. Raises DataError.
+    one_step: make every row an episode that ends, whatever the file says about episodes. Raises DataError.
     """
     opening: Any = open_hdf5 if kind == "HDF5" else open_npz
     with reading(path, kind), opening(path) as file:
@@ -70,7 +71,7 @@ def read_flat(
 
 
 def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
-    """Write the flat layout, whole or not at all; checksums guard every block. Raises DataError."""
+    """Write the flat layout atomically, with a checksum for every block. Raises DataError."""
     filters = {"compression": "gzip", "compression_opts": 4, "shuffle": True, "fletcher32": True}
     with atomic_file(path, force) as temporary, new_hdf5(temporary) as file:
         for key, array in flat_arrays(log).items():
@@ -81,22 +82,22 @@ def write_hdf5(log: Transitions, path: Path, force: bool = False) -> None:
 
 
 def write_npz(log: Transitions, path: Path, force: bool = False) -> None:
-    """Write a compressed archive, whole or not at all. Raises DataError."""
+    """Write a compressed archive atomically. Raises DataError."""
     members: dict[str, Any] = {**flat_arrays(log), DESCRIPTION: np.array(describe_log(log))}
     with atomic_file(path, force) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **members)
 
 
 def flat_arrays(log: Transitions) -> dict[str, np.ndarray]:
-    """The columns of a log by the keys we write."""
+    """The columns of a log by the keys that we write."""
     return {KEYS[name][0]: column for name, column in log.columns.items()}
 
 
 def _check_layout(file: Any, found: Mapping[str, Any], source: str, one_step: bool) -> None:
-    """Raise DataError where a required key is missing, there are no rows, or columns differ in their number.
+    """Raise DataError if a required key is missing, there are no rows, or columns differ in length.
 
-    found: the arrays with keys we know. Asked before any column is read: a hostile one may
-    be as long as it likes.
+    found: the arrays with known keys. This is checked before any column is read, because a hostile column may
+    be of any size.
     """
     keys = used_keys(found)
     needed = REQUIRED[:-1] if one_step else REQUIRED  # one-step episodes need no terminal flag
@@ -121,7 +122,7 @@ def _check_layout(file: Any, found: Mapping[str, Any], source: str, one_step: bo
 
 
 def used_keys(found: Iterable[str]) -> dict[str, str]:
-    """Key of the file from which each column is read, by column name."""
+    """The file's key for each column, by column name."""
     found = set(found)
     return {name: next(filter(found.__contains__, keys)) for name, keys in KEYS.items() if found & set(keys)}
 
@@ -135,7 +136,7 @@ def _aligned(
 ) -> RawLog:
     """Aligned columns from the arrays of a flat file; ``described`` is given for files that we wrote.
 
-    Raises DataError where the actions are of no space or no row has a next observation.
+    Raises DataError if no action space can be found or no row has a next observation.
     """
     keys, notes = used_keys(found), list[str]()
     log = {name: checks.as_array(key, found[key]) for name, key in keys.items()}
@@ -157,7 +158,7 @@ def _aligned(
         log |= {"terminated": np.ones(rows, np.bool_), "truncated": np.zeros(rows, np.bool_)}
         log.pop("steps", None)
         notes.append(ONE_STEP_NOTE)
-        if described is not None:  # the digest is of other rows
+        if described is not None:  # the stored digest belongs to other rows
             described = replace(described, metadata=replace(described.metadata, sha256=None))
     log.setdefault("truncated", np.zeros(len(log["rewards"]), dtype=np.bool_))
     for name in ("terminated", "truncated"):
@@ -220,7 +221,7 @@ def _mark_episodes(log: dict[str, np.ndarray], has_timeouts: bool) -> tuple[str,
 
 
 def rows_are_linked(observations: np.ndarray, following: np.ndarray) -> np.ndarray:
-    """Whether (N − 1,) a row's next observation equals, up to rounding, the observation of the row below."""
+    """Whether (N − 1,) a row's next observation equals, up to rounding, the observation of the next row."""
     if following.shape != observations.shape:
         return np.ones(len(observations) - 1, dtype=np.bool_)  # Transitions refuses these shapes
     linked = np.empty(len(observations) - 1, dtype=np.bool_)

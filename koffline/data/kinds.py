@@ -1,4 +1,4 @@
-"""What is at a path, URL or pattern: the files of a table, or a log of another kind."""
+"""The kind of data at a path, URL or pattern: the files of a table, or another kind of log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CONTENTS: dict[bytes, str | None] = {
 
 
 def is_shard_folder(folder: str) -> bool:
-    """Whether a folder, or the folder at a URL, holds a manifest of ours."""
+    """Whether a folder, at a path or URL, holds a manifest of ours."""
     try:
         head = remote.read_bytes(remote.joined(folder, MANIFEST), 4096)
     except DataError:
@@ -42,7 +42,7 @@ def is_shard_folder(folder: str) -> bool:
 
 
 def data_folder(folder: Path) -> Path | None:
-    """The folder that holds the metadata of a dataset of Minari: ``folder`` or ``folder/data``; else None."""
+    """The folder with a Minari dataset's metadata, ``folder`` or ``folder/data``; None if there is none."""
     places = (folder / "data", folder)
     return next((place for place in places if (place / METADATA).is_file()), None)
 
@@ -54,9 +54,9 @@ def is_log_source(name: str) -> bool:
 
 
 def is_table_source(name: str) -> bool:
-    """Whether a path, URL or pattern is a table: told by content for Parquet and Arrow, by name for CSV.
+    """Whether a path, URL or pattern is a table: Parquet and Arrow by content, CSV by name.
 
-    A folder is one where it holds such files and is no log of another kind.
+    A folder counts if it holds such files and is no log of another kind.
     """
     return not is_log_source(name) and any(kind_of(each, is_table=False) for each in _candidates(name)[:1])
 
@@ -64,8 +64,8 @@ def is_table_source(name: str) -> bool:
 def find_tables(name: str, is_table: bool) -> tuple[str, tuple[str, ...]]:
     """Kind and names of the files at a path or URL: a file, a folder of files, or a pattern.
 
-    With ``is_table`` a text file is CSV whatever its name, and arrays of HDF5 and NPZ files are columns.
-    Raises DataError where there is none, for one that is damaged, or for files of different kinds.
+    With ``is_table``, a text file is CSV whatever its name, and arrays in HDF5 and NPZ files are columns.
+    Raises DataError if there is no file, a damaged one, or files of different kinds.
     """
     kinds = {each: kind for each in _candidates(name) if (kind := kind_of(each, is_table))}
     if len(set(kinds.values())) > 1:
@@ -87,8 +87,8 @@ def _candidates(name: str) -> list[str]:
 def kind_of(name: str, is_table: bool) -> str | None:
     """Kind of a file by its first bytes and its name; None if it is no table.
 
-    With ``is_table`` arrays of HDF5 and NPZ files are columns, and any text is CSV. Raises DataError if it is
-    empty or damaged.
+    With ``is_table``, arrays in HDF5 and NPZ files are columns, and any text is CSV. Raises DataError if the
+    file is empty or damaged.
     """
     head, lower = remote.read_bytes(name, 16), name.lower()
     if not head:
@@ -106,7 +106,7 @@ def kind_of(name: str, is_table: bool) -> str | None:
 
 
 def _files_below(folder: str) -> list[str]:
-    """Files with a table's suffix, in natural order; names that begin with _ or . are others' notes."""
+    """Files with a table's suffix, in natural order; names that begin with _ or . are skipped."""
     if not remote.is_url(folder):
         below = [os.path.join(place, each) for place, _, inside in os.walk(folder) for each in inside]
     else:

@@ -1,8 +1,8 @@
-"""Minari datasets, read and written without an environment; rows are aligned and no last step is lost.
+"""Minari datasets, read and written without an environment; no last step is lost.
 
-An episode of T steps has T + 1 observations, so the step cut by a time limit keeps its next observation.
-A dataset is a folder with ``data/metadata.json`` and the episodes beside it (``data/main_data.hdf5``).
-Gymnasium and Minari are imported where they are needed: most logs are not theirs.
+An episode of T steps has T + 1 observations, so a step cut by a time limit keeps its next observation. A
+dataset is a folder with ``data/metadata.json`` and the episodes beside it (``data/main_data.hdf5``).
+Gymnasium and Minari are only imported when needed, because most logs do not use them.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def read_minari(folder: Path, source: str, action_space: SpaceRequest | None = N
 
 
 def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]:
-    """Names and spaces of the arrays that make an observation, by their paths in the group of an episode.
+    """Names and spaces of the arrays that make up an observation, by their paths in an episode's group.
 
-    They come in the order in which Gymnasium flattens them. Raises DataError for what is no numbers, and for
-    pictures in JPEG, because their decoder guesses the format, and some that it knows are programs.
+    They are in the order in which Gymnasium flattens them. Raises DataError for parts that are not numeric,
+    and for JPEG images: their decoder guesses the format, and some formats that it knows can run programs.
     """
     from gymnasium import spaces
     from minari.dataset.minari_storage import is_image_space
@@ -103,7 +103,7 @@ def _parts(space: Any, is_jpeg: bool, source: str) -> dict[str, tuple[str, Any]]
 
 
 def _leaves(space: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """The innermost spaces with the keys that lead to them."""
+    """The innermost spaces, with the keys that lead to them."""
     from gymnasium import spaces
 
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
@@ -117,9 +117,9 @@ def _leaves(space: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any
 def _episodes(
     file: CheckedFile, episodes: range, parts: Collection[str], beside: Collection[str]
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Columns of each episode; one of T steps has T + 1 observations.
+    """Columns of each episode; an episode of T steps has T + 1 observations.
 
-    parts: paths of the arrays that make an observation. beside: names of columns among the infos.
+    parts: paths of the arrays that make up an observation. beside: names of columns stored among the infos.
     """
     paths = _KEYS | {name: f"infos/{name}" for name in beside}
     names = [f"episode_{i}/{path}" for i in episodes for path in (*parts, *paths.values())]
@@ -134,9 +134,9 @@ def _episodes(
 
 
 def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = False) -> None:
-    """Write a dataset folder, whole or not at all. Raises DataError.
+    """Write a dataset folder atomically. Raises DataError.
 
-    Log-probabilities and weights travel in the infos; images are kept as they are, without JPEG.
+    Log-probabilities, weights and clusters are stored in the infos; images are stored without JPEG.
     """
     from gymnasium import spaces
     from minari import __version__ as minari_version
@@ -177,7 +177,7 @@ def write_minari(log: Transitions, folder: Path, identifier: str, force: bool = 
 
 
 def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
-    """A space in Minari's metadata: no environment is asked for it. Raises DataError."""
+    """A space from Minari's metadata, without making an environment. Raises DataError."""
     from minari.serialization import deserialize_space
 
     stored = described_by.get(name)
@@ -190,7 +190,7 @@ def _stored_space(described_by: dict[str, Any], name: str, source: str) -> Any:
 
 
 def _check_box_sizes(described: Any) -> None:
-    """Raise Refused for boxes that would fill the memory: Gymnasium makes arrays of their bounds at once."""
+    """Raise Refused for boxes too large for the memory: Gymnasium allocates arrays of their bounds."""
     if isinstance(described, dict):
         shape = described.get("shape", [])
         if isinstance(shape, list) and math.prod(side for side in shape if side != 0) > LARGEST_BOX:

@@ -33,10 +33,10 @@ _MOST_ASSUMED = 10_000
 
 @dataclass(frozen=True, eq=False)
 class RawLog:
-    """Columns by the names of ``Transitions``, rows aligned and of equal number, values unchecked.
+    """Columns named as in ``Transitions``, with aligned rows of equal number and unchecked values.
 
-    ``labels``: what a table's column ``by`` holds at the first row of each episode (row, where there are
-    none).
+    ``labels``: values of a table's column ``by`` at the first row of each episode (each row, without
+    episodes).
     """
 
     columns: Mapping[str, np.ndarray]
@@ -62,8 +62,8 @@ def settle_space(
 ) -> tuple[ActionSpace, tuple[str, ...]]:
     """The requested action space, else the file's, else an assumed one, with notes.
 
-    actions: (N, ...). Integers without a space are taken as Discrete(largest + 1), other numbers as unbounded
-    Continuous(k). Raises DataError where integers cannot be choices.
+    actions: (N, ...). Without a space, integers are taken as Discrete(largest + 1), other numbers as
+    unbounded Continuous(k). Raises DataError if integers cannot be discrete actions.
     """
     asked = bounded(asked, actions.shape[1:])
     if asked is not None:
@@ -78,7 +78,7 @@ def settle_space(
 
 
 def bounded(asked: SpaceRequest | None, shape: tuple[int, ...]) -> ActionSpace | None:
-    """The requested space; Bounds become Continuous with the size of actions (N, *shape)."""
+    """The requested space; Bounds become Continuous for actions of shape (N, *shape)."""
     if not isinstance(asked, Bounds):
         return asked
     return Continuous(max(1, math.prod(shape)), asked.low, asked.high)
@@ -96,7 +96,7 @@ def _assumed_space(actions: Any, source: str) -> ActionSpace:
 
 
 def space_to_json(space: ActionSpace) -> dict[str, Any]:
-    """{"type": "discrete", "n"} or {"type": "continuous", "k", "low", "high"}; null is an infinite bound."""
+    """{"type": "discrete", "n"} or {"type": "continuous", "k", "low", "high"}; null: an infinite bound."""
     if isinstance(space, Discrete):
         return {"type": "discrete", "n": space.n}
     low, high = ([b if math.isfinite(b) else None for b in side] for side in (space.low, space.high))
@@ -118,25 +118,25 @@ def space_from_json(value: Any) -> ActionSpace:
 
 
 def describe_log(log: Transitions) -> str:
-    """Description of a log, stored in its file as JSON: format, space, episodes, digest, metadata."""
+    """Description of a log for its file, as JSON: format, space, episodes, digest, metadata."""
     metadata = dataclasses.replace(log.metadata, sha256=log.sha256)
     return describe_columns(log.action_space, log.has_episodes, metadata)
 
 
 def describe_columns(space: ActionSpace, has_episodes: bool, metadata: Metadata) -> str:
-    """Description of a log whose rows are not in memory; the digest is that of the metadata, if any."""
+    """Description of a log whose rows are not in memory; the digest is taken from the metadata, if any."""
     described = {"format": 1, "action_space": space_to_json(space), "episodes": has_episodes}
     return json.dumps(described | metadata_to_json(metadata), sort_keys=True, default=str)
 
 
 def metadata_to_json(metadata: Metadata) -> dict[str, Any]:
-    """Plain values by the names of the fields."""
+    """The metadata as plain values by field name."""
     return vars(metadata) | {"extra": dict(metadata.extra), "notes": list(metadata.notes)}
 
 
 @dataclass(frozen=True)
 class FileDescription:
-    """Description of a file as written by ``describe_log``; all fields are empty if there is none."""
+    """Description of a file, as written by ``describe_log``; without one, the defaults."""
 
     action_space: ActionSpace | None = None
     episodes: bool = True
@@ -165,7 +165,7 @@ def raw_log(
     notes: Sequence[str] = (),
     lost: bool = False,
 ) -> RawLog:
-    """Build the RawLog of a reader: settle the action space and append notes to those of the file.
+    """Build a reader's RawLog: settle the action space, and append notes to those of the file.
 
     lost: whether last rows were left out.
     """
@@ -184,9 +184,9 @@ def episodic_log(
     asked: SpaceRequest | None,
     source: str,
 ) -> RawLog:
-    """Build the RawLog of episodes (columns (T, ...)) that have one observation a step and no next ones.
+    """Build a RawLog from episodes (columns (T, ...)) with one observation per step and no next observations.
 
-    Files that we described end open episodes by a step that is no row.
+    In files with our description, an unfinished episode ends with an extra step that is no row.
     """
     columns = join_episodes(episodes, source)
     notes, lost = follow(columns, source)
@@ -198,10 +198,10 @@ def episodic_log(
 
 
 def followed(log: Mapping[str, np.ndarray], last: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-    """Columns with next observations, those of the rows below inside episodes; the rows that were left out.
+    """Columns with next observations taken from the next rows of episodes, and the number of rows left out.
 
-    The ``last`` row of an episode has none. A terminal one keeps its own observation; any other is left out,
-    and where it was truncated, the row above it becomes the truncated one.
+    The ``last`` row of an episode has no next row. If terminal, its own observation is used; otherwise it is
+    left out, and if it was truncated, the row before it becomes the truncated one.
     """
     truncated, lost = log["truncated"] == 1, last & (log["terminated"] != 1)
     moved = np.append(lost[1:] & truncated[1:] & ~last[:-1], False)
@@ -227,9 +227,9 @@ def follow(log: dict[str, np.ndarray], source: str) -> tuple[list[str], bool]:
 
 
 def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> dict[str, np.ndarray]:
-    """Rows of all episodes that have any, and their ``episode_ids``; each is given as columns (T, ...).
+    """Concatenate episodes, each given as columns (T, ...), and add ``episode_ids``; empty ones are skipped.
 
-    Raises DataError where no episode has rows, or the columns of one differ in length.
+    Raises DataError if no episode has rows, or if the columns of an episode differ in length.
     """
     kept = []
     for i, episode in enumerate(episodes):
@@ -247,10 +247,10 @@ def join_episodes(episodes: Iterable[Mapping[str, np.ndarray]], source: str) -> 
 
 
 def cut_episodes(log: Transitions, target: str) -> Iterator[slice]:
-    """Row ranges of the episodes; each row by itself where there are none.
+    """Row ranges of the episodes; single rows if there are no episodes.
 
-    Raises DataError where a next observation inside an episode is not the observation of the row below: an
-    episodic file has no place for it.
+    Raises DataError if a next observation inside an episode differs from the observation of the next row,
+    which an episodic file cannot store.
     """
     is_last = checks.last_rows(log.columns)
     for block in checks.blocks(len(log) - 1):

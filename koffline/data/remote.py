@@ -1,4 +1,4 @@
-"""Files and folders by path or by URL: whatever fsspec knows (``s3://``, ``gs://``, ``memory://``, …)."""
+"""Files and folders by path or URL: any scheme that fsspec knows (``s3://``, ``gs://``, ``memory://``, …)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def is_url(name: str) -> bool:
 
 
 def joined(folder: str, name: str) -> str:
-    """The name of a file in a folder."""
+    """The path or URL of a file in a folder."""
     return f"{folder.rstrip('/')}/{name}" if is_url(folder) else str(Path(folder) / name)
 
 
 def local_path(name: str) -> Path | None:
-    """The path of a file of this machine, also by a URL; None for a file elsewhere."""
+    """The local path of a file, also of a file:// URL; None for a file elsewhere."""
     if name.startswith(("file://", "local://")):
         return Path(name.partition("://")[2])
     return None if is_url(name) else Path(name)
 
 
 def exists(name: str) -> bool:
-    """Whether there is a file or a folder. Raises DataError where the storage cannot be asked."""
+    """Whether the file or folder exists. Raises DataError if the storage cannot be reached."""
     return bool(_told(name, os.path.exists, "exists"))
 
 
@@ -47,7 +47,7 @@ def is_folder(name: str) -> bool:
 
 
 def listed(pattern: str) -> list[str]:
-    """Files that match a pattern with ``*``, in the order of their names."""
+    """Files that match a pattern with ``*``, sorted by name."""
     if not is_url(pattern):
         return sorted(name for name in glob.glob(pattern) if os.path.isfile(name))
     with storage(pattern) as (system, path):
@@ -60,7 +60,7 @@ def size(name: str) -> int:
 
 
 def _told(name: str, here: Callable[[str], Any], there: str) -> Any:
-    """Answer about a path by ``here``, about a URL by the method ``there`` of its storage."""
+    """Ask ``here`` about a path, or the storage's method ``there`` about a URL."""
     if is_url(name):
         with storage(name) as (system, path):
             return getattr(system, there)(path)
@@ -82,7 +82,7 @@ def read_bytes(name: str, limit: int) -> bytes:
 
 @contextlib.contextmanager
 def local_file(name: str) -> Iterator[Path]:
-    """A path to the file: itself, or a temporary copy of a remote one that is removed afterwards."""
+    """A local path to the file: its own, or that of a temporary copy, which is removed afterwards."""
     if (path := local_path(name)) is not None:
         yield path
         return
@@ -95,7 +95,7 @@ def local_file(name: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """A temporary folder, removed afterwards; what killed processes have left goes first."""
+    """A temporary folder, removed afterwards; leftovers of killed processes are removed first."""
     beside = Path(tempfile.gettempdir()) / "koffline-copy"
     remove_abandoned(beside)
     folder = temporary_beside(beside)

@@ -1,4 +1,4 @@
-"""The bridge to d3rlpy: a buffer over columns, for its algorithms, evaluators and scalers as they are."""
+"""The bridge to d3rlpy: a replay buffer over columns, for d3rlpy's algorithms, evaluators and scalers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Episode: Any = type("Episode", (_dataset.Episode,), {"__len__": _dataset.Episod
 
 
 class _LazySequence(Sequence[Any]):
-    """``count`` items, each made anew when it is read."""
+    """``count`` items, each made anew whenever it is read."""
 
     def __init__(self, count: int, make: Callable[[int], Any]) -> None:
         self._count, self._make = count, make
@@ -41,7 +41,7 @@ class _LazySequence(Sequence[Any]):
 
 
 def _refused(reason: str) -> Callable[..., NoReturn]:
-    """Stand-in for a method that a buffer cannot have; it raises DataError."""
+    """Replacement for a method that a buffer cannot support; it raises DataError."""
 
     def method(*_: Any) -> NoReturn:
         raise DataError(reason)
@@ -59,13 +59,13 @@ _refuse_whole = _refused(
 class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     """A d3rlpy replay buffer that shows ``Transitions``; it copies nothing and cannot grow.
 
-    Differences from d3rlpy's own buffer, all on purpose: every row can be drawn, also the last one of an
-    episode that was cut; the next observation of a terminal row is the logged one instead of zeros (it has
-    no influence); the next action of an episode's last row is its own action, as none was logged; rows
-    are drawn in proportion to ``weights`` where the log has them. Without ``seed`` the draws follow
-    ``d3rlpy.seed``. Rows without episodes come in windows of 1024, for which evaluators that look at the
-    first row only (InitialStateValueEstimation) take one row in 1024; trajectories do not exist then.
-    ``transitions`` is the log behind the buffer.
+    Intended differences from d3rlpy's own buffer: every row can be drawn, also the last row of a cut episode.
+    The next observation of a terminal row is the logged one instead of zeros (it has no influence). The next
+    action of an episode's last row is its own action, because none was logged. Rows are drawn in proportion
+    to ``weights`` if the log has them. Without ``seed`` the draws follow ``d3rlpy.seed``. Rows without
+    episodes come in windows of 1024; evaluators that only use first rows (InitialStateValueEstimation) then
+    use one row in 1024, and trajectories do not exist. ``transitions`` is the log behind the buffer. Raises
+    DataError for a log on disk.
     """
 
     def __init__(self, transitions: Transitions, seed: int | np.random.Generator | None = None) -> None:
@@ -102,7 +102,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     @cached_property
     def episodes(self) -> Sequence[Any]:
-        """Episodes as d3rlpy sees them, made when asked for."""
+        """Episodes as d3rlpy sees them, made when they are read."""
         starts: Any = range(0, len(self.transitions), _WINDOW_ROWS)
         if self.transitions.has_episodes:
             starts = self.transitions.episode_starts
@@ -135,7 +135,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 
     @property
     def _buffer(self) -> Any:
-        """The buffer itself, which serves as d3rlpy's BufferProtocol: episodes that cannot grow."""
+        """The buffer itself, as d3rlpy's BufferProtocol: a sequence of episodes that cannot grow."""
         return self
 
     def dump(self, f: BinaryIO) -> None:
@@ -151,11 +151,11 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
     load, from_episode_generator = _dataset.ReplayBuffer.load, _dataset.ReplayBuffer.from_episode_generator
 
     def state_dict(self) -> dict[str, Any]:
-        """Position of the draws, as JSON can hold it."""
+        """State of the random generator, as JSON values."""
         return dict(self._generator.bit_generator.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position of the draws."""
+        """Restore a state, from which the draws continue."""
         self._generator.bit_generator.state = state
 
     def _draw(self, count: int) -> np.ndarray:
@@ -178,7 +178,7 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
         return window
 
     def _transition(self, row: int) -> Any:
-        """d3rlpy's Transition of one row; the rewards to go reach to the end of its episode."""
+        """d3rlpy's Transition of one row; its rewards to go end with the episode."""
         log, end = self.transitions, self._episode_end(row)
         rewards = np.asarray(log.rewards[row:end], dtype=np.float32)
         return _dataset.Transition(
@@ -196,10 +196,10 @@ class ColumnarReplayBuffer(_dataset.ReplayBuffer):
 class LazyReplayBuffer(ColumnarReplayBuffer):
     """A d3rlpy replay buffer over a log on disk; it cannot grow.
 
-    ``sample_transition_batch`` draws from all rows through a ``BlockSampler``: each row once in an epoch,
-    where a buffer in memory draws with replacement. ``episodes``, ``transitions`` and all that evaluators
-    read show ``sample``, episodes that fit the memory. Trajectories, returns-to-go and dumps raise DataError:
-    they would need all rows of an episode at once.
+    ``sample_transition_batch`` draws from all rows through a ``BlockSampler``: each row once per epoch, while
+    a buffer in memory draws with replacement. ``episodes``, ``transitions`` and everything that evaluators
+    read come from ``sample``, a sample of episodes that fits into memory. Trajectories, returns-to-go and
+    dumps raise DataError, because they need all rows of an episode at once.
     """
 
     def __init__(self, sampler: BlockSampler, sample: Transitions, statistics: LogTally) -> None:
@@ -207,7 +207,7 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
         self._sampler, self.statistics = sampler, statistics
 
     def sample_transition_batch(self, batch_size: int) -> Any:
-        """Draw a mini-batch of ``batch_size`` rows; each row comes once in an epoch."""
+        """Draw a mini-batch of ``batch_size`` rows; each row is drawn once per epoch."""
         return mini_batch(self._sampler.draw(batch_size), _refuse_whole)
 
     sample_trajectory = sample_trajectory_batch = dump = _refuse_whole
@@ -217,21 +217,21 @@ class LazyReplayBuffer(ColumnarReplayBuffer):
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a position of the draws."""
+        """Restore a position, from which the draws continue."""
         self._sampler.load_state_dict(state)
 
     @property
     def transition_count(self) -> int:
-        """Number of rows that are drawn from."""
+        """Number of rows that batches are drawn from."""
         return self.statistics.rows
 
 
 def to_d3rlpy(transitions: Transitions) -> Any:
     """d3rlpy's own, growable buffer with every transition of the log.
 
-    An episode that did not terminate gets one step more, with reward 0, that carries its last observation;
-    rows without episodes become episodes of their own. Raises DataError where a next observation inside an
-    episode is not the observation of the row below.
+    An episode that did not terminate gets one more step, with reward 0, that holds its last observation. Rows
+    without episodes become episodes of one row. Raises DataError if a next observation inside an episode
+    differs from the observation of the next row.
     """
     episodes = [_stock_episode(steps) for steps in d3rlpy_steps(transitions)]
     info = vars(ColumnarReplayBuffer(transitions, seed=0).dataset_info)
@@ -239,7 +239,7 @@ def to_d3rlpy(transitions: Transitions) -> Any:
 
 
 def from_d3rlpy(buffer: Any) -> Transitions:
-    """The transitions of any d3rlpy buffer; the last step of an episode that was cut has none."""
+    """The transitions of any d3rlpy buffer, without the last step of cut episodes (no next observation)."""
     if isinstance(buffer, LazyReplayBuffer):
         _refuse_whole()
     if isinstance(buffer, ColumnarReplayBuffer):
@@ -256,7 +256,7 @@ def from_d3rlpy(buffer: Any) -> Transitions:
 
 
 def _gather(column: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Rows of a column; ``take`` is twice as fast, but copies a column first that is not contiguous."""
+    """Rows of a column; ``take`` is twice as fast, but it would copy a column that is not contiguous."""
     return column.take(rows, axis=0) if column.flags.c_contiguous else column[rows]
 
 
@@ -275,5 +275,5 @@ def mini_batch(columns: dict[str, np.ndarray], transition_of: Callable[[int], An
 
 
 def _stock_episode(steps: dict[str, Any]) -> Any:
-    """d3rlpy's Episode of what ``steps_of`` gives."""
+    """d3rlpy's Episode from the result of ``steps_of``."""
     return _Episode(**steps | {"rewards": steps["rewards"].astype(np.float32)})

@@ -1,4 +1,4 @@
-"""Opening a log by what it contains, whatever its name; writing it in the format asked for."""
+"""Open a log by its content, whatever its name; write it in the requested format."""
 
 from __future__ import annotations
 
@@ -85,17 +85,17 @@ def open_transitions(
 def open_labelled(
     source: Location, action_space: _Space, mapping: TableMapping, by: str
 ) -> tuple[Transitions, str | dict[str, np.ndarray]]:
-    """A log from a table, with what its column ``by`` holds at the first row of each episode (row, where
-    there are none) by the column's name; the name alone of one that is among the observations.
+    """A log from a table, and its groups by the column ``by``: {name: value at each episode's first row}.
 
-    Raises DataError.
+    Without episodes there is one value per row. For a column among the observations, only its name is
+    returned. Raises DataError.
     """
     raw = open_raw(source, action_space, mapping.model_copy(update={"by": by}))
     return _digested(raw.transitions()), by if raw.labels is None else {by: raw.labels}
 
 
 def _digested(log: Transitions) -> Transitions:
-    """The log with the digest of its rows."""
+    """The log with the digest of its rows in its metadata."""
     recorded, metadata = log.metadata.sha256, log.metadata
     if recorded not in (None, log.sha256):
         metadata = metadata.with_notes("the rows are not those the file was written with: it was edited")
@@ -136,7 +136,7 @@ def open_raw(source: Location, action_space: _Space = None, mapping: _Mapping = 
 
 
 def _is_table(name: str, mapping: _Mapping) -> bool:
-    """Whether a log is read as a table: it is one, or its mapping says more than ``one_step``."""
+    """Whether to read a log as a table: it is one, or its mapping has more than ``one_step``."""
     return mapping not in (None, {"one_step": True}) or is_table_source(name)
 
 
@@ -161,11 +161,12 @@ def _open_file(path: Path, action_space: SpaceRequest | None, one_step: bool) ->
 def write_transitions(
     transitions: Transitions, target: Location, format: str | None = None, force: bool = False
 ) -> str:
-    """Write a log as ``hdf5``, ``minari``, ``npz``, ``d3rlpy`` or a table, whole or not at all: the format.
+    """Write a log atomically and return the format used.
 
-    Without ``format``: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ, .parquet Parquet, .arrow
-    and .feather Arrow, .csv CSV (which keeps the rows but no action space and no metadata). Minari takes a
-    folder or ``minari:<id>``. Raises DataError, also where the target exists without ``force``.
+    format: ``hdf5``, ``minari``, ``npz``, ``d3rlpy``, ``parquet``, ``arrow`` or ``csv``. By default the
+    target decides: ``minari:<id>`` is Minari, .hdf5 and .h5 our HDF5, .npz NPZ, .parquet Parquet, .arrow and
+    .feather Arrow, .csv CSV (which stores the rows but no action space and no metadata). Minari takes a
+    folder or ``minari:<id>``. Raises DataError, also if the target exists without ``force``.
     """
     name = os.fspath(target)
     chosen = target_format(name, format)
@@ -185,7 +186,7 @@ def write_transitions(
 
 
 def target_format(target: str, asked: str | None) -> str:
-    """The requested format, else the one of the target's suffix. Raises DataError."""
+    """The requested format, else the one of the target's name. Raises DataError."""
     guessed = "minari" if target.startswith(MINARI) else SUFFIXES.get(Path(target).suffix.lower())
     chosen = asked or guessed
     if chosen not in FORMATS:
@@ -206,7 +207,7 @@ def convert_to_shards(
 ) -> LazyTransitions:
     """Write ``source`` as a folder of shards and open it; tables and shards are read piece by piece.
 
-    Raises DataError, also where they are the same.
+    Raises DataError, also if source and target are the same.
     """
     name = os.fspath(source)
     check_apart([name], os.fspath(target))
@@ -231,10 +232,10 @@ def convert_to_shards(
 
 
 def read_initial_states(source: str, mapping: Any = None) -> np.ndarray:
-    """Start states (E, …): a .npy array, an .npz with ``initial_observations`` or ``observations``, or a log.
+    """Start states (E, …) from a .npy array, an .npz, or a log.
 
-    A log (with ``rewards``) gives the first observations of its episodes; a table is read by the log's
-    ``mapping``. Raises DataError.
+    An .npz holds ``initial_observations`` or ``observations``. A log (with ``rewards``) gives the first
+    observations of its episodes; a table is read with the log's ``mapping``. Raises DataError.
     """
     path = Path(source)
     if not source.startswith(MINARI) and not path.exists():

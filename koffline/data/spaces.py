@@ -1,4 +1,4 @@
-"""What actions and observations are: spaces, declared and never inferred; names of features, categories."""
+"""Spaces of actions, as declared; names of features and categories."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Discrete:
 
 @dataclass(frozen=True, init=False)
 class Continuous:
-    """Actions are vectors of k numbers within [low, high], one bound per number; infinite by default.
+    """Actions are vectors of k numbers within [low, high], with bounds for each number; infinite by default.
 
-    ``low`` and ``high`` are given as a number or as k numbers, and kept as tuples of k floats.
-    Raises DataError unless k ≥ 1, the bounds have k numbers each and low ≤ high.
+    ``low`` and ``high`` are given as one number or k numbers, and stored as tuples of k floats. Raises
+    DataError unless k ≥ 1, the bounds fit k and low ≤ high.
     """
 
     k: int
@@ -63,13 +63,13 @@ class Continuous:
         return f"Continuous({self.k}, {', '.join(bounds if len(set(bounds)) > 1 else bounds[:1])})"
 
     def clip(self, actions: np.ndarray) -> np.ndarray:
-        """Actions (…, k), those outside the box on its border."""
+        """Clip actions (…, k) to the bounds."""
         return np.clip(actions, self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A request for continuous actions within [low, high]; the log says how many numbers an action has."""
+    """A request for continuous actions within [low, high]; their dimension is that of the log's actions."""
 
     low: float | int
     high: float | int
@@ -81,7 +81,7 @@ SpaceRequest = Discrete | Continuous | Bounds
 
 
 def requested_space(discrete: int | None, continuous: tuple[float, float] | None) -> SpaceRequest | None:
-    """The request of settings of which one may be given. Raises DataError for both."""
+    """The requested space from two settings, of which at most one may be given. Raises DataError for both."""
     if discrete is not None and continuous is not None:
         raise DataError("discrete and continuous actions were both declared; choose one")
     return Discrete(discrete) if discrete is not None else continuous and Bounds(*continuous)
@@ -109,7 +109,7 @@ def _bounds(name: str, value: object, k: int) -> tuple[float, ...]:
 class Encoding:
     """Encoding of a column of categories: one-hot columns, or the category's position (ordinal).
 
-    ``categories`` are in the order of their numbers; none until they were looked up in the column.
+    ``categories``: in the order of their numbers; empty until they were looked up in the column.
     """
 
     kind: Literal["one-hot", "ordinal"]
@@ -131,9 +131,9 @@ class Encoding:
 
 @dataclass(frozen=True)
 class Features:
-    """``names`` of the d numbers of an observation; ``encodings`` of columns that were categories.
+    """``names`` of the d numbers of an observation; ``encodings`` of the columns that were categories.
 
-    ``actions``: texts that a discrete action was, in the order of their numbers.
+    ``actions``: the texts of discrete actions, in the order of their numbers.
     """
 
     names: tuple[str, ...]
@@ -161,7 +161,7 @@ class Features:
         return cls(names, encodings, tuple(map(str, extra.get(ACTIONS, ())))) if known and fit else None
 
     def table(self, observations: np.ndarray) -> pl.DataFrame:
-        """Observations (N, d) as columns by name, categories as the texts that the log's table had."""
+        """Observations (N, d) as a table with columns by name; categories as texts, as in the log's table."""
         import polars as pl
 
         place, columns = {name: i for i, name in enumerate(self.names)}, {}
@@ -178,16 +178,16 @@ class Features:
 
     @property
     def is_coded(self) -> bool:
-        """Whether the log's actions are whole numbers other than their positions 0, 1, 2, …."""
+        """Whether the log's actions are whole numbers that differ from their positions 0, 1, 2, …."""
         places = tuple(map(str, range(len(self.actions))))
         return self.actions != places and all(name.lstrip("-").isdecimal() for name in self.actions)
 
     def numbers(self, actions: Any, policy: str) -> Any:
         """Convert a policy's output to numbers: actions to indices, columns named by action to (N, n).
 
-        Actions are texts, or whole numbers (N,) where the log's actions are numbers other than 0, 1, 2, …
-        A frame (polars, pandas) or a mapping with a column for each action may have them in any order.
-        Anything else stays as it is. Raises PolicyError for names that are no actions of the log.
+        Actions are texts, or whole numbers (N,) if the log's actions are numbers other than 0, 1, 2, … A
+        frame (polars, pandas) or mapping may have one column per action, in any order. Anything else is
+        returned unchanged. Raises PolicyError for names that are no actions of the log.
         """
         columns = list(getattr(actions, "columns", actions if isinstance(actions, Mapping) else ()))
         if self.actions and (len(columns) > 1 or isinstance(actions, Mapping)):

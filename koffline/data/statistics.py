@@ -1,4 +1,4 @@
-"""Statistics of rows and episodes, added up block by block in bounded memory; the summary of a log."""
+"""Statistics of rows and episodes, added block by block in bounded memory; the summary of a log."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from koffline.jobs import PassSettings
 
 
 class Tally:
-    """What is known of rows, to be merged with what is known of others."""
+    """Base of statistics that can be merged with those of other rows."""
 
     def merge(self, other: Any) -> None:
-        """Add the statistics of later rows: numbers are summed, lists extended, tallies merged."""
+        """Add the statistics of later rows: numbers are added, lists extended, tallies merged."""
         for name, value in vars(other).items():
             if isinstance(value, Tally):
                 getattr(self, name).merge(value)
@@ -29,7 +29,7 @@ class Tally:
 
 
 class ColumnStatistics(Tally):
-    """Mean, standard deviation (of the population), least and greatest of the rows (B, ...) of a column.
+    """Mean, standard deviation (of the population), smallest and largest of the rows (B, ...) of a column.
 
     (Chan, Golub and LeVeque 1983, the pairwise update)
     """
@@ -54,17 +54,17 @@ class ColumnStatistics(Tally):
 
     @property
     def effective_count(self) -> float:
-        """Effective count (Σx)² / Σx² of single numbers: their count if all are equal, 0 without any."""
+        """Effective count (Σx)² / Σx² of a scalar column: the count if all x are equal, 0 without any."""
         total = float(self._squares + self.count * self.mean**2)
         return float(self.count * self.mean) ** 2 / total if total > 0.0 else 0.0
 
     @property
     def standard_error(self) -> float | None:
-        """Standard error of the mean of single numbers; None for fewer than two."""
+        """Standard error of the mean of a scalar column; None for fewer than two rows."""
         return float(np.sqrt(self._squares / (self.count - 1) / self.count)) if self.count > 1 else None
 
     def spreads(self) -> list[dict[str, float]]:
-        """Least, mean and greatest (``min``, ``mean``, ``max``) of each number of a row."""
+        """Smallest, mean and largest value (``min``, ``mean``, ``max``) of each number of a row."""
         each = (found.ravel().tolist() for found in (self.minimum, self.mean, self.maximum))
         return [dict(zip(("min", "mean", "max"), found, strict=True)) for found in zip(*each, strict=True)]
 
@@ -81,7 +81,7 @@ class ColumnStatistics(Tally):
             self.merge(block)
 
     def __add__(self, other: ColumnStatistics) -> ColumnStatistics:
-        """Statistics of both."""
+        """Statistics of both together."""
         found = copy.copy(self)
         found.merge(other)
         return found
@@ -105,7 +105,7 @@ class ColumnStatistics(Tally):
 
 
 class EpisodeTally(Tally):
-    """Whole episodes: returns, lengths, and how they end."""
+    """Statistics of whole episodes: returns, lengths, and how they end."""
 
     def __init__(self) -> None:
         self.returns, self.lengths, self.cuts = (ColumnStatistics(()) for _ in range(3))
@@ -123,7 +123,7 @@ class EpisodeTally(Tally):
 
     @property
     def time_limit(self) -> int | None:
-        """The length that all cut episodes share and none exceeds."""
+        """The length of all cut episodes, if it is the same for all and no episode is longer; else None."""
         shared = self.cuts.minimum == self.cuts.maximum == self.lengths.maximum
         return int(self.cuts.maximum) if shared else None
 
@@ -131,7 +131,7 @@ class EpisodeTally(Tally):
 class LogTally(Tally):
     """Statistics of a log or a part of it, added shard by shard.
 
-    observation_shape: None leaves out the observations, which hold most of the numbers.
+    observation_shape: None leaves out the observations, which take most of the time.
     """
 
     def __init__(self, space: ActionSpace, observation_shape: tuple[int, ...] | None = None) -> None:
@@ -172,7 +172,7 @@ _Tally = TypeVar("_Tally", bound=LogTally)
 
 
 def statistics_of(log: LazyTransitions, part: Part | None = None) -> LogTally:
-    """The statistics of a log on disk in one pass, over the units of ``part`` alone if given; DataError."""
+    """Statistics of a log on disk in one pass; with ``part``, of its units only. Raises DataError."""
     return tally_of(log, LogTally(log.action_space, log.observation_shape), part)
 
 
@@ -202,12 +202,12 @@ def _tally_shard(shared: tuple[AnyLog, _Tally, Part | None], shard: int) -> _Tal
 
 
 def summarise(log: AnyLog, settings: PassSettings | None = None, progress: bool = False) -> dict[str, Any]:
-    """Plain values: rows, episodes, spaces, returns, ends, coverage of the actions, and the source.
+    """Summary as plain values: rows, episodes, spaces, returns, ends, coverage of actions, source.
 
-    ``time_limit`` is the length that all cut episodes share and none exceeds. ``action_counts`` (n) is for
-    discrete actions, ``action_ranges`` (k) for continuous ones. Returns are undiscounted, of whole episodes
-    as logged. ``shards`` is the number of files read, where there are several. One pass with bounded memory;
-    settings: where it runs. Raises DataError.
+    ``time_limit``: the length of all cut episodes, if no episode is longer. ``action_counts`` (n): for
+    discrete actions; ``action_ranges`` (k): for continuous ones. Returns are undiscounted, of whole episodes
+    as logged. ``shards``: number of files, if more than one. One pass in bounded memory; settings: where it
+    runs. Raises DataError.
     """
     tally = tally_of(log, LogTally(log.action_space), settings=settings, progress=progress)
     counts, episodes, shards = tally.action_counts, tally.episodes, len(log.shard_names)

@@ -1,4 +1,4 @@
-"""The record every part of koffline works on: logged transitions as columns, validated once."""
+"""The record that every part of koffline works on: logged transitions as columns, validated once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ __all__ = ["ActionSpace", "Continuous", "Discrete", "Metadata", "Transitions", "
 class Metadata:
     """Source of a log and notes on it; they do not change the meaning of the rows.
 
-    ``sha256`` is the digest of the rows as they were read, ``gamma`` a hint in (0, 1), ``extra`` holds
-    whatever else the file says, and ``notes`` what its reader assumed, derived or left out.
-    ``lost_last_rows``: whether it left out last rows of episodes that did not terminate, so that ends are too
-    frequent.
+    ``sha256``: digest of the rows as they were read. ``gamma``: a hint in (0, 1). ``extra``: other entries of
+    the file. ``notes``: what the reader assumed, derived or left out. ``lost_last_rows``: whether the reader
+    left out last rows of episodes that did not terminate, so that terminations are too frequent.
     """
 
     source: str | None = None
@@ -42,7 +41,7 @@ class Metadata:
 
     @property
     def features(self) -> Features | None:
-        """Names of the numbers of an observation, and categories among them, where a table had them."""
+        """Names of an observation's numbers, and its categories, if the log comes from a table."""
         return Features.from_extra(self.extra)
 
     def with_notes(self, *notes: str) -> Metadata:
@@ -63,16 +62,16 @@ COLUMNS = (*REQUIRED_COLUMNS, "episode_ids", "steps", "behavior_log_probabilitie
 class Transitions:
     """N logged transitions (s, a, r, s') as read-only columns.
 
-    Arrays of a fitting dtype are adopted without a copy: do not write into them afterwards; whatever numpy
-    makes an array of is cast exactly. A row may be ``terminated`` (the world ended: no future value),
-    ``truncated`` (recording stopped: the future goes on, ``next_observations`` holds the state reached), both
-    (terminated wins), or neither. With ``episode_ids`` the rows of an episode are contiguous and in time
-    order, ``steps`` count them 0, 1, 2, … and only its last row may be terminated or truncated; without ids
-    every row stands alone. Given only ``steps``, an episode begins wherever they are 0. ``clusters`` are
-    numbers of what episodes (rows, where there are none) share, as a user: intervals resample them together.
+    Arrays of a suitable dtype are used without a copy: do not write into them afterwards. Other array-likes
+    are cast exactly. A row may be ``terminated`` (the world ended: no future value), ``truncated`` (recording
+    stopped: the future goes on, ``next_observations`` holds the state reached), both (terminated wins), or
+    neither. With ``episode_ids`` the rows of an episode are contiguous and in time order, ``steps`` count
+    them 0, 1, 2, … and only the last row may be terminated or truncated. Without ids every row stands alone;
+    with ``steps`` only, an episode begins wherever they are 0. ``clusters``: numbers that link dependent
+    episodes (or rows), such as those of one user; intervals resample a cluster as a whole.
 
-    Shapes: observations and next_observations (N, ...) float32, float64 or uint8; actions (N,) int64 or
-    (N, k) float; all else (N,). Raises DataError naming the column, the row and the remedy.
+    Shapes: observations and next_observations (N, ...) float32, float64 or uint8; actions (N,) int64 or (N,
+    k) float; all else (N,). Raises DataError naming the column, the row and the remedy.
     """
 
     observations: _Array
@@ -120,7 +119,7 @@ class Transitions:
 
     @property
     def row_weights(self) -> np.ndarray:
-        """The ``weights`` (N,) in float64, ones where there are none."""
+        """The ``weights`` (N,) in float64; ones if there are none."""
         return np.ones(len(self)) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
 
     @property
@@ -130,7 +129,7 @@ class Transitions:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the numbers of an observation; none unless the log comes from a table."""
+        """Names of an observation's numbers; empty unless the log comes from a table."""
         return features.names if (features := self.metadata.features) else ()
 
     @property
@@ -176,7 +175,7 @@ class Transitions:
     def returns_to_go(self, gamma: float = 1.0) -> np.ndarray:
         """Return to go (N,) of each row i: Σ γ^(t−i) r_t over t ≥ i in its episode; float64.
 
-        Windows are doubled: after j rounds each row holds the discounted sum over its next 2^j rows. Raises
+        Computed by doubling: after j rounds each row holds the discounted sum over its next 2^j rows. Raises
         DataError without episodes, or for γ outside [0, 1].
         """
         if self.steps is None:
@@ -194,10 +193,10 @@ class Transitions:
         return total
 
     def select(self, rows: Any) -> Transitions:
-        """The given rows (indices or a mask), in the order given.
+        """The given rows (indices or a mask), in the given order.
 
-        Episodes survive where the selected ones still begin with their first step and have no gap; otherwise
-        the selected rows stand alone, without episodes. Raises DataError for no rows or rows out of range.
+        Episodes are kept if each selected one begins with its first step and has no gap; otherwise all
+        selected rows stand alone. Raises DataError for no rows or rows out of range.
         """
         chosen = columns.row_indices(rows, len(self))
         picked = {name: array[chosen] for name, array in self.columns.items()}
@@ -209,7 +208,7 @@ class Transitions:
         return self.of_whole_units(picked, self.action_space, self.metadata)
 
     def select_episodes(self, episodes: Any) -> Transitions:
-        """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; ids are numbered anew from 0."""
+        """Whole episodes by position 0 … E − 1 (or a mask), repeats allowed; new ids count from 0."""
         if not self.has_episodes:
             raise DataError("episodes cannot be selected, this log has none; use select(rows)")
         chosen = columns.row_indices(episodes, self.n_episodes)
@@ -247,10 +246,11 @@ class Transitions:
     def of_checked(
         cls, checked: Mapping[str, Any], space: Any, units: Any = None, metadata: Metadata | None = None
     ) -> Transitions:
-        """Rows from columns that were checked when they were read; ``units`` number episodes without ids.
+        """Make a record from checked columns; ``units`` number the episodes if there are no ids.
 
-        Without ``units`` they are whole episodes, or rows that stand alone. With ``units`` (N,) they may be a
-        part of a log that begins and ends inside episodes: ``units`` and ``steps`` go on from part to part.
+        Without ``units`` the rows are whole episodes, or stand alone. With ``units`` (N,) they may be a part
+        of a log that begins and ends inside episodes: ``units`` and ``steps`` then continue from part to
+        part.
         """
         made = object.__new__(cls)
         vars(made).update(action_space=space, metadata=metadata or Metadata())
@@ -272,11 +272,11 @@ class Transitions:
     shard_names = ("the log",)  # in messages: a log in memory is one shard
 
     def shard_blocks(self, shard: int = 0) -> Iterator[Transitions]:
-        """The rows in order by blocks, of which nothing is copied; a log in memory is one shard."""
+        """The rows in order, in blocks without copies; a log in memory is one shard."""
         return (self.part(rows) for rows in columns.blocks(len(self)))
 
     def part(self, rows: slice | np.ndarray) -> Transitions:
-        """Some rows as they are, also from the middle of episodes: a slice gives views, a mask copies."""
+        """Some rows, which may begin inside an episode: a slice gives views, a mask copies."""
         picked = {name: column[rows] for name, column in self.columns.items()}
         return self.of_checked(picked, self.action_space, self.units[rows], self.metadata)
 
@@ -286,7 +286,7 @@ class Transitions:
 
 
 def check_in_memory(log: Any) -> None:
-    """Raise DataError for a log on disk, or what is no log."""
+    """Raise DataError if ``log`` is on disk or no log."""
     if not isinstance(log, Transitions):
         remedy = "give rows in memory: koffline.open_transitions(path, lazy=False)"
         raise DataError(f"the log is a {type(log).__name__}; {remedy}")

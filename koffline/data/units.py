@@ -24,7 +24,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)
 _SECOND = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
-# Keys of the hashes that sample and split units, independent of other random numbers.
+# Keys of the hashes that sample and split units; they are independent of other random numbers.
 _UNITS, _HELD_OUT, _ENDS = 0x65706973, 0x68656C64, 0x656E6473
 _HASHED_AT_ONCE = 2**20
 # Distribution of a Poisson number of mean one, which is larger than 19 once in 10^19 draws.
@@ -33,11 +33,11 @@ ROW_NUMBERS = ("observations", "actions", "rewards", "next_observations")
 
 
 def unit_hash(seed: int, shard: int, units: Any) -> np.ndarray:
-    """(B,) uint64, uniform and independent between units: a function of seed, shard and unit alone.
+    """Hash (B,) uint64 of units: uniform, independent between units, and a function of its arguments alone.
 
-    units: (B,) ordinals within the shard (``units`` of a block). The same numbers come out whatever the size
-    of blocks, their order or the machine. Divide by 2**64 for uniform numbers in [0, 1), take ``% n`` for
-    one of n groups. (Steele, Lea and Flood 2014, SplitMix64: its output function, applied three times)
+    units: (B,) numbers within the shard (``units`` of a block). The result does not depend on block size,
+    order or machine. Divide by 2**64 for uniform numbers in [0, 1), or take ``% n`` for one of n groups.
+    (Steele, Lea and Flood 2014, SplitMix64: its output function, applied three times)
     """
     with np.errstate(over="ignore"):  # words of 64 bits wrap around
         key = _mix(_mix(np.uint64(seed & _MASK) + _GAMMA) ^ np.uint64(shard & _MASK))
@@ -54,10 +54,10 @@ def _mix(state: Any) -> Any:
 
 
 def poisson_counts(seed: int, streams: Iterable[int], units: Any) -> Int[np.ndarray, "stream unit"]:
-    """How often resampled logs count units: independent Poisson numbers of mean one.
+    """How often each resampled log counts each unit: independent Poisson numbers of mean one.
 
-    Each is a function of the seed, the stream (the number of a resampled log) and the unit's number alone.
-    It does not depend on other units, so a log is resampled alike wherever it lies.
+    Each depends only on the seed, the stream (the number of a resampled log) and the unit's number, so a log
+    is resampled in the same way wherever it is stored.
     (Hanley & MacGibbon 2006; Chamandy, Muralidharan, Najmi & Naidu 2012)
     """
     drawn = [unit_hash(seed, stream, units) * 2.0**-64 for stream in streams]
@@ -66,7 +66,7 @@ def poisson_counts(seed: int, streams: Iterable[int], units: Any) -> Int[np.ndar
 
 
 def cluster_sums(clusters: Any, values: Any) -> np.ndarray:
-    """Sums (C, …) of values (U, …) of units over those of one number, in the order of the numbers (U,)."""
+    """Sums (C, …) of unit values (U, …) by cluster number (U,), in the order of the numbers."""
     _, place = np.unique(clusters, return_inverse=True)
     sums = np.zeros((int(place.max(initial=-1)) + 1, *values.shape[1:]))
     np.add.at(sums, place, values)
@@ -78,7 +78,7 @@ def hash_rows(
 ) -> np.ndarray:
     """Hash (B,) uint64 of each row's rounded numbers in the named columns, from two random sums.
 
-    Equal rows agree, and others almost never.
+    Equal rows have equal hashes; different rows almost never do.
     """
     generator = np.random.default_rng(0)
     sums = np.zeros((len(block), 2))
@@ -96,7 +96,7 @@ def hash_rows(
 class Part:
     """One side of a split of a log on disk by whole units: those ``held_out``, or all others.
 
-    Held out are units with hashes up to ``largest``. firsts: number in the log of each shard's first unit.
+    Units with hashes up to ``largest`` are held out. firsts: number in the log of each shard's first unit.
     """
 
     seed: int
@@ -105,13 +105,13 @@ class Part:
     held_out: bool
 
     def holds(self, shard: int, units: np.ndarray) -> np.ndarray:
-        """Whether (B,) units of a shard are in this part."""
+        """Whether units (B,) of a shard are in this part."""
         out = unit_hash(self.seed ^ _UNITS, 0, units + self.firsts[shard]) <= np.uint64(self.largest)
         return out if self.held_out else ~out
 
 
 def stop_shares(log: Transitions) -> np.ndarray | None:
-    """Share (T,) of episodes whose row at a step was left out, of those in which the world went on after it.
+    """Share (T,) of episodes that lost their row at each step, among those whose world went on there.
 
     None unless the reader left out such rows.
     """
@@ -121,17 +121,18 @@ def stop_shares(log: Transitions) -> np.ndarray | None:
     weights = log.row_weights[ends]
     ended, size = np.asarray(log.terminated)[ends], int(lengths.max()) + 1
     lost = np.bincount(lengths[~ended], weights[~ended], minlength=size)
-    went_on = np.bincount(lengths - ended, weights, minlength=size)  # episodes by their rows that did
+    went_on = np.bincount(lengths - ended, weights, minlength=size)  # by number of rows that went on
     kept = went_on.sum() - np.cumsum(went_on)
     return np.asarray(lost / np.where(lost + kept > 0.0, lost + kept, 1.0))
 
 
 def without_late_ends(log: Transitions, units: Any = None, stops: Any = None) -> Transitions:
-    """The log without the last rows of some episodes that terminated; those are cut one row before.
+    """Remove some last rows of terminated episodes, which would be too frequent; the row before is then cut.
 
-    A row was left out because recording stopped and the world went on. Had it ended, the row would be there:
-    rows that end the world are too frequent. Each is left out with the probability that recording stopped
-    there (``stops`` (T,), else `stop_shares`), by the hash of its unit's number (``units`` (U,), else all).
+    If recording stops and the world goes on, the last row is left out; had the world ended, it would be
+    there. To balance this, each terminal row is removed with the probability that recording stopped there
+    (``stops`` (T,), else `stop_shares`), decided by the hash of its unit's number (``units`` (U,), else all
+    units).
     """
     if (stops := stop_shares(log) if stops is None else stops) is None:
         return log
@@ -152,7 +153,7 @@ def without_late_ends(log: Transitions, units: Any = None, stops: Any = None) ->
 
 @dataclass(frozen=True, eq=False)
 class UnitSample:
-    """Sampled units of a log, in order. ``units (U,)``: their numbers. ``is_all``: the whole log."""
+    """Sampled units of a log, in order. ``units (U,)``: their numbers. ``is_all``: it is the whole log."""
 
     transitions: Transitions
     units: Int[np.ndarray, " unit"]
@@ -164,8 +165,8 @@ def sample_units(
 ) -> UnitSample:
     """Draw units uniformly without replacement, at least one, with about ``rows`` rows in total.
 
-    part: draws from that side of a split of a log on disk alone. settings: where the passes over it run.
-    Raises DataError.
+    part: draw only from that side of a split of a log on disk. settings: where the passes run. Raises
+    DataError.
     """
     total = log.n_episodes if log.has_episodes else len(log)
     wanted = max(1, round(rows * total / len(log)))
@@ -187,7 +188,7 @@ def sample_units(
 
 
 def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None) -> Int[np.ndarray, " unit"]:
-    """Numbers of the ``count`` units with the smallest hashes, in order; sizes: units of each shard."""
+    """Numbers of the ``count`` units with the smallest hashes, in order. sizes: units of each shard."""
     numbers, hashes = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.uint64)
     first = 0
     for shard, size in enumerate(sizes):
@@ -205,7 +206,7 @@ def _smallest(sizes: list[int], count: int, seed: int, part: Part | None = None)
 
 
 def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> Transitions:
-    """All rows of the given units of a shard, which are in order."""
+    """All rows of the given units of a shard, in order."""
     shard, units = item
     return joined([block.part(np.isin(block.units, units)) for block in log.shard_blocks(shard)])
 
@@ -213,9 +214,10 @@ def _units_of_shard(log: LazyTransitions, item: tuple[int, np.ndarray]) -> Trans
 def split_transitions(
     log: Transitions, held_out: float = 0.3, seed: int = 0
 ) -> tuple[Transitions, Transitions]:
-    """Two parts of a log, the second with the share ``held_out`` of its clusters, episodes or rows.
+    """Split a log in two; the second part has the share ``held_out`` of its clusters, episodes or rows.
 
-    They stay whole; those with the smallest hashes of the seed are held out. Raises ConfigError.
+    Clusters and episodes stay whole; those with the smallest hashes for the seed are held out. Raises
+    ConfigError.
     """
     if not (isinstance(log, Transitions) and 0.0 < held_out < 1.0):
         given = f"a {type(log).__name__} and a share of {held_out}"
@@ -232,13 +234,13 @@ def _divide(
 
 
 def split_log(log: Transitions, held_out: float, seed: int) -> tuple[Transitions, Transitions | None]:
-    """Training part and held-out part `without_late_ends`, one episode (row) or more each; ConfigError."""
+    """Training and held-out part, without late ends, one episode (row) or more each. Raises ConfigError."""
     log = without_late_ends(log)
     return (log, None) if held_out == 0.0 else _divide(log, log.units, held_out, seed)
 
 
 def split_shards(log: LazyTransitions, held_out: float, seed: int) -> tuple[Part | None, Part | None]:
-    """The same parts of a log on disk, with late ends. Raises ConfigError."""
+    """The same split for a log on disk, without removing late ends. Raises ConfigError."""
     if held_out == 0.0:
         return None, None
     sizes = [shard.episodes if log.has_episodes else shard.rows for shard in log.shards]

@@ -27,9 +27,9 @@ _STREAM = 0x6E6F6973  # keeps the noise apart from the environment's own draws o
 
 
 class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
-    """One copy of a world; observations are its states in native units, float32, within its box.
+    """One copy of a world; observations are its states in native units, float32, clipped to its bounds.
 
-    world: its name, see `boxes.WORLDS`. Further keywords replace its fields, for instance noise=0.0.
+    world: its name, see `boxes.WORLDS`. Further keywords replace its fields, for example noise=0.0.
     """
 
     def __init__(self, world: str, **overrides: Any) -> None:
@@ -45,7 +45,7 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
         return self._observation(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """One step of the world; a time limit belongs to the registration. Raises ConfigError."""
+        """One step of the world, without a time limit, which the registration adds. Raises ConfigError."""
         if not self.action_space.contains(action):
             raise ConfigError(f"action is {action!r}; give one of {self.action_space}")
         outcome = self.world.step(self._state, np.array([int(action)]), self.np_random)
@@ -58,13 +58,13 @@ class BoxWorldEnv(gymnasium.Env[np.ndarray, np.int64]):
 
 
 class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Adds N(0, transition_noise²) to every velocity (its own unit per second) before each step.
+    """Adds N(0, transition_noise²) to every velocity (in its unit) before each step.
 
-    What the agent has seen is s; the world goes on from s + noise, and everything it then reports (s',
-    reward, end of the episode) belongs to that: a Markov process whose next state is random given s and a. It
-    is what makes the residual gradient biased, which MuJoCo without noise does not.
+    The agent sees s; the world steps from s + noise, and the reported s', reward and end of the episode
+    follow from that. The process is Markov, with random next states given s and a. This makes the residual
+    gradient biased, unlike in MuJoCo without noise.
 
-    A reset with a seed seeds the noise too. Raises ConfigError for an environment without MuJoCo's state.
+    A reset with a seed also seeds the noise. Raises ConfigError for an environment without MuJoCo's state.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], transition_noise: float) -> None:
@@ -92,12 +92,12 @@ class VelocityNoise(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def noisy_mujoco(environment: str, transition_noise: float = 0.0, **options: Any) -> VelocityNoise:
-    """The entry point: `environment` with its own time limit, and the noise around it."""
+    """Make `environment`, with its own time limit, wrapped in velocity noise."""
     return VelocityNoise(make_env(environment, disable_env_checker=True, **options), transition_noise)
 
 
 class WorldCopies(Copies):
-    """Copies of one of our worlds, stepped together; rows are those of the Gymnasium environment."""
+    """Copies of one of our worlds, stepped together; rows equal those of the Gymnasium environment."""
 
     usual_number = 256
 
@@ -110,13 +110,13 @@ class WorldCopies(Copies):
         self.observation_shape = (len(self._world.low),)
 
     def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
-        """Start one copy per seed, all of them at once."""
+        """Start one copy per seed, all at once."""
         self._generators, self._steps = [np.random.default_rng(seed) for seed in seeds], 0
         self._states = np.concatenate([self._world.reset(1, generator) for generator in self._generators])
         return self._world.observe(self._states)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run; each has a stream of noise of its own, read in blocks."""
+        """One step of the running copies; each has its own stream of noise, read in blocks."""
         assert self.time_limit is not None
         place = self._steps % BLOCK
         if place == 0:
@@ -129,14 +129,14 @@ class WorldCopies(Copies):
 
 
 def make_copies(identifier: str, time_limit: int | None = None) -> Copies:
-    """Copies of an environment; ours, by id or name, are played as one array. Raises ConfigError."""
+    """Copies of an environment; our worlds, by id or name, are one array. Raises ConfigError."""
     if identifier in NAMES:
         return WorldCopies(NAMES[identifier], time_limit)
     return Copies(identifier, **({} if time_limit is None else {"max_episode_steps": time_limit}))
 
 
 def closed_copies(identifier: str) -> Copies:
-    """Closed copies of an environment, for its spaces, time limit and notes only."""
+    """Closed copies of an environment, only for its spaces, time limit and notes."""
     copies = make_copies(identifier)
     copies.close()
     return copies

@@ -1,8 +1,8 @@
-"""The paper's policy-evaluation worlds, whose state is a point of a box: Puddle World, pole, Mountain Car.
+"""The paper's policy-evaluation worlds with box-shaped state spaces: Puddle World, pole, Mountain Car.
 
-A world is n copies of one task, advanced together: every array has the copies on its first axis, and time
-limits belong to whoever writes a log. A policy here is plain: with discrete actions a callable from
-observations to probabilities (N, n); else an object with ``sample(observations, generator) -> (N, k)``.
+A world is n copies of one task, advanced together: every array has the copies on its first axis. Time limits
+are left to the writers of logs. A policy here is a callable from observations to probabilities (N, n) for
+discrete actions, or an object with ``sample(observations, generator) -> (N, k)``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tuples:
-    """Independent tuples: a state, the action in it, and what one step leads to."""
+    """Independent transitions: states, actions, rewards, next states and terminations."""
 
     states: States
     actions: Actions
@@ -53,10 +53,10 @@ FASTEST = 4.0  # radians per second; the state stays in the box
 
 @dataclass(frozen=True)
 class BoxWorld:
-    """A world whose states (n, d) fill a box; observations are the states themselves, in native units.
+    """A world with states (n, d) in a box; observations are the states themselves, in native units.
 
     low, high: its corners. grid: cells per axis of the grid on which the paper computes true values.
-    reward_scale: rewards are divided by it for training, so that values are of order one.
+    reward_scale: divisor of rewards in training, so that values are of order one.
     """
 
     noise: float
@@ -76,15 +76,15 @@ class BoxWorld:
         raise NotImplementedError
 
     def draw_noise(self, n: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw the noise of n steps, one row each."""
+        """Draw the noise of n steps, one row per step."""
         raise NotImplementedError
 
     def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
-        """Advance every copy once, by its action and its noise."""
+        """Advance every copy by one step, given actions and noise."""
         raise NotImplementedError
 
     def step(self, state: States, action: Actions, generator: np.random.Generator) -> Outcome:
-        """Advance every copy once."""
+        """Advance every copy by one step."""
         return self.move(state, action, self.draw_noise(len(state), generator))
 
     def is_terminal(self, state: States) -> Flags:
@@ -100,8 +100,8 @@ class BoxWorld:
 class PuddleWorld(BoxWorld):
     """Walk to the upper right corner of the unit square, around two puddles.
 
-    State (x, y); ``noise`` is the standard deviation of each step, per axis. Reward −1 a step, and −400 per
-    unit of depth in a puddle. (Boyan & Moore 1995; reward of the state that is entered, as in Sutton 1996)
+    State (x, y); ``noise``: standard deviation of each step, per axis. Reward −1 per step, and −400 per unit
+    of depth in a puddle. (Boyan & Moore 1995; the reward is that of the new state, as in Sutton 1996)
     """
 
     noise: float = 0.01
@@ -146,9 +146,9 @@ def puddle_depth(state: Float[np.ndarray, "row 2"]) -> Float[np.ndarray, " row"]
 class NoisyPole(BoxWorld):
     """Balance a pole with three forces on its cart: the paper's "CartPole", two-dimensional.
 
-    State (angle, angular velocity) in radians and seconds, angle 0 upright; falls at ± π/2. ``noise`` is the
-    half-width in newtons of a uniform force added to every push.
-    ``reward``: "fall" pays −1 for the fall alone, "balance" +1 for every step until then.
+    State (angle, angular velocity) in radians and seconds, angle 0 upright; the pole falls at ± π/2.
+    ``noise``: half-width in newtons of a uniform force added to every push. ``reward``: "fall" gives −1 for
+    the fall only, "balance" +1 for every step before it.
     (Lagoudakis & Parr 2003, the inverted pendulum)
     """
 
@@ -191,7 +191,7 @@ class NoisyPole(BoxWorld):
         return Outcome(following, np.where(fallen, *self.rewards[self.reward]), fallen)
 
     def is_terminal(self, state: States) -> Flags:
-        """Whether the pole lies beyond the box; no state of the box does."""
+        """Whether the pole is outside the box; never true for states in the box."""
         return np.abs(state[:, 0]) > self.high[0]
 
 
@@ -199,7 +199,7 @@ class NoisyPole(BoxWorld):
 class GymnasiumPole(NoisyPole):
     """The pole of Gymnasium's CartPole: light, steps of 0.02 s, a fall at ± 12°; the cart has no limits.
 
-    Push left (0) or right (1) by 10 N; the noise is the same share of the push as that of `NoisyPole`.
+    Push left (0) or right (1) with 10 N; the noise is the same share of the push as in `NoisyPole`.
     """
 
     noise: float = 2.0
@@ -213,10 +213,10 @@ class GymnasiumPole(NoisyPole):
 
 @dataclass(frozen=True)
 class NoisyMountainCar(BoxWorld):
-    """Leave a valley by swinging in a weak car whose velocity is jolted at every step.
+    """Leave a valley by swinging in a weak car, with noise on its velocity.
 
-    State (position, velocity); push left (0), coast (1), push right (2); −1 a step until position ≥ 0.5.
-    ``noise`` is the standard deviation of a Gaussian added to the velocity each step. (Gymnasium's task)
+    State (position, velocity); push left (0), coast (1), push right (2); reward −1 per step until position ≥
+    0.5. ``noise``: standard deviation of a Gaussian added to the velocity at each step. (Gymnasium's task)
     """
 
     noise: float = 0.001
@@ -235,7 +235,7 @@ class NoisyMountainCar(BoxWorld):
         return self.noise * generator.standard_normal(n) if self.noise else np.zeros(n)
 
     def move(self, state: States, action: Actions, noise: np.ndarray) -> Outcome:
-        """One step; the left wall is inelastic, the right end is the goal whatever the speed."""
+        """One step; the left wall stops the car, the right end is the goal at any speed."""
         position, velocity = state.T
         velocity = velocity + (action - 1) * 0.001 - 0.0025 * np.cos(3 * position) + noise
         velocity = np.clip(velocity, -0.07, 0.07)
@@ -245,7 +245,7 @@ class NoisyMountainCar(BoxWorld):
         return Outcome(following, np.full(len(state), -1.0), self.is_terminal(following))
 
     def is_terminal(self, state: States) -> Flags:
-        """Whether the car is out of the valley."""
+        """Whether the car has left the valley."""
         return state[:, 0] >= 0.5
 
 
@@ -261,19 +261,19 @@ TIME_LIMITS = {"puddle_world": 300, "cart_pole": 500, "gymnasium_pole": 500, "mo
 
 
 def make_world(name: str) -> BoxWorld:
-    """The world of a name or a Gymnasium id, with its default noise. Raises ConfigError."""
+    """The world with this name or Gymnasium id, with its default noise. Raises ConfigError."""
     return WORLDS[world_name(name)]()  # type: ignore[call-arg]
 
 
 def world_name(name: str) -> str:
-    """The name of a world from itself or its Gymnasium id. Raises ConfigError."""
+    """The name of a world from its name or Gymnasium id. Raises ConfigError."""
     if name not in NAMES:
         raise ConfigError(f"there is no world '{name}'; {nearest_name(name, NAMES)}")
     return NAMES[name]
 
 
 def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> Float[np.ndarray, "copy d"]:
-    """n states uniform over the part of the box where episodes go on."""
+    """n states uniform over the non-terminal part of the box."""
     found = np.empty((0, len(world.low)))
     while len(found) < n:
         count = max(2 * (n - len(found)), 16)
@@ -285,7 +285,7 @@ def uniform_states(world: BoxWorld, n: int, generator: np.random.Generator) -> F
 def draw_categories(
     probabilities: Float[np.ndarray, "row category"], generator: np.random.Generator
 ) -> Int[np.ndarray, " row"]:
-    """One category per row of (N, K) probabilities."""
+    """Draw one category per row of probabilities (N, K)."""
     cumulative = np.cumsum(probabilities, axis=1)
     threshold = generator.random(len(cumulative))[:, None] * cumulative[:, -1:]
     return np.sum(cumulative[:, :-1] <= threshold, axis=1).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Finite Markov decision processes whose values are exact, and continuous worlds as such on a grid of cells.
+"""Finite Markov decision processes with exact values, and continuous worlds discretised on a grid.
 
 Policies are tables (S, A) of probabilities. Entering a terminal state ends the episode; its value is zero.
 """
@@ -27,9 +27,9 @@ TSITSIKLIS_GAMMA = 1.0
 
 @dataclass(frozen=True, eq=False)
 class FiniteMDP:
-    """A finite process: ``transition[s, a, s']``, ``reward`` per (s, a) or (s, a, s'), terminal flags, start.
+    """A finite MDP: ``transition[s, a, s']``, ``reward`` per (s, a) or (s, a, s'), terminal flags, start.
 
-    Raises ConfigError when probabilities do not sum to one.
+    Raises ConfigError if probabilities do not sum to one.
     """
 
     transition: np.ndarray  # (S, A, S)
@@ -50,7 +50,7 @@ class FiniteMDP:
 
     @property
     def n_states(self) -> int:
-        """Number S of states, terminal ones included."""
+        """Number S of states, including terminal ones."""
         return self.transition.shape[0]
 
     @property
@@ -59,7 +59,7 @@ class FiniteMDP:
         return self.transition.shape[1]
 
     def state_values(self, policy: Probabilities, gamma: float) -> PerState:
-        """V^π, (S,): solves (I − γ P_π) V = r_π; no move out of or into terminal states, where V = 0."""
+        """V^π, (S,): solves (I − γ P_π) V = r_π without moves from or to terminal states, where V = 0."""
         table = self._table(policy)
         moves = np.einsum("sa,sat->st", table, self.transition)
         gain = np.einsum("sa,sat,sat->s", table, self.transition, self.reward)
@@ -76,14 +76,14 @@ class FiniteMDP:
         return float(self.initial @ self.state_values(policy, gamma))
 
     def step(self, states: Numbers, actions: Numbers, generator: Generator) -> Outcome:
-        """Draw the outcomes of pairs of state and action numbers."""
+        """Draw the outcomes of state and action numbers."""
         following = draw_categories(self.transition[states, actions], generator)
         return Outcome(following, self.reward[states, actions, following], self.terminal[following])
 
     def sample_transitions(
         self, n: int, policy: Probabilities, generator: Generator, states: PerState | None = None
     ) -> Tuples:
-        """Draw n independent tuples: s from ``states`` (S,) (default: uniform), a from the policy."""
+        """Draw n independent transitions: s from ``states`` (S,) (default: uniform), a from the policy."""
         if states is None:
             states = ~self.terminal / np.sum(~self.terminal)
         _require_probabilities("states", states)
@@ -105,7 +105,7 @@ def _require_probabilities(name: str, rows: np.ndarray) -> None:
 
 
 def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> ActionValues:
-    """Optimal action values (S, A) within ``tolerance`` or, where they are too large for that, rounding.
+    """Optimal action values (S, A), accurate to ``tolerance`` or, if they are too large, to rounding.
 
     Zero on terminal states. gamma: below one.
     """
@@ -127,9 +127,9 @@ def value_iteration(mdp: FiniteMDP, gamma: float, tolerance: float = 1e-8) -> Ac
 def tsitsiklis_van_roy() -> FiniteMDP:
     """The modified example of Tsitsiklis and Van Roy: five states, a linear value, and TD diverges.
 
-    The arrows of the paper's figure are lost; this reconstruction satisfies everything its text says: states
-    s1 … s4 and a terminal one, in this order, γ = 1, values (w1, w2, w3, 2·w3, 0), exact at w* = (0.8, 1, 0).
-    Episodes start in any of the first four. (Feng et al. 2019, fig:toy_diverge)
+    The arrows of the paper's figure are lost. This reconstruction agrees with all of its text: states s1 … s4
+    and a terminal one, in this order, γ = 1, values (w1, w2, w3, 2·w3, 0), exact at w* = (0.8, 1, 0).
+    Episodes start in any of the first four states. (Feng et al. 2019, fig:toy_diverge)
     """
     transition = np.zeros((5, 1, 5))
     transition[0, 0, [1, 2]] = (0.8, 0.2)
@@ -142,7 +142,7 @@ def tsitsiklis_van_roy() -> FiniteMDP:
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of a box, row-major: ``shape`` counts them along each axis, ``low``, ``high`` are its corners."""
+    """Cells of a box, row-major: ``shape``: cells along each axis; ``low``, ``high``: corners of the box."""
 
     low: Pair
     high: Pair
@@ -155,12 +155,12 @@ class Grid:
         return low + (cells + 0.5) * (np.asarray(self.high) - low) / np.asarray(self.shape)
 
     def cell_of(self, states: Points) -> Int[np.ndarray, " row"]:
-        """The cell in which each state (N, 2) lies."""
+        """The cell of each state (N, 2)."""
         place = np.floor(self._places(states)).astype(np.int64)
         return np.ravel_multi_index(tuple(place.T), self.shape, mode="clip")
 
     def weights_of(self, states: Points) -> tuple[Int[np.ndarray, "row 4"], Float[np.ndarray, "row 4"]]:
-        """The four cells around each state and their bilinear weights; constant beyond the outer centres."""
+        """The four cells around each state and their bilinear weights; constant outside the outer centres."""
         last = np.asarray(self.shape) - 1
         place = np.clip(self._places(states) - 0.5, 0.0, last)
         lower = np.minimum(np.floor(place).astype(np.int64), np.maximum(last - 1, 0))
@@ -171,7 +171,7 @@ class Grid:
         return np.stack(cells, axis=1), np.stack(weights, axis=1)
 
     def _places(self, states: Points) -> Float[np.ndarray, "row 2"]:
-        """States of the box as places in units of cells: cell i of an axis reaches from i to i + 1."""
+        """States in units of cells: cell i of an axis reaches from i to i + 1."""
         corner = np.asarray(self.low, dtype=np.float64)
         share = (np.asarray(states, dtype=np.float64) - corner) / (np.asarray(self.high) - corner)
         return share * np.asarray(self.shape)
@@ -179,7 +179,7 @@ class Grid:
 
 @dataclass(frozen=True, eq=False)
 class GridProcess(Grid):
-    """A finite process with one state per cell, and a last state in which every episode ends."""
+    """A finite process with one state per cell, and a last state for ended episodes."""
 
     mdp: FiniteMDP
 
@@ -187,12 +187,12 @@ class GridProcess(Grid):
 def discretise(
     world: BoxWorld, shape: tuple[int, int], generator: Generator, samples: int, interpolate: bool = False
 ) -> GridProcess:
-    """Transitions estimated from ``samples`` steps of the world out of every cell.
+    """Transitions estimated from ``samples`` steps of the world from every cell.
 
-    They start from points uniform in the cell and lead to the cell they end in; with ``interpolate`` they
-    start from its centre and lead to the four cells around the end by weight: one step then moves values by
-    less than a cell, and grids need fewer cells. Cells whose centre is terminal are terminal. Memory is
-    16 (n1·n2)² A bytes.
+    Steps start from points uniform in the cell and lead to the cell of the next state. With ``interpolate``
+    they start from the centre and lead to the four cells around the next state, by weight: then one step
+    moves values by less than a cell, and grids need fewer cells. Cells with a terminal centre are terminal.
+    Memory: 16 (n1·n2)² A bytes.
     """
     cells, actions = shape[0] * shape[1], world.n_actions
     grid = Grid(world.low, world.high, shape)

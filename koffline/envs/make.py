@@ -1,7 +1,7 @@
 """Any Gymnasium environment: its errors in one line, its spaces as ours (arrays, indices, flat vectors).
 
-Gymnasium's own vector environments reset a copy by themselves, one step after its end, and give rows that
-belong to no episode; in `Copies` one that ended just rests, and the last observation is at hand.
+Gymnasium's own vector environments reset a copy automatically one step after its end, which gives rows that
+belong to no episode. In `Copies` an ended copy stops, and its last observation is available.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _playing = partial(one_line_errors, remedy="try it alone with gymnasium.make", k
 
 
 def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """gymnasium.make with its errors in one line. Raises ConfigError."""
+    """gymnasium.make, with errors in one line. Raises ConfigError."""
     spec = gymnasium.registry.get(identifier)
     if spec is not None and "mujoco" in str(spec.entry_point):
         with contextlib.suppress(ImportError):
@@ -53,7 +53,7 @@ def make_env(identifier: str, **options: Any) -> gymnasium.Env[Any, Any]:
 
 
 class CopiesStep(NamedTuple):
-    """One step of n copies: observations (n, …), rewards (n,), whether they ended, whether time ran out."""
+    """One step of n copies: observations (n, …), rewards (n,), terminated flags, truncated flags."""
 
     observations: np.ndarray
     rewards: np.ndarray
@@ -62,13 +62,13 @@ class CopiesStep(NamedTuple):
 
 
 class Copies:
-    """Copies of any Gymnasium environment, made when they are first needed; nothing is reset by itself.
+    """Copies of any Gymnasium environment, made when first needed; nothing is reset automatically.
 
-    Observations of boxes keep their shape and their bytes or floats; others are flattened as Gymnasium does
-    (discrete ones become one-hot). ``name`` is the full Gymnasium id, ``action_dtype`` the precision in which
-    actions are received, ``time_limit`` the steps after which episodes are cut (None: the environment says
-    when), ``notes`` what was changed about observations. Raises ConfigError for an environment that is
-    unknown, fails, gives numbers that are not finite, or has spaces of another kind.
+    Observations of boxes keep their shape and type (uint8 or float); others are flattened as in Gymnasium
+    (discrete ones become one-hot). ``name``: the full Gymnasium id; ``action_dtype``: precision of received
+    actions; ``time_limit``: steps after which episodes are truncated (None: decided by the environment);
+    ``notes``: changes of observations. Raises ConfigError if the environment is unknown, fails, returns
+    numbers that are not finite, or has unsupported spaces.
     """
 
     usual_number = 16  # default number of copies
@@ -90,7 +90,7 @@ class Copies:
         self.action_dtype = np.dtype(np.int64 if isinstance(action, spaces.Discrete) else action.dtype)
 
     def reset(self, seeds: Sequence[int], copies: Sequence[int] | None = None) -> np.ndarray:
-        """Start an episode in the first copies, one per seed, or in the given ones; observations (n, …)."""
+        """Start an episode in the given copies (default: the first), one per seed; observations (n, …)."""
         places = range(len(seeds)) if copies is None else copies
         while len(self._envs) <= max(places):
             self._envs.append(make_env(self._identifier, **self._options))
@@ -100,7 +100,7 @@ class Copies:
         return self._finite("an observation", first)
 
     def step(self, running: Sequence[int], actions: np.ndarray) -> CopiesStep:
-        """One step of the copies that still run; actions (n,) or (n, k) of the action space."""
+        """One step of the running copies; actions (n,) or (n, k) of the action space."""
         native = self._native(actions)
         with _playing(self.name, "failed in step"):
             steps = [self._envs[copy].step(action) for copy, action in zip(running, native, strict=True)]
@@ -161,7 +161,7 @@ def _action_space(name: str, space: spaces.Space[Any]) -> ActionSpace:
 
 
 def _number_type(box: spaces.Box) -> np.dtype[Any]:
-    """The type of a log's observations that holds all numbers of a box exactly."""
+    """The type of a log's observations that represents all numbers of a box exactly."""
     if box.dtype in (np.uint8, np.float32, np.float64):
         return np.dtype(box.dtype)
     if np.issubdtype(box.dtype, np.floating):

@@ -1,4 +1,4 @@
-"""The paper's experiments, one file per figure over one runner of cells."""
+"""The paper's experiments: one file per figure, all run by the runner in `cells`."""
 
 NAMES = ("figure-toy", "figure-puddle", "figure-bench", "ablation", "memory", "figure-mujoco", "claims")
 # Of figure-mujoco, in the order of the paper's panels.

@@ -1,12 +1,12 @@
-"""Ablation of the K-loss: one change at a time from a base, on all three worlds.
+"""Ablation of the K-loss: one change at a time from a base setting, on all three worlds.
 
-Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale,
-the best of these combined, GTD2's second learning rate, transition noise (K-loss beside RG),
-and the pole's reward. Three seeds (ten for the statistic), two learning rates, half the epochs of the
-figures. The figure has a panel per group and world, with errors as shares of the variance of V.
+Groups: bandwidth, kernel family, statistic (U, V, mixtures, residual gradient), batch size, reward scale, the
+best of these combined, GTD2's second learning rate, transition noise (K-loss and RG), and the pole's reward.
+Three seeds (ten for the statistic), two learning rates, half the epochs of the figures. The figure has a
+panel per group and world and shows errors as fractions of the variance of V.
 
-The experiment `memory` compares the remembered kernel loss with that of mini-batches, at the usual and at
-four times the noise of transitions.
+The experiment `memory` compares the kernel loss with memory to the mini-batch one, at the usual and at four
+times the transition noise.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def collect_ablation(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def variants(experiment: str, scale: Scale) -> list[Variant]:
-    """All cells of `ablation` or `memory`, group by group; variants that equal the base share its cell."""
+    """All cells of `ablation` or `memory`, by group; variants that equal the base share its cell."""
     found: list[Variant] = []
     for world in WORLDS:
         # A coarser truth, two learning rates and half the epochs of the figures.
@@ -71,7 +71,7 @@ def variants(experiment: str, scale: Scale) -> list[Variant]:
 
 
 def _ablation(whole: Cell) -> Iterator[Variant]:
-    """Few seeds, but where the claims' verdicts need those of the figures."""
+    """Variants with few seeds, except where the claims need as many as the figures."""
     world, rows, base = whole.problem.build_world(), whole.problem.rows, _trained(whole, seeds=_SEEDS)
     for width in (0.05, 0.1, 0.25, 0.5, 1.0):
         yield "bandwidth", str(width), _learning(base, KernelLoss(Gaussian(width)))
@@ -88,7 +88,7 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
     factors = {"unscaled": 1.0 / world.reward_scale, "scaled": 1.0, "scaled_by_10_more": 10.0}
     for name, factor in factors.items():
         yield "reward_scale", name, _trained(base, reward_factor=factor)
-    # The best parts together, and the default that comes out of it.
+    # The best variants combined, and the resulting default.
     square = torch.rand(rows, 2, generator=torch.Generator().manual_seed(0))  # uniform states
     yield "combined", "default", _learning(base, objectives.default_kernel_loss(square))
     yield "combined", "laplacian", _learning(base, KernelLoss(_KERNELS["laplacian"]))
@@ -106,7 +106,7 @@ def _ablation(whole: Cell) -> Iterator[Variant]:
 
 
 def _memory(whole: Cell) -> Iterator[Variant]:
-    """A group for each noise."""
+    """One group per noise level."""
     kernel = _KERNELS["laplacian"]
     compared = {
         "mini-batch kloss": KernelLoss(kernel),
@@ -129,13 +129,13 @@ def _trained(base: Cell, **changes: Any) -> Cell:
 
 
 def _noisy(base: Cell, factor: float) -> Cell:
-    """The cell with a multiple of its world's noise."""
+    """The cell with its world's noise multiplied by ``factor``."""
     noise = None if factor == 1.0 else factor * base.problem.build_world().noise
     return replace(base, problem=replace(base.problem, noise=noise))
 
 
 def draw_ablation(results: Results, curves: Curves) -> Figure:
-    """Small multiples: groups down, worlds across; against Monte Carlo at the best learning rate."""
+    """Panels with groups in rows and worlds in columns: error against Monte Carlo, best learning rate."""
     rows = results.select(truth="monte_carlo", best_by_truth=True)
     by_panel, by_group = grouped(rows, "group", "world"), grouped(rows, "group")
     worlds = [world for world in style.WORLD_NAMES if world in grouped(rows, "world")]
@@ -164,7 +164,7 @@ def draw_ablation(results: Results, curves: Curves) -> Figure:
 
 
 def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Errors with intervals, one line per variant; open ones at the edge diverged or lie beyond it."""
+    """Draw errors with intervals, one line per variant. Open markers: diverged, or beyond the edge."""
     if not rows:
         axes.grid(visible=False)
         axes.tick_params(which="both", left=False, bottom=False)
@@ -183,7 +183,7 @@ def _draw_group(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
 
 
 def ablation_tables(results: Results) -> Iterator[str]:
-    """Variants down, worlds across: error as a share of the variance of V, best learning rate of each."""
+    """Variants in rows, worlds in columns: MSE over Var V, at each method's best learning rate."""
     seeds = " and ".join(map(str, sorted({row.seeds for row in results.rows})))
     is_memory = results.name == "memory"
     yield f"Half the epochs of the figures, two learning rates, {seeds} seeds: compare within a table. " + (

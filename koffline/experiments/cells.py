@@ -1,7 +1,7 @@
-"""One cell of a benchmark: a method on a problem, all its learning rates and seeds trained at once.
+"""One cell of a benchmark: a method on a problem, with all learning rates and seeds trained at once.
 
-A cell's result is one file, written whole or not at all and named by a digest of everything it depends on;
-a cell whose file is there is not computed again.
+A cell's result is one file, written atomically and named by a digest of everything it depends on. A cell
+whose file exists is not computed again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _QUICK_SHARE, _QUICK_SEEDS = 20, 3  # divisor of the epochs, and seeds
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """The paper's settings, except that rewards are divided by the world's scale times ``reward_factor``."""
+    """The paper's settings, except that rewards are divided by ``reward_factor`` times the world's scale."""
 
     learning_rates: tuple[float, ...] = (0.003, 0.001, 0.0003)
     seeds: int = 10
@@ -52,7 +52,7 @@ class Scale:
     seed: int = 0
 
     def problem(self, world: str) -> ProblemSettings:
-        """The world's problem; fewer rollouts for the truth of a quick run."""
+        """The world's problem; a quick run uses fewer rollouts for the true values."""
         return ProblemSettings(world, truth_repeats=20 if self.quick else 200, seed=self.seed)
 
     def training(self, world: str) -> TrainingSettings:
@@ -79,10 +79,10 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class CellResult:
-    """Curves (T, L, S) by measure at ``epochs`` (T,), L learning rates, S seeds, in native reward units.
+    """Curves (T, L, S) by measure at ``epochs`` (T,); L learning rates, S seeds, in native reward units.
 
-    objective: mean training loss since the last record. diverged_at (L, S): step at which a number stopped
-    being finite, −1 where none did. held_out (L, S): kernel loss of unseen tuples at the end.
+    objective: mean training loss since the last record. diverged_at (L, S): step at which a number became
+    non-finite; −1 if none did. held_out (L, S): final kernel loss on held-out tuples.
     """
 
     epochs: Int[np.ndarray, " time"]
@@ -95,18 +95,19 @@ class CellResult:
     largest_return: float  # largest |V| that the log's rewards allow: max |r| / (1 − γ)
 
     def final(self, curve: str) -> Float[np.ndarray, "rate seed"]:
-        """Mean of the last records of a curve, per learning rate and seed; NaN after a divergence."""
+        """Mean of the last records of a curve, per learning rate and seed; NaN if the seed diverged."""
         return self.curve[curve][-LAST_RECORDS:].mean(axis=0, dtype=np.float64)
 
     def best_by_truth(self, truth: str) -> int:
-        """Index of the learning rate with the smallest mean error against a truth: the paper's rule.
+        """Index of the learning rate with the smallest mean error against a truth (the paper's rule).
 
-        Rates with a diverged seed lose against any other. (Feng et al. 2019, sec:exp_eval)
+        Rates with a diverged seed rank last.
+        (Feng et al. 2019, sec:exp_eval)
         """
         return _smallest(self.final(TRUTHS[truth]))
 
     def best_without_truth(self) -> int:
-        """Index of the learning rate with the smallest kernel loss on tuples that were kept aside."""
+        """Index of the learning rate with the smallest kernel loss on held-out tuples."""
         return _smallest(self.held_out)
 
     def best_errors(self) -> Float[np.ndarray, " seed"]:
@@ -114,7 +115,7 @@ class CellResult:
         return self.final(TRUTHS["monte_carlo"])[self.best_by_truth("monte_carlo")]
 
     def diverged(self) -> Shaped[np.ndarray, "rate seed"]:
-        """Whether a number stopped being finite, or V grew to ten times any return that the rewards allow."""
+        """Whether a number became non-finite, or |V| exceeded ten times the largest possible return."""
         largest = np.nan_to_num(self.curve["largest_value"], nan=0.0, posinf=np.inf).max(axis=0)
         return (self.diverged_at >= 0) | (largest > _FAR * self.largest_return)
 
@@ -129,7 +130,7 @@ def _smallest(errors: Shaped[np.ndarray, "rate seed"]) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """One call of `koffline reproduce`. environments, parts: those of figure-mujoco that are run."""
+    """One call of `koffline reproduce`. environments, parts: those of figure-mujoco to run."""
 
     name: str
     folder: Path
@@ -144,7 +145,7 @@ class Run:
 
     @property
     def cells_folder(self) -> Path:
-        """Folder of finished cells, for a resumed run and for other experiments."""
+        """Folder of finished cells, used by resumed runs and by other experiments."""
         return self.folder / "cells"
 
     def path(self, part: Any) -> Path:
@@ -160,7 +161,7 @@ class Run:
     def train(self, cells: Sequence[Cell]) -> Finished:
         """Build the missing problems, train the missing cells, and read the results of all cells.
 
-        Raises ConfigError for a file that is damaged.
+        Raises ConfigError if a file is damaged.
         """
         self.work_off([cell.problem for cell in cells], Problem.write)
         self.work_off(cells, write_cell)
@@ -168,7 +169,7 @@ class Run:
 
 
 def write_cell(path: Path, cell: Cell) -> None:
-    """Train all replicas of a cell on the problem in the file beside it, and write the result."""
+    """Train all replicas of a cell on its problem (file in the same folder) and write the result."""
     problem = Problem.load(path.with_name(f"{cell.problem.name}.npz"), cell.problem)
     write_result(path, vars(_train(cell, problem)))
 

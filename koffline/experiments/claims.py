@@ -1,8 +1,8 @@
-"""claims: the paper's empirical sentences on policy evaluation, each beside our measurement and a verdict.
+"""claims: the paper's empirical statements on policy evaluation, each with our measurement and a verdict.
 
 A comparison is a ratio of mean squared errors against Monte Carlo at each method's best learning rate, with
-an interval over seeds: it holds or does not where the interval lies on one side of 1, else undecided. The
-figure is a forest plot of these ratios; the table has every sentence.
+an interval over seeds. It is decided if the interval lies on one side of 1, else undecided. The figure is a
+forest plot of these ratios; the table lists every statement.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _NARROWEST, _WIDEST = 0.05, 100.0
 
 
 def collect_claims(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Rows and claims of all that is evaluated, from cells that the figures share."""
+    """Rows and claims of all policy evaluation experiments, from the cells shared with the figures."""
     worlds = [world for group in evaluation.WORLDS.values() for world in group]
     finished = run.train(evaluation.evaluation_cells(worlds, run.scale))
     cells = {(cell.problem.world, cell.method): result for cell, result in finished}
@@ -91,7 +91,7 @@ def toy_claims(toy: Sequence[Row], extra: Mapping[str, Any]) -> Iterator[Claim]:
 
 
 def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[Claim]:
-    """V against U and the paper's mixture, from the ablation: errors per (world, variant), (S,)."""
+    """Claims on V- and U-statistics and mixtures, from the ablation. errors: (S,) by (world, variant)."""
     better = "V-statistics works better than U-statistics"
     for world in dict.fromkeys(world for world, _ in errors):
         plain = next(name for where, name in errors if where == world and name.startswith("V of"))
@@ -106,7 +106,7 @@ def statistic_claims(errors: Mapping[tuple[str, str], np.ndarray]) -> Iterator[C
 
 
 def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
-    """Claims stored by figure-mujoco in this folder, whose hours of learning are not repeated."""
+    """Claims stored by figure-mujoco in this folder; its hours of training are not repeated."""
     path = run.folder / "figure-mujoco.json"
     if path.exists():
         found = read_results(path).claims
@@ -117,7 +117,7 @@ def stored_mujoco_claims(run: Run) -> Sequence[Claim]:
 
 
 def _against(cells: Cells, world: str, others: Sequence[str], sentence: str, where: str) -> Iterator[Claim]:
-    """Claims on the error of each other method, divided by that of the K-loss."""
+    """Claims on the error of each other method divided by the K-loss's."""
     ours = cells[world, "kloss"]
     for other in others:
         ratio = ratio_of_means(cells[world, other].best_errors(), ours.best_errors())
@@ -156,7 +156,7 @@ def _instability(cells: Cells) -> Iterator[Claim]:
 
 
 def _swinging_share(result: CellResult) -> float:
-    """Share of runs whose late error is far above their smallest one; diverged runs count."""
+    """Share of runs whose late error is far above their smallest error; diverged runs count."""
     curves = result.curve["mse_monte_carlo"]  # (T, L, S)
     late = curves[-max(1, len(curves) // 5) :]
     with np.errstate(invalid="ignore"):
@@ -180,7 +180,7 @@ def _proxies(correlations: Sequence[Correlation]) -> Iterator[Claim]:
 
 
 def draw_claims(results: Results, curves: Curves) -> Figure:
-    """Ratios of errors on a logarithmic axis: right of 1 the K-loss (or V) has the smaller error."""
+    """Ratios of errors on a logarithmic axis. Right of 1: the K-loss (or V) has the smaller error."""
     drawn = [claim for claim in results.claims if claim.measured.count("MSE of") == 2]
     figure = Figure(figsize=(11.0, 0.27 * len(drawn) + 1.3), layout="constrained")
     axes = figure.subplots()
@@ -205,14 +205,14 @@ def draw_claims(results: Results, curves: Curves) -> Figure:
 
 
 def claims_tables(results: Results) -> Iterator[str]:
-    """Every sentence, and the numbers that they are judged by."""
+    """Table of all claims, and the numbers they are based on."""
     yield claims_table(results)
     yield from toy_tables(results)
     yield from evaluation.evaluation_tables(results)
 
 
 def claims_table(results: Results) -> str:
-    """Table with one line per sentence of the paper."""
+    """Table with one row per claim."""
     cells = []
     for claim in results.claims:
         value = "–" if claim.number == NO_NUMBER else style.interval_text(claim.number)

@@ -1,8 +1,9 @@
 """figure-puddle and figure-bench: six methods on the paper's worlds, three learning rates, ten seeds.
 
-Drawn are errors against epochs, and what the two losses tell about the errors. A method has the curve of its
-best learning rate: by Monte Carlo for the solid line and the Bellman error, by the paper's grid for the thin
-dashed line. (Feng et al. 2019, fig:pol_demo, fig:pol_bench)
+The figures show errors by epoch, and how the two losses relate to the errors. Each method is drawn at its
+best learning rate: chosen by Monte Carlo for solid lines and the Bellman error, by the paper's grid for thin
+dashed lines.
+(Feng et al. 2019, fig:pol_demo, fig:pol_bench)
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OBJECTIVES: dict[str, objectives.Objective] = {
     "kloss": objectives.KernelLoss(Gaussian(0.5)),  # (Feng et al. 2019, sec:exp_eval)
 }
 WORLDS = {"figure-puddle": ("puddle_world",), "figure-bench": ("cart_pole", "gymnasium_pole", "mountain_car")}
-# The name, the curve, and of a loss the method that minimises it.
+# Name and curve; for a loss also the method that minimises it.
 LOSSES = {"kloss": ("K-loss", "kernel_loss", "kloss"), "l2": ("L2 loss", "l2_loss", "rg")}
 ERRORS = {"mse": ("MSE", "mse_monte_carlo"), "bellman_error": ("Bellman error", "bellman_error")}
 _SLOW_FIRST = ("sbeed", "gtd2", "kloss", "rg", "td0", "fvi")
@@ -46,7 +47,7 @@ _HEADER = (
 
 
 def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Parts of the results and the curves."""
+    """The parts of the results, and the curves."""
     finished = run.train(evaluation_cells(WORLDS[run.name], run.scale))
     return parts_of(finished), {
         f"{cell.problem.world}/{cell.method}": {
@@ -63,13 +64,13 @@ def collect_evaluation(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def evaluation_cells(worlds: Sequence[str], scale: Scale) -> list[Cell]:
-    """One cell per world and method, the slow ones first."""
+    """One cell per world and method, slow methods first."""
     asked = itertools.product(_SLOW_FIRST, worlds)
     return [Cell(scale.problem(w), method, OBJECTIVES[method], scale.training(w)) for method, w in asked]
 
 
 def parts_of(finished: Finished) -> dict[str, Any]:
-    """Rows, correlations, and how far the paper's truth is from Monte Carlo."""
+    """Rows, correlations, and the squared difference between the paper's truth and Monte Carlo."""
     truths = {
         cell.problem.world: {
             "value_variance": result.value_variance,
@@ -85,7 +86,7 @@ def parts_of(finished: Finished) -> dict[str, Any]:
 
 
 def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
-    """One row per learning rate and truth. ablated: group and variant of an ablation."""
+    """One row per learning rate and truth. ablated: group and variant in an ablation."""
     bellman, diverged, blind = result.final("bellman_error"), result.diverged(), result.best_without_truth()
     for truth, curve in TRUTHS.items():
         errors, by_truth = result.final(curve), result.best_by_truth(truth)
@@ -110,7 +111,7 @@ def rows_of(cell: Cell, result: CellResult, **ablated: Any) -> Iterator[Row]:
 
 
 def correlations_of(finished: Finished) -> Iterator[Correlation]:
-    """Rank correlations of each loss with each error along training, all learning rates pooled."""
+    """Rank correlations of each loss with each error during training, pooled over learning rates."""
     for world in dict.fromkeys(cell.problem.world for cell, _ in finished):
         by_method = {cell.method: result.curve for cell, result in finished if cell.problem.world == world}
 
@@ -141,7 +142,7 @@ def draw_puddle(results: Results, curves: Curves) -> Figure:
 
 
 def draw_bench(results: Results, curves: Curves) -> Figure:
-    """Panels a–d of the paper's figure on CartPole and Mountain Car, and Gymnasium's pole in between."""
+    """Panels a–d of the paper's figure (CartPole, Mountain Car), with Gymnasium's pole between them."""
     figure, worlds = Figure(figsize=(13.0, 7.2), layout="constrained"), WORLDS["figure-bench"]
     panels = figure.subplots(2, len(worlds), squeeze=False).T
     for world, pair, letters in zip(worlds, panels, ("ab", "ef", "cd"), strict=False):
@@ -155,7 +156,7 @@ def draw_bench(results: Results, curves: Curves) -> Figure:
 def _at_best(
     results: Results, curves: Curves, world: str, curve: str, truth: str = "monte_carlo"
 ) -> style.Series:
-    """Epochs (T,) and the curve (T, S) of each method, at the learning rate that is best by a truth."""
+    """Epochs (T,) and the curve (T, S) of each method, at its best learning rate by the given truth."""
     found = {}
     for method in style.METHODS:
         if group := curves.get(f"{world}/{method}"):
@@ -166,7 +167,7 @@ def _at_best(
 
 
 def _draw_mse(axes: Axes, results: Results, curves: Curves, world: str, title: str) -> None:
-    """Errors against both truths; the dotted level is the error of the best constant."""
+    """Draw the errors against both truths; dotted line: error of the best constant."""
     variance = results.extra["truths"][world]["value_variance"]
     style.draw_errors(axes, _at_best(results, curves, world, "mse_monte_carlo"), _WIDEST * variance)
     for method, (epochs, values) in _at_best(results, curves, world, "mse_paper", "paper").items():
@@ -186,7 +187,7 @@ def _draw_bellman(axes: Axes, results: Results, curves: Curves, world: str, titl
 
 
 def _draw_scatter(axes: Axes, results: Results, curves: Curves, world: str, error: str) -> None:
-    """Scatter each loss against the error, for the networks of the method that minimises it (all runs)."""
+    """Scatter each loss against the error, for all networks of the method that minimises this loss."""
     ranks = {(c.world, c.loss, c.error, c.networks): c for c in results.correlations}
     name, error_curve = ERRORS[error]
     for loss, (loss_name, curve, method) in LOSSES.items():
@@ -216,7 +217,7 @@ def _legend(figure: Figure, curves: Curves) -> None:
 
 
 def evaluation_tables(results: Results) -> Iterator[str]:
-    """Methods against both truths, at the learning rates that the two rules choose; correlations."""
+    """Errors of the methods against both truths, at the learning rates chosen by both rules; correlations."""
     for world, rows in grouped(results.rows, "world").items():
         if world == "chain":  # rows of figure-toy, among the claims
             continue

@@ -1,7 +1,8 @@
-"""figure-mujoco: run what is missing of it, and show Trust-PCL with six critics in six environments.
+"""figure-mujoco: run what is missing, and show Trust-PCL with six critics in six environments.
 
-First page: the mean action's returns against environment steps; second: the sampled policy's; third: the
-paper's own grid and learner. Claims are judged by 95 % intervals. (Feng et al. 2019, fig:mujoco_bench)
+First page: returns of the mean action by environment steps. Second: returns of the sampled policy. Third: the
+paper's own grid and learner. Claims are judged by 95 % intervals.
+(Feng et al. 2019, fig:mujoco_bench)
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ Learned = Mapping[Group, MujocoResult]  # in the paper's order
 
 
 def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Run the searches, then the parts that use their choices; return everything that is finished."""
+    """Run the searches, then the parts that use the best settings; return everything that is finished."""
     chosen: mujoco.Choices = {}
     for whole in (mujoco.SEARCHED, tuple(mujoco.SEARCHES)):
         asked = itertools.product((part for part in whole if part in run.parts), run.environments)
@@ -78,7 +79,7 @@ def collect_mujoco(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
-    """Rows, claims and curves of everything that is finished, and the names of what is not."""
+    """Rows, claims and curves of everything finished, and the names of what was not run."""
     searched, missing = finished_cells(run, mujoco.SEARCHED, {})
     finished, also_missing = finished_cells(run, mujoco.SEARCHES, best_settings(searched))
     found: dict[Group, list[tuple[OnlineRun, MujocoResult, int]]] = {}
@@ -108,7 +109,7 @@ def finished_parts(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def _joined(runs: Sequence[tuple[MujocoResult, int]]) -> MujocoResult:
-    """Curves of several runs, which are rows of results."""
+    """Stack the curves of several runs, given as (result, index of the run in it)."""
     names = [name for name in vars(runs[0][0]) if name != "steps"]
     parts = {name: np.stack([getattr(result, name)[row] for result, row in runs]) for name in names}
     for curve in parts["sampled"]:  # NaN before the first finished episode becomes the run's first number
@@ -118,7 +119,7 @@ def _joined(runs: Sequence[tuple[MujocoResult, int]]) -> MujocoResult:
 
 
 def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow:
-    """Row of results of a curve."""
+    """The results row of one curve."""
     reached = learned.reached(mujoco.BUDGETS[group.environment].threshold)
     scores = {"final": learned.final(), "sampled": learned.final("sampled"), "area": learned.area()}
     # (Feng et al. 2019, Training Details)
@@ -131,19 +132,19 @@ def _row(group: Group, config: OnlineConfig, learned: MujocoResult) -> ReturnRow
         steps=int(learned.steps[-1]),
         **spreads,
         final_best=_six_digits(best.mean()),
-        reached=_six_digits(np.sort(reached)[len(reached) // 2]),  # ∞: half never did
+        reached=_six_digits(np.sort(reached)[len(reached) // 2]),  # ∞: half never reached it
         reached_seeds=int(np.isfinite(reached).sum()),
         diverged=int((learned.diverged_at >= 0).sum()),
     )
 
 
 def _six_digits(value: float) -> float | None:
-    """Round to six digits, so that files are small and equal on all machines; None for no finite number."""
+    """Round to six digits, for small files that are equal on all machines; None if not finite."""
     return float(f"{value:.6g}") if np.isfinite(value) else None
 
 
 def setting_words(config: OnlineConfig) -> str:
-    """Text of a setting: "d 10, lr 0.003, τ 0.01" and all other values that differ from the defaults."""
+    """A setting as text: "d 10, lr 0.003, τ 0.01" and all other values that differ from the defaults."""
     mine, usual = mujoco.learned_by(config), mujoco.learned_by(OnlineConfig(env="default"))
     words = [f"{short} {mine[name]:g}" for name, short in _SHORT.items()]
     for name, value in mine.items():
@@ -154,7 +155,7 @@ def setting_words(config: OnlineConfig) -> str:
 
 
 def mujoco_claims(learned: Learned) -> Iterator[Claim]:
-    """Claims from the finished runs, one per comparison with a rival."""
+    """Claims from the finished runs, one per comparison with another critic."""
     for critic, part in itertools.product(_OURS, _GRIDS):
         groups = [group for group in learned if (group.critic, group.part) == (critic, part)]
         found = [claim for group in groups for claim in _compared(learned, group, tuple(_SENTENCES))]
@@ -168,7 +169,7 @@ def mujoco_claims(learned: Learned) -> Iterator[Claim]:
 
 
 def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator[Claim]:
-    """Claims that compare a kernel loss with its rivals, those that were run, by some scores."""
+    """Claims comparing a kernel loss with each other critic that was run, by the given scores."""
     own, ours, is_noisy = style.LABELS[group.critic], learned[group], group.part == "noise"
     for rival, score in itertools.product(_RIVALS, scores):
         theirs = learned.get(group._replace(critic=rival))
@@ -193,7 +194,7 @@ def _compared(learned: Learned, group: Group, scores: Sequence[str]) -> Iterator
 
 
 def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
-    """Claim over all comparisons: a contrary one refutes it, an undecided one leaves it undecided."""
+    """Claim over all comparisons: false if one fails, undecided if none fails and one is undecided."""
     holds, fails = (sum(claim.verdict == verdict for claim in found) for verdict in (HOLDS, FAILS))
     environments = len({claim.world for claim in found})
     return Claim(
@@ -205,10 +206,10 @@ def _consistently(found: Sequence[Claim], name: str, grid: str) -> Claim:
 
 
 def draw_mujoco(_: Results, curves: Curves, part: str = "final", curve: str = "return") -> Figure | None:
-    """Panels in the paper's order, the noise behind; None where nothing of the part was run.
+    """Panels in the paper's order, noise last; None if nothing of the part was run.
 
-    part: final or paper, whose grid it is that each critic has its best setting of. curve: return (of the
-    mean action) or sampled_return.
+    part: "final" or "paper" (the grid in which each critic's best setting was found). curve: "return" (of the
+    mean action) or "sampled_return".
     """
     label = f"return of the {'mean action' if curve == 'return' else 'sampled policy'}"
     label += ", paper's learner" if part == "paper" else ""
@@ -246,7 +247,7 @@ MUJOCO_PAGES = {
 
 
 def mujoco_tables(results: Results) -> Iterator[str]:
-    """Claims, what was run, and returns part by part."""
+    """Claims, what was run, and the returns of each part."""
     yield claims_table(results)
     extra = results.extra
     missing = ", ".join(extra["not_run"]) or "nothing"
@@ -268,5 +269,5 @@ def mujoco_tables(results: Results) -> Iterator[str]:
 
 
 def _text(number: float) -> str:
-    """Text of a return, from fractions to ten thousands: at least three digits, no exponents."""
+    """A return as text, from fractions to ten thousands: at least three digits, no exponent."""
     return f"{number:.0f}" if abs(number) >= 100.0 else f"{number:.3g}"

@@ -1,8 +1,8 @@
-"""figure-toy: gradient descent on the modified chain of Tsitsiklis and Van Roy, linear values.
+"""figure-toy: gradient descent on the modified chain of Tsitsiklis and Van Roy with linear values.
 
-2000 tuples, plain gradient descent from w = (1, 1, 1) with the gradient of all tuples, in float64; seeds are
-draws of the tuples. TD(0) and FVI diverge, RG settles where the noise of transitions biases it, the K-loss
-with the linear kernel reaches the LSTD solution, as do GTD2 and SBEED with linear second functions.
+2000 tuples, full-batch gradient descent from w = (1, 1, 1) in float64; each seed draws its own tuples. TD(0)
+and FVI diverge. RG converges to a solution biased by the transition noise. The K-loss with the linear kernel
+reaches the LSTD solution, as do GTD2 and SBEED with linear second functions.
 (Feng et al. 2019, fig:toy_diverge)
 """
 
@@ -36,7 +36,7 @@ Columns = Float[Tensor, "seed row"]
 
 @dataclass(frozen=True)
 class ToySettings:
-    """Draws of the tuples (from seeds first_seed, first_seed + 1, …), their number, iterations, step size."""
+    """Number of seeds (from first_seed), of tuples and of iterations; step size."""
 
     seeds: int = 10
     first_seed: int = 0
@@ -48,7 +48,7 @@ class ToySettings:
 
 @dataclass(frozen=True, eq=False)
 class ToyLog:
-    """The tuples of every seed; a value is features · w, and a terminal state's features are zero."""
+    """The tuples of every seed. A value is features · w; a terminal state's features are zero."""
 
     features: Float[Tensor, "seed row 3"]
     next_features: Float[Tensor, "seed row 3"]
@@ -56,12 +56,12 @@ class ToyLog:
     discount: Columns
 
     def residual(self, weights: Weights, next_weights: Weights) -> Columns:
-        """δ of every tuple; the next value may come from weights of its own."""
+        """Temporal-difference error δ of every tuple; next values use ``next_weights``."""
         following = values(self.next_features, next_weights)
         return state_value_residual(self.reward, self.discount, values(self.features, weights), following)
 
     def weight_gradient(self, gradients: objectives.ValueGradients) -> Weights:
-        """Gradient in the weights from the gradients in the two values."""
+        """Gradient with respect to the weights, from the gradients with respect to the two values."""
         through = _projected(gradients.value, self.features)
         if gradients.next_value is not None:
             through = through + _projected(gradients.next_value, self.next_features)
@@ -84,20 +84,20 @@ def _projected(columns: Columns, features: Float[Tensor, "seed row 3"]) -> Weigh
 
 @dataclass(frozen=True, eq=False)
 class LinearKernelLoss:
-    """`KernelLoss(Linear())` over fixed features in linear time: K = φφᵀ, hence K δ = φ (φᵀδ)."""
+    """`KernelLoss(Linear())` on fixed features in linear time: K = φφᵀ, hence K δ = φ (φᵀδ)."""
 
     features: Float[Tensor, "seed row 3"]
     next_from: objectives.NextFrom = field(default="network", init=False)
 
     def compute_gradients(self, residual: Columns, discount: Columns) -> objectives.ValueGradients:
-        """The V-statistic per seed and its gradients ∓2 K δ / n² in the two values."""
+        """The V-statistic per seed, and its gradients ∓2 K δ / n² with respect to the two values."""
         weighted = values(self.features, _projected(residual, self.features)) / residual.shape[-1] ** 2
         loss = feature_v_statistic(self.features, residual)
         return objectives.ValueGradients(loss, -2.0 * weighted, 2.0 * weighted * discount)
 
 
 def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
-    """The fields ``rows`` and ``extra`` of the results, and the curves; some seconds."""
+    """The fields ``rows`` and ``extra`` of the results, and the curves. Takes some seconds."""
     settings = ToySettings(seeds=3 if run.scale.quick else 10, first_seed=run.scale.seed)
     log = draw_log(settings)
     descents = {method: descend(method, log, settings) for method in style.METHODS}
@@ -109,7 +109,7 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
         "lstd_weight_error": float(errors.mean()),
         "lstd_interval": mean_over_seeds(errors),
         "lstd_mse": float(squares.mean()),
-        "largest_distance_from_lstd": gaps,  # w* is away by the sampling error
+        "largest_distance_from_lstd": gaps,  # w* itself differs from LSTD by sampling error
     }
     curves = {f"chain/{method}": found for method, found in descents.items()}
     curves["chain/lstd"] = {"weights": lstd, "weight_error": errors, "mse": squares}
@@ -118,7 +118,7 @@ def collect_toy(run: Run) -> tuple[dict[str, Any], Curves]:
 
 
 def _row(method: str, found: Mapping[str, np.ndarray], settings: ToySettings) -> Row:
-    """Row of results at the last iteration; the truth is exact."""
+    """Results row at the last iteration; the truth is exact."""
     steps = tuple(int(step) if step >= 0 else None for step in found["diverged_at"])
     return Row(
         world="chain",
@@ -155,7 +155,7 @@ def draw_log(settings: ToySettings) -> ToyLog:
 
 
 def descend(method: str, log: ToyLog, settings: ToySettings) -> dict[str, np.ndarray]:
-    """Follow a method from (1, 1, 1): curves (T, S), NaN after a divergence (diverged_at: −1 for none)."""
+    """Run a method from w = (1, 1, 1): curves (T, S), NaN after divergence; diverged_at is −1 without."""
     objective: Any = {
         "td0": objectives.TemporalDifference(),
         "fvi": objectives.FittedIteration(objectives.CopyTarget(settings.copy_every)),
@@ -201,13 +201,13 @@ def weight_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarr
 
 
 def value_errors(weights: Shaped[np.ndarray, "*time seed 3"]) -> Float[np.ndarray, "*time seed"]:
-    """Mean of (V − V*)² over the four non-terminal states, which the tuples visit equally often."""
+    """Mean of (V − V*)² over the four non-terminal states, which are equally frequent in the tuples."""
     gaps = (weights - np.asarray(worlds.TSITSIKLIS_WEIGHTS)) @ np.asarray(worlds.TSITSIKLIS_FEATURES[:4]).T
     return np.mean(gaps**2, axis=-1)
 
 
 def draw_toy(results: Results, curves: Curves) -> Figure:
-    """The paper's panels b and c: errors of the six methods against iterations."""
+    """The paper's panels b and c: errors of the six methods by iteration."""
     figure = Figure(figsize=(8.5, 3.6), layout="constrained")
     groups = {m: curves[f"chain/{m}"] for m in style.METHODS if f"chain/{m}" in curves}
     panels = (
@@ -226,7 +226,7 @@ def draw_toy(results: Results, curves: Curves) -> Figure:
 
 
 def toy_tables(results: Results) -> Iterator[str]:
-    """The methods at their last iteration."""
+    """Table of the methods at their last iteration."""
     rows: Sequence[Row] = results.select(world="chain")
     extra, first, cells = results.extra, rows[0], []
     note = (

@@ -1,11 +1,12 @@
-"""figure-mujoco: its plan (budgets, grids of settings) and its cells, stacks of runs learned at once.
+"""figure-mujoco: its plan (budgets, grids of settings) and its cells (stacks of runs trained together).
 
-Parts: ``final`` (each critic at its best setting of the grid that all critics share), ``noise`` (the same
-with noise on the transitions), ``search`` (that grid), ``paper-search`` and ``paper`` (the paper's own grid
-and learner, and its best settings). (Feng et al. 2019, fig:mujoco_bench, fig:more_bench, sec:exp_detail)
+Parts: ``final`` (each critic at its best setting in the shared grid), ``noise`` (the same with transition
+noise), ``search`` (that grid), ``paper-search`` and ``paper`` (the paper's own grid and learner, and the best
+settings there).
+(Feng et al. 2019, fig:mujoco_bench, fig:more_bench, sec:exp_detail)
 
-A cell's result is one .npz, written whole or not at all; while it runs a checkpoint lies beside it, from
-which a killed run goes on.
+A cell's result is one .npz, written atomically. During a run, checkpoints are kept beside it; a killed run
+continues from them.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from koffline.online.config import OnlineConfig, OnlineRun
 from koffline.spread import interquartile_mean
 
 CRITICS = ("td0", "fvi", "rg", "kloss", "memory", "kloss_slow")
-_APART = "kloss_slow"  # in stacks of its own: cells are named by who learns beside whom
+_APART = "kloss_slow"  # trained in stacks of its own, because a cell's name depends on all its runs
 PAPER_CRITICS = CRITICS[:4]
-# Where the settings of a part come from.
+# The search that a part takes its settings from.
 SEARCHES = {"final": "search", "noise": "search", "paper": "paper-search"}
 SEARCHED = ("search", "paper-search")
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Environment steps per run. search_steps: steps of each run of a search, 0 without a search.
+    """Environment steps per run. search_steps: steps per run of a search, 0 for no search.
 
-    threshold: the environment's own "solved", None where it has none.
+    threshold: return at which the environment counts as solved; None if it defines none.
     """
 
     steps: int
@@ -90,7 +91,7 @@ _NOT_LEARNING = ("checkpoint_interval", "keep_checkpoints")
 
 @dataclass(frozen=True)
 class MujocoCell:
-    """Runs that share environment, budget and shape. ``part``: their part of the experiment."""
+    """Runs of one environment, budget and network shape. ``part``: the part of the experiment."""
 
     part: str
     environment: str
@@ -111,9 +112,9 @@ Choices = Mapping[tuple[str, str, str], OnlineConfig]  # (environment, search, c
 class MujocoResult:
     """Curves (R, T) of R runs at ``steps`` (T,).
 
-    returns, lengths: of the mean action. sampled: returns of the training episodes since the evaluation
-    before, NaN until one has ended. diverged_at: the evaluation (in steps) that found the run standing still,
-    −1 for none.
+    returns, lengths: of the mean action. sampled: returns of training episodes since the last evaluation; NaN
+    before the first finished episode. diverged_at: steps at the first evaluation that found the run diverged;
+    −1 if it did not.
     """
 
     steps: Int[np.ndarray, " time"]
@@ -127,14 +128,14 @@ class MujocoResult:
         return getattr(self, curve)[:, -max(1, round(_LAST_SHARE * len(self.steps))) :].mean(axis=1)
 
     def area(self, curve: str = "returns") -> Float[np.ndarray, " run"]:
-        """Mean height of a curve over steps."""
+        """Mean height of a curve (area divided by the number of steps)."""
         heights, widths = getattr(self, curve), np.diff(self.steps)
         if not len(widths):
             return heights[:, 0]
         return (heights[:, 1:] + heights[:, :-1]) / 2.0 @ widths / widths.sum()
 
     def reached(self, threshold: float | None) -> Float[np.ndarray, " run"]:
-        """Environment steps at the first return of the threshold, else ∞."""
+        """Environment steps at the first return that reaches the threshold, else ∞."""
         is_there = self.returns >= (math.inf if threshold is None else threshold)
         return np.where(is_there.any(axis=1), self.steps[is_there.argmax(axis=1)], math.inf)
 
@@ -143,21 +144,22 @@ Finished = Sequence[tuple[MujocoCell, MujocoResult]]
 
 
 def learned_by(config: OnlineConfig) -> dict[str, Any]:
-    """Settings that decide what a run learns."""
+    """The settings that affect what a run learns."""
     unused = () if config.exploration else ("exploration",)  # a setting younger than stored cells
     return {k: value for k, value in config.resolved().items() if k not in (*_NOT_LEARNING, *unused)}
 
 
 def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
-    """The grid of one critic: as many settings for each.
+    """The grid of one critic; all critics have equally many settings.
 
-    ``search``: the same for all. ``paper-search``: learning rates for the rivals, bandwidths for the K-loss
-    at a learning rate of 1e-3. (Feng et al. 2019, Hyperparameter Search)
+    ``search``: the same grid for all. ``paper-search``: learning rates for the other critics, bandwidths for
+    the K-loss at a learning rate of 1e-3.
+    (Feng et al. 2019, Hyperparameter Search)
     """
     if search == "search":
         # A constant kl_coef learns faster than any trust region, whatever the critic.
         axes = {"window_length": (1, 10), "kl_coef": (1.0, 10.0), "learning_rate": (3e-3, 1e-3)}
-        # With 1/m the part that a slow copy makes stable is hardly learned.
+        # With weight 1/m, the diagonal part (stable with a slow copy) is hardly learned.
         fixed = {"diag_weight": 0.3} if critic == "kloss_slow" else {}
         return [dict(zip(axes, values, strict=True)) | fixed for values in itertools.product(*axes.values())]
     own = ("bandwidth_scale", (0.1, 0.01, _LARGEST_BANDWIDTH))
@@ -171,9 +173,9 @@ def search_settings(search: str, critic: str) -> list[dict[str, Any]]:
 
 
 def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False) -> list[MujocoCell]:
-    """The cells of a part on an environment; none where it does not belong to the plan.
+    """The cells of a part on an environment; empty if the part is not run there.
 
-    quick: 3000 steps and two seeds, and a search of two settings on one environment.
+    quick: 3000 steps and two seeds, and a search of two settings on one environment only.
     """
     budget, is_search, is_paper = BUDGETS[environment], part in SEARCHED, part.startswith("paper")
     if quick:
@@ -217,7 +219,7 @@ def part_cells(part: str, environment: str, chosen: Choices, quick: bool = False
 
 
 def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Finished, list[str]]:
-    """Results of the parts whose cells are all finished, and the names of the unfinished parts."""
+    """Results of the parts whose cells are all finished, and the names of unfinished parts."""
     finished: list[tuple[MujocoCell, MujocoResult]] = []
     missing = []
     for part, environment in itertools.product(parts, BUDGETS):
@@ -230,7 +232,7 @@ def finished_cells(run: Run, parts: Iterable[str], chosen: Choices) -> tuple[Fin
 
 
 def best_settings(finished: Finished) -> Choices:
-    """Config of each critic in each search with the largest area under the greedy curve (the first such)."""
+    """For each environment, search and critic: the config with the largest area (the first if tied)."""
     found: dict[tuple[str, str, str], dict[str, list[tuple[float, OnlineConfig]]]] = {}
     for cell, result in finished:
         for run, area in zip(cell.runs, result.area().tolist(), strict=True):
@@ -244,7 +246,7 @@ def best_settings(finished: Finished) -> Choices:
 
 
 def write_mujoco(path: Path, cell: MujocoCell) -> None:
-    """Learn all runs of a cell, from its checkpoint if there is one, and write the result."""
+    """Train all runs of a cell, from its checkpoint if there is one, and write the result."""
     from koffline.online.lockstep import LockStep  # environments are needed only here
 
     folder = path.with_suffix(".partial")

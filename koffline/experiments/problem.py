@@ -1,4 +1,4 @@
-"""The evaluation problems of the benchmark: log, held-out tuples, two truths; what is measured on them."""
+"""The benchmark's evaluation problems: log, held-out tuples, two truths, and the measures on them."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def as_table(tuples: Tuples, world: BoxWorld, reward_scale: float = 1.0) -> Tabl
 
 @dataclass(frozen=True, eq=False)
 class Backups:
-    """Draws of all actions from some of the log's states, from which E[r + γV(s') | s] is computed.
+    """Rewards and next states drawn for all actions in some of the log's states, to estimate E[r + γV(s')|s].
 
-    Draws are exact in the actions (weights π(a|s)) and come in two independent halves, so that the product
-    of the two residuals of a state is an unbiased estimate of its squared Bellman error.
+    Actions are averaged exactly (weights π(a|s)). The draws form two independent halves, so that the product
+    of a state's two residuals is an unbiased estimate of its squared Bellman error.
     """
 
     states: Points  # (M, 2)
@@ -89,19 +89,19 @@ class Backups:
 
 @dataclass(frozen=True, eq=False)
 class StateValues:
-    """V^π at n states and the standard errors of the estimates (zero for a grid)."""
+    """V^π at n states, and the standard errors of the estimates (zero for a grid)."""
 
     values: Float[np.ndarray, " row"]
     standard_errors: Float[np.ndarray, " row"]
 
     @property
     def noise(self) -> float:
-        """Mean squared standard error: what the noise of the truth adds to a mean squared error."""
+        """Mean squared standard error, i.e. what errors of the truth add to a mean squared error."""
         return float(np.mean(self.standard_errors**2))
 
     @property
     def variance(self) -> float:
-        """Variance of V^π over the states, without the noise: the error of the best constant."""
+        """Variance of V^π over the states, noise subtracted; the mean squared error of the best constant."""
         return float(self.values.var()) - self.noise
 
 
@@ -129,7 +129,7 @@ class Problem:
 
     @classmethod
     def load(cls, path: Path, settings: ProblemSettings) -> Problem:
-        """Read what `write` wrote for these settings. Raises ConfigError for a file that is damaged."""
+        """Read what `write` wrote for these settings. Raises ConfigError if the file is damaged."""
         return read_result(
             path,
             lambda **parts: cls(settings, **{name: kind(**parts[name]) for name, kind in _PARTS.items()}),
@@ -140,11 +140,11 @@ _PARTS: dict[str, Any] = {
     "log": Tuples, "held_out": Tuples, "backups": Backups, "paper": StateValues, "monte_carlo": StateValues
 }  # fmt: skip
 
-_policy_of = cache(learn_grid_policy)  # of a world's name
+_policy_of = cache(learn_grid_policy)  # argument: a world's name
 
 
 def build_problem(settings: ProblemSettings) -> Problem:
-    """Learn the target policy, draw the logs, find both truths; some seconds to a minute."""
+    """Learn the target policy, draw the logs, compute both truths. Takes up to a minute."""
     world, policy = settings.build_world(), _policy_of(settings.world)
     streams = [np.random.default_rng(s) for s in np.random.SeedSequence(settings.seed).spawn(5)]
     log = draw_tuples(world, policy, settings.rows, streams[0])
@@ -172,9 +172,9 @@ def build_problem(settings: ProblemSettings) -> Problem:
 def grid_values(
     world: BoxWorld, policy: Probabilities, states: Points, gamma: float, generator: Generator, samples: int
 ) -> StateValues:
-    """The paper's truth: exact values of the policy on its coarse grid, read off at each state's cell.
+    """The paper's truth: exact values of the policy on its coarse grid, looked up at each state's cell.
 
-    samples: steps out of every cell.
+    samples: transitions drawn per cell.
     (Feng et al. 2019, sec:exp_eval)
     """
     grid = discretise(world, world.grid, generator, samples)
@@ -187,7 +187,7 @@ def grid_values(
 def monte_carlo_values(
     world: BoxWorld, policy: Probabilities, states: Points, gamma: float, generator: Generator, repeats: int
 ) -> StateValues:
-    """Mean discounted return of ``repeats`` ≥ 2 rollouts from every state, cut where gamma^t < 1e-4."""
+    """Mean discounted return of ``repeats`` ≥ 2 rollouts from every state, truncated where gamma^t < 1e-4."""
     horizon, count = math.ceil(math.log(_CUT) / math.log(gamma)), len(states)
     sums, squares, together = np.zeros(count), np.zeros(count), max(1, _CHUNK // count)
     for done in range(0, repeats, together):
@@ -203,8 +203,8 @@ def monte_carlo_values(
 class Metrics:
     """Callable as a probe of `fitting.fit`: (step, network) -> (R, len(MEASURES)), in native reward units.
 
-    The errors against Monte Carlo are free of the noise of the truth (its mean squared standard error is
-    taken off); the squared Bellman error is unbiased and may be slightly negative.
+    The noise of the truth (its mean squared standard error) is subtracted from the errors against Monte
+    Carlo. The squared Bellman error is unbiased and may be slightly negative.
     """
 
     def __init__(self, problem: Problem, reward_scale: float) -> None:
@@ -219,7 +219,7 @@ class Metrics:
         self._weights = _tensor(backups.weights)
 
     def __call__(self, step: int, network: StackedMLP) -> Tensor:
-        """(R, len(MEASURES)); NaN for replicas that diverged."""
+        """Measures (R, len(MEASURES)); NaN for diverged replicas."""
         table, rows = self._table, slice(0, _LOSS_ROWS)
         value = self._values(network, table.inputs)
         following = self._values(network, table.next_inputs[rows])
@@ -235,7 +235,7 @@ class Metrics:
         return network.forward(states).squeeze(-1) * self._scale
 
     def _bellman_error(self, network: StackedMLP) -> Float[Tensor, " replica"]:
-        """Mean over states of (B₁V − V)(B₂V − V), the two backups from independent draws."""
+        """Mean over states of (B₁V − V)(B₂V − V), with the two backups from independent draws."""
         value = self._values(network, self._states)
         following = self._values(network, self._following).unflatten(1, self._rewards.shape)  # (R, M, A, K)
         first, second = (
@@ -246,7 +246,7 @@ class Metrics:
 
     @torch.no_grad()
     def held_out_loss(self, network: StackedMLP) -> Float[np.ndarray, " replica"]:
-        """Kernel loss (U-statistic, bandwidth 0.5) of tuples that no method saw; it needs no truth."""
+        """Kernel loss (U-statistic, bandwidth 0.5) on held-out tuples; needs no true values."""
         table = self._held_out
         value, following = (
             network.forward(states).squeeze(-1).double() * self._scale
@@ -262,6 +262,6 @@ def _tensor(array: np.ndarray) -> Tensor:
 
 
 def to_unit_square(world: BoxWorld, states: np.ndarray) -> np.ndarray:
-    """States in native units as points of [0, 1]^d."""
+    """Map states from native units to [0, 1]^d."""
     low, high = np.asarray(world.low), np.asarray(world.high)
     return (np.asarray(states, dtype=np.float64) - low) / (high - low)

@@ -1,4 +1,4 @@
-"""`koffline reproduce`: run an experiment's jobs, then write its numbers, curves, figures and tables."""
+"""`koffline reproduce`: run an experiment, then write its numbers, curves, figures and tables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Draw = Callable[[Results, Curves], Figure | None]
 class Experiment(NamedTuple):
     """Functions that compute, draw and tabulate an experiment.
 
-    pages: further figures, NAME-PAGE; None where there is nothing to show.
+    pages: further figures, saved as NAME-PAGE; a function returns None if there is nothing to show.
     """
 
     collect: Callable[[Run], tuple[dict[str, Any], Curves]]
@@ -51,10 +51,10 @@ EXPERIMENTS = {
 
 
 def reproduce(run: Run) -> Results:
-    """Run what is missing, write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg`` and ``.md``.
+    """Run what is missing and write ``NAME.json``, ``.curves.h5``, ``.png``, ``.svg`` and ``.md``.
 
-    A killed run continues where it was. Raises ConfigError where the folder holds the same experiment at
-    another scale (unless ``force``).
+    A killed run is continued. Unless ``force`` is set, raises ConfigError if the folder holds the experiment
+    at another scale or seed, or output files of another run.
     """
     path, experiment = run.folder / f"{run.name}.json", EXPERIMENTS[run.name]
     with locked(path):
@@ -87,7 +87,7 @@ def reproduce(run: Run) -> Results:
 
 
 def table_text(results: Results) -> str:
-    """``NAME.md``: everything the results hold, as Markdown."""
+    """Text of ``NAME.md``: all results as Markdown."""
     how = f"{_words(results.settings)}; {_words(results.versions)}."
     head = (f"# {results.name}", f"`{results.command}`", how)
     return "\n\n".join([*head, *EXPERIMENTS[results.name].tables(results)]) + "\n"

@@ -1,6 +1,6 @@
-"""Files of an experiment, whole or not at all: final numbers as JSON and tables, curves as HDF5.
+"""Result files of an experiment, written atomically: final numbers (JSON), curves (HDF5).
 
-``NAME.json`` holds the records below, ``NAME.curves.h5`` one group per world and method.
+``NAME.json`` holds the records below; ``NAME.curves.h5`` has one group per world and method.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True)
 class Row:
-    """Errors and their intervals: a method at a learning rate on a world, against one of the two truths.
+    """Errors with intervals of one method, learning rate and world, against one truth.
 
-    Errors are mean squares in native reward units, without a number where a seed diverged.
-    diverged: how many seeds; diverged_at: their steps, None for the others. best_*: whether this learning
-    rate is the best of the method's by the truth of the row, and by the held-out kernel loss.
+    Errors are mean squares in native reward units; not finite if a seed diverged. diverged: number of
+    diverged seeds; diverged_at: their steps, None for the other seeds. best_*: whether this learning rate is
+    the method's best by this row's truth, or by the held-out kernel loss.
     """
 
     world: str
@@ -57,21 +57,21 @@ class Row:
 
     @property
     def variant_name(self) -> str:
-        """Name of the variant without the method at its end, which groups of several methods append."""
+        """The variant without the method name at its end (appended in groups with several methods)."""
         return (self.variant or "").removesuffix(f" {self.method}")
 
     @property
     def shares(self) -> list[float | None]:
-        """The error and the ends of its interval over the variance of V; None where they are not finite."""
+        """The error and its interval divided by the variance of V; None where not finite."""
         shares = (end and end / (self.value_variance or math.nan) for end in self.mse)
         return [share if share is not None and math.isfinite(share) else None for share in shares]
 
 
 @dataclass(frozen=True)
 class Correlation:
-    """Spearman's rank correlation of a loss with an error along training, and its interval over seeds.
+    """Spearman's rank correlation of a loss with an error during training, with its interval over seeds.
 
-    networks: "own" are those that the method trained by this loss passed through, "both" K-loss's and RG's.
+    networks: "own" (those of the method that minimises this loss) or "both" (those of K-loss and RG).
     """
 
     world: str
@@ -84,7 +84,7 @@ class Correlation:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper with our measurement. verdict: holds, does not hold, undecided."""
+    """A statement of the paper with our measurement. verdict: holds, does not hold, undecided."""
 
     sentence: str
     where: str
@@ -97,11 +97,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class ReturnRow:
-    """A critic inside Trust-PCL on an environment: interquartile means over seeds with bootstrap intervals.
+    """Trust-PCL with one critic in one environment: interquartile means over seeds, bootstrap intervals.
 
-    final: return of the mean action at the end; sampled: that of the sampled policy; area: mean height of the
-    learning curve. *_best: mean without the worst seed (the paper's best 5 of 6). reached: median steps to
-    the environment's threshold (None: half of the seeds or fewer), by ``reached_seeds`` of them.
+    final: last returns of the mean action; sampled: last returns of the sampled policy; area: mean height of
+    the learning curve. *_best: mean without the worst seed (the paper's best 5 of 6). reached: median number
+    of steps to the threshold (None if at most half of the seeds reached it); reached_seeds: how many did.
     """
 
     environment: str
@@ -122,7 +122,7 @@ class ReturnRow:
 
 @dataclass(frozen=True)
 class Results:
-    """Everything `NAME.json` holds."""
+    """The content of `NAME.json`."""
 
     name: str
     command: str
@@ -144,7 +144,7 @@ Curves = Mapping[str, Mapping[str, np.ndarray]]  # group ("puddle_world/kloss") 
 
 
 def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
-    """Records by the values of these fields, in the order in which they first appear."""
+    """Group records by the values of these fields, in order of first appearance."""
     found: dict[Any, list[Record]] = {}
     for record in records:
         found.setdefault(attrgetter(*names)(record), []).append(record)
@@ -152,7 +152,7 @@ def grouped(records: Iterable[Record], *names: str) -> dict[Any, list[Record]]:
 
 
 def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
-    """Write NAME.json, numbers that are not finite as null, and NAME.run.json: how to run this again."""
+    """Write NAME.json (non-finite numbers as null) and NAME.run.json (how to repeat the run)."""
     content = {"name": results.name, "version": VERSION, **asdict(results)}
     seconds = content.pop("seconds")
     write_text(path, finite_json(content, indent=1))
@@ -160,7 +160,7 @@ def write_results(results: Results, run: Mapping[str, Any], path: Path) -> None:
 
 
 def read_results(path: Path) -> Results:
-    """Read what `write_results` wrote. Raises ConfigError for another version or a damaged file."""
+    """Read what `write_results` wrote. Raises ConfigError if the version differs or the file is damaged."""
     try:
         content = read_json(path)
         if content["version"] != VERSION:
@@ -172,12 +172,12 @@ def read_results(path: Path) -> Results:
 
 
 def digest_of(*settings: Any) -> str:
-    """Digest of records of settings, by which the file of a result is named."""
+    """Digest of settings, used in the names of result files."""
     return hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
 
 
 def write_result(path: Path, parts: Mapping[str, Any]) -> None:
-    """Write arrays and numbers as an .npz, whole or not at all; those of a mapping are named PART.KEY."""
+    """Write arrays and numbers as an .npz, atomically; entries of a mapping are named PART.KEY."""
     arrays: dict[str, Any] = {"name": path.stem}
     for name, part in parts.items():
         is_group = isinstance(part, Mapping)
@@ -187,7 +187,7 @@ def write_result(path: Path, parts: Mapping[str, Any]) -> None:
 
 
 def is_result(path: Path) -> bool:
-    """Whether ``path`` is a complete result; anything else is computed again."""
+    """Whether ``path`` is a complete result."""
     try:
         with open_npz(path) as archive:
             return archive.text("name") == path.stem
@@ -196,7 +196,7 @@ def is_result(path: Path) -> bool:
 
 
 def read_result(path: Path, make: Callable[..., Record]) -> Record:
-    """Make a result of the parts that `write_result` wrote; any error on the way is a ConfigError."""
+    """Call ``make`` with the parts that `write_result` wrote. Any error becomes a ConfigError."""
     try:
         parts: dict[str, Any] = {}
         for name, array in read_arrays(path).items():
@@ -213,7 +213,7 @@ def read_result(path: Path, make: Callable[..., Record]) -> Record:
 
 
 def write_curves(curves: Curves, path: Path) -> None:
-    """Write every group's arrays, compressed."""
+    """Write the arrays of every group, compressed."""
     with atomic_file(path, force=True) as temporary, new_hdf5(temporary) as file:
         for name, datasets in curves.items():
             for key, array in datasets.items():

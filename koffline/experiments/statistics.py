@@ -1,9 +1,9 @@
-"""Numbers over seeds with intervals for few seeds: means, ratios, rank correlations, returns of curves.
+"""Statistics over few seeds with intervals: means, ratios, rank correlations, returns.
 
-Intervals of ratios and correlations are jackknife ones on a scale where the statistic is nearly normal (the
-logarithm of a ratio, Fisher's z of a correlation) with Student's t: a percentile bootstrap of three seeds
-covers 77 % and not 95. Returns have the interquartile mean and the bootstrap interval of `koffline sweep`; a
-difference of two critics draws the seeds of both again, with the ends pushed outward in the same way.
+Ratios and correlations have jackknife intervals with Student's t, on a scale where the statistic is nearly
+normal (logarithm of a ratio, Fisher's z of a correlation): with three seeds, a percentile bootstrap covers 77
+% instead of 95 %. Returns have the interquartile mean and the bootstrap interval of `koffline sweep`. For a
+difference of two critics the seeds of both are resampled, and the interval is widened in the same way.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ Points = Shaped[np.ndarray, "point seed"]
 
 
 class Interval(NamedTuple):
-    """An estimate and its 95 % interval over seeds: numbers, or arrays (T,) of a curve; None: no number."""
+    """An estimate with its 95 % interval over seeds: numbers, or arrays (T,) for a curve. None: no number."""
 
     value: Any = None
     low: Any = None
     high: Any = None
 
     def verdict(self, border: float) -> str:
-        """Verdict on the claim that the number exceeds the border."""
+        """Verdict on the claim that the number exceeds ``border``."""
         return HOLDS if self.low > border else FAILS if self.high < border else UNDECIDED
 
     def cost(self, border: float, scale: Callable[[float], Any] = float) -> str:
-        """What it takes to decide an undecided claim, else empty. scale: on it the interval is even."""
+        """How many more seeds would decide an undecided claim (text); else empty.
+
+        scale: transformation that makes the interval symmetric.
+        """
         with np.errstate(all="ignore"):
             value, low, high = (float(scale(end) - scale(border)) for end in self)
         if self.verdict(border) != UNDECIDED or not 0.0 < high - low < math.inf:
@@ -54,7 +57,7 @@ NO_NUMBER = Interval()
 
 
 def mean_over_seeds(values: Shaped[np.ndarray, "*time seed"]) -> Interval:
-    """Mean and t-interval: NaN if a seed has no finite number, infinite ends for a single seed."""
+    """Mean and t-interval: NaN if a seed is not finite, infinite ends for a single seed."""
     count = values.shape[-1]
     kept = np.where(np.isfinite(values).all(axis=-1, keepdims=True), values, np.nan).astype(np.float64)
     mean = kept.mean(axis=-1)
@@ -69,7 +72,7 @@ def _quantile(count: int) -> float:
 def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
     """Ratio mean(first) / mean(second) with a jackknife interval over paired seeds.
 
-    Infinite if the first has no finite mean, zero if the second has none.
+    Infinite if the first is not finite for all seeds, zero if the second is not.
     """
     if not np.all(np.isfinite(first)):
         return Interval(np.inf, np.inf, np.inf)
@@ -84,7 +87,7 @@ def ratio_of_means(first: PerSeed, second: PerSeed) -> Interval:
 
 
 def spearman_over_seeds(first: Points, second: Points) -> Interval:
-    """Rank correlation of all points (finite in both), interval by leaving out whole seeds."""
+    """Rank correlation over all points finite in both; jackknife interval over seeds."""
 
     def z_value(seeds: np.ndarray) -> float:
         x, y = first[:, seeds].ravel(), second[:, seeds].ravel()
@@ -106,7 +109,7 @@ def _jackknife(statistic: Callable[[np.ndarray], float], seeds: int, back: Calla
 
 
 def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval:
-    """Interquartile mean of the first minus that of the second; infinite interval for fewer than 5 runs."""
+    """Interquartile mean of the first minus the second's; infinite interval for fewer than 5 runs."""
     value, count = float(interquartile_mean(first) - interquartile_mean(second)), min(len(first), len(second))
     if count < _FEWEST:
         return Interval(value, -math.inf, math.inf)
@@ -121,7 +124,7 @@ def difference(first: PerSeed, second: Shaped[np.ndarray, " other"]) -> Interval
 
 
 def band(curves: Shaped[np.ndarray, "run time"]) -> Interval:
-    """Interquartile means over runs at each time with bootstrap intervals; all times share the draws."""
+    """Interquartile mean over runs at each time, with bootstrap intervals (same resamples at all times)."""
     runs, mean = len(curves), interquartile_mean(curves.T)
     if runs < 2:
         return Interval(mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan))

@@ -1,4 +1,4 @@
-"""Common style of the experiments' figures and tables: names, colours, curves with bands, files, texts."""
+"""Common style of the experiments' figures and tables: names, colours, curves with bands, text."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HOUSE_STYLE: dict[Any, Any] = {  # for matplotlib.rc_context
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write ``path`` as .png and .svg; the same figure gives the same bytes (no dates, no versions)."""
+    """Write ``path`` as .png and .svg. Equal figures give equal bytes (no dates, no versions)."""
     metadata = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
     # Round the positions of the layout, because the last bits of its solver differ between runs.
     figure.draw_without_rendering()
@@ -71,7 +71,7 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
-    """Curves of methods, (T,) and (T, S), on a logarithmic axis up to ``most``; where seeds diverged."""
+    """Draw the methods' curves, x (T,) and errors (T, S), on a log axis up to ``most``; mark divergences."""
     for method, (x, values) in shown.items():
         _draw_curve(axes, method, x, values, most)
         _mark_divergences(axes, method, x, values)
@@ -87,7 +87,7 @@ def draw_errors(axes: Axes, shown: Series, most: float = np.inf) -> None:
 
 
 def _draw_curve(axes: Axes, method: str, x: np.ndarray, values: Numbers, most: float) -> None:
-    """A method's mean and band, while all seeds are alive, on a logarithmic axis that ends at ``most``."""
+    """Draw a method's mean and band until a seed diverges or the mean reaches ``most``."""
     (mean, low, high), look = mean_over_seeds(values), line_look(method)
     mean = np.where(mean > 0.0, mean, np.nan)
     floor = 0.1 * np.nanmin(mean, initial=np.inf)  # replaces values at or below zero
@@ -104,7 +104,7 @@ def _draw_curve(axes: Axes, method: str, x: np.ndarray, values: Numbers, most: f
 def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
     """Curves of critics, steps (T,) and returns (R, T): interquartile means with bootstrap intervals.
 
-    threshold: the level that solves the environment; a distant one is not drawn, it would flatten the curves.
+    threshold: return that solves the environment; not drawn if far above the curves.
     """
     axes.set_xlabel("thousand environment steps", fontsize=8)
     highest = -np.inf
@@ -122,12 +122,12 @@ def draw_returns(axes: Axes, shown: Series, threshold: float | None) -> None:
 
 
 def line_look(method: str) -> dict[str, Any]:
-    """Colour and marker."""
+    """Colour and marker of a method."""
     return {"color": COLOURS[method], "marker": MARKERS[method]}
 
 
 def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -> None:
-    """Mark where the first seed diverged by a cross near the upper edge, with the number of such seeds."""
+    """Mark the first divergence by a cross near the upper edge, with the number of diverged seeds."""
     gone = ~np.isfinite(values)
     if not gone.any():
         return
@@ -140,7 +140,7 @@ def _mark_divergences(axes: Axes, method: str, x: np.ndarray, values: Numbers) -
 
 
 def tidy_log_ticks(axis: Axis) -> None:
-    """Labels at 1, 2, 5 where a logarithmic axis spans little, else at the powers of ten; none overlap."""
+    """Label 1, 2, 5 if a logarithmic axis spans few decades, else powers of ten; labels do not overlap."""
     low, high = axis.get_view_interval()
     axis.set_minor_formatter(NullFormatter())
     if high / low < _FEW_DECADES:
@@ -149,7 +149,7 @@ def tidy_log_ticks(axis: Axis) -> None:
 
 
 def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Mapping[str, Any]]) -> None:
-    """One legend below all panels: methods in their fixed order, then other kinds of lines."""
+    """One legend below all panels: methods in fixed order, then the other lines."""
     handles = [
         Line2D([], [], **line_look(m), ms=5, lw=2.0 if m == "kloss" else 1.4, label=LABELS[m])
         for m in LABELS
@@ -161,7 +161,7 @@ def method_legend(figure: Figure, methods: Sequence[str], extra: Mapping[str, Ma
 
 
 def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -> str:
-    """A part of ``NAME.md``: a Markdown table under a title and a note; header: the names between bars."""
+    """A part of ``NAME.md``: title, note and a Markdown table. header: column names separated by " | "."""
     names = header.split(" | ")
     table = "\n".join(
         # A bar inside a cell would end it.
@@ -172,14 +172,14 @@ def section(title: str, note: str, header: str, rows: Iterable[Sequence[str]]) -
 
 
 def number_text(value: float | None) -> str:
-    """Number as text with three digits; a dash for None."""
+    """Number with three digits; a dash for None or NaN."""
     if value is None or math.isnan(value):
         return "–"
     return "∞" if math.isinf(value) else f"{value:.3g}"
 
 
 def interval_text(found: Interval, text: Callable[[Any], str] = number_text) -> str:
-    """0.12 [0.1, 0.14]; without the ends where there is a single seed, 'not finite' after a divergence."""
+    """Text "0.12 [0.1, 0.14]"; only the number without finite ends; 'not finite' after a divergence."""
     if found.value is None or math.isnan(found.value):
         return "not finite"
     if any(end is None or not math.isfinite(end) for end in (found.low, found.high)):

@@ -1,7 +1,8 @@
-"""Independent pieces of work, run here, in several processes, or on a Ray cluster.
+"""Independent pieces of work, run in this process, in several processes, or on a Ray cluster.
 
-`PassSettings.map`: values in the order of their items, so that sums are the same float64 numbers everywhere.
-`run_jobs`: jobs whose results are files; one whose file is there is not run again.
+`PassSettings.map` yields values in the order of the items, so that sums are the same float64 numbers
+everywhere. `run_jobs` runs jobs that write their results to files; a job whose result exists is not run
+again.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ Name = Callable[[Any], str]
 class PassSettings:
     """Settings of passes over a log's shards: where they run.
 
-    workers: 1 computes in this process, when a value is asked for; more, up to 16 per core of this machine,
-        in as many processes of one thread.
+    workers: 1 computes in this process, when a value is requested; more (up to 16 per core of this machine)
+        use as many processes with one thread each.
     ray: "local", "auto" or the address of a Ray cluster: one core and one thread for each item.
     """
 
@@ -50,15 +51,15 @@ class PassSettings:
         name: Name | None = None,
         progress: bool | Tell = False,
     ) -> Iterator[Any]:
-        """Give ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
+        """Yield ``call(shared, item)`` for every item, in the order of the items, wherever it was computed.
 
         call: must not change ``shared``, which a worker receives once and keeps for its next items.
-        name: what an item is called in errors and the bar; default "item 3".
-        progress: True draws a bar on a terminal; or a callable that hears of the items done, all of them, and
-            the names of some running ones.
-        An item whose worker dies is given to another one, twice. Raises the item's KofflineError, JobError
-        for anything else, and ConfigError for what cannot be sent to workers and for a cluster that does not
-        answer.
+        name: name of an item in errors and in the bar; default "item 3".
+        progress: True draws a bar on a terminal; a callable gets the numbers of items done and of all items,
+            and the names of some running ones.
+        An item whose worker dies is given to another worker, at most twice. Raises the item's KofflineError,
+        JobError for any other error, and ConfigError if the work cannot be sent to workers or the cluster
+        does not answer.
         """
         name = name or (lambda item: f"item {item}")
 
@@ -75,9 +76,9 @@ class PassSettings:
     def results(
         self, call: Call, items: Iterable[Any], shared: Any, name: Name, progress: bool | Tell, are_jobs: bool
     ) -> Generator[tuple[Any, Any]]:
-        """Iterate over each item with its value or its KofflineError; arguments as in `map`.
+        """Yield each item with its value or its KofflineError; arguments as in `map`.
 
-        are_jobs: items come as they end, and none is given to another worker after one has died over it.
+        are_jobs: yield items as they end, and do not give an item to another worker after one has died.
         """
         total = len(items) if isinstance(items, Sized) else None
         if total == 0:
@@ -107,7 +108,7 @@ class PassSettings:
             yield from self._away(workers, place, iter(items), report, are_jobs)
 
     def kept(self) -> AbstractContextManager[Any]:
-        """Context whose passes share their workers, which take seconds to start. Raises ConfigError."""
+        """Context in which passes share their workers, which take seconds to start. Raises ConfigError."""
         return nullcontext() if self._is_here else opened(self.workers, self.ray, keep=True)
 
     @property
@@ -117,9 +118,9 @@ class PassSettings:
     def _away(
         self, workers: Any, place: Any, items: Iterator[Any], report: Any, are_jobs: bool
     ) -> Iterator[tuple[Any, Any]]:
-        """Compute items at workers, at most twice their capacity ahead of the item that is yielded next.
+        """Compute items in workers, at most twice their capacity ahead of the next item to be yielded.
 
-        Jobs are handed to Ray all at once, which may then grow the cluster.
+        Jobs are submitted to Ray all at once, so that it may grow the cluster.
         """
         waiting: dict[Future[Any], Any] = {}
         done, retries = 0, 0 if are_jobs else _RETRIES
@@ -143,7 +144,7 @@ class PassSettings:
 
 
 def _heard_by(progress: bool | Tell) -> AbstractContextManager[Tell]:
-    """Function that receives the progress: a bar on a terminal for True, a callable itself, else a no-op."""
+    """Function that receives the progress: for True a bar on a terminal, a callable itself, else a no-op."""
     if callable(progress):
         return nullcontext(progress)
     return progress_bar("", None, progress and sys.stderr.isatty())
@@ -151,10 +152,10 @@ def _heard_by(progress: bool | Tell) -> AbstractContextManager[Tell]:
 
 @dataclass(frozen=True)
 class Job:
-    """One piece of work: ``call(path, *arguments)`` writes its result at ``path``, whole or not at all.
+    """One piece of work: ``call(path, *arguments)`` writes its result to ``path`` atomically.
 
-    call: may keep files of its own beside ``path``.
-    is_valid: whether the file at ``path`` is a result of this job; an invalid one is computed again.
+    call: may keep files of its own beside ``path``. is_valid: whether the file at ``path`` is a result of
+    this job; an invalid result is computed again.
     """
 
     name: str
@@ -176,15 +177,16 @@ def run_jobs(
     progress: bool | Tell = True,
     keep_going: bool = False,
 ) -> dict[str, KofflineError]:
-    """Run the jobs that have no result yet; return the failures by name, without which every file is there.
+    """Run the jobs that have no result yet. Returns {job name: error}, empty if all results exist.
 
-    workers: 1 runs in this process, more in as many processes with one thread each.
-    ray: "local", "auto" or the address of a Ray cluster, whose machines see the jobs' folders under the same
+    workers: 1 runs in this process; more use as many processes with one thread each.
+    ray: "local", "auto" or the address of a Ray cluster whose machines see the jobs' folders under the same
         names.
-    progress: True draws a bar on a terminal; or a callable that hears every change.
-    keep_going: run all other jobs after a failure and return the failures.
+    progress: True draws a bar on a terminal; a callable is called at every change.
+    keep_going: after a failure run all other jobs, and return the errors.
 
-    Otherwise no job starts after a failure, and JobError names it. An interrupt stops the workers at once.
+    Without ``keep_going`` no job starts after a failure, and JobError names it. An interrupt stops the
+    workers at once.
     """
     missing = [replace(job, path=job.path.absolute()) for job in jobs if not job.done]
     found, total = len(jobs) - len(missing), len(jobs)
@@ -218,7 +220,7 @@ def run_jobs(
 
 
 def _perform(shared: None, job: Job) -> KofflineError | None:
-    """Run one job in this process; the error that it ends with."""
+    """Run one job in this process, and return its error if it fails."""
     try:
         job.call(job.path, *job.arguments)
     except Exception as error:

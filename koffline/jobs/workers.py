@@ -1,4 +1,4 @@
-"""Workers beside this process: other processes of this machine, or cores of a Ray cluster."""
+"""Workers outside this process: other processes of this machine, or cores of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from koffline.untrusted.limits import one_line_errors
 
 
 class JobError(KofflineError):
-    """A job that failed by a fault of ours or of the machine. trace: the traceback at the worker."""
+    """A job that failed by an error of koffline or the machine. trace: the worker's traceback."""
 
     def __init__(self, message: str, trace: str = "") -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class JobError(KofflineError):
 
 
 class Processes:
-    """Single-threaded processes, each with its own executor: a dying process loses only its own item."""
+    """Single-threaded processes, each with its own executor: if one dies, only its own item is lost."""
 
     def __init__(self, workers: int) -> None:
         from joblib.externals.loky.process_executor import BrokenProcessPool
@@ -45,16 +45,16 @@ class Processes:
         self._closed = False
 
     def place(self, work: bytes, folder: Path) -> Path:
-        """Write the packed function where every worker finds it; return that place."""
+        """Write the packed function to a file that every worker can read, and return its path."""
         (folder / "work").write_bytes(work)
         return folder / "work"
 
     def submit(self, place: Path, item: bytes, retries: int) -> Future[Any]:
-        """Hand an item to a worker, and to up to ``retries`` others if workers die, for `value_of`."""
+        """Give an item to a worker, and to up to ``retries`` others if workers die; read it by `value_of`."""
         return self._threads.submit(self._call, place, item, retries)
 
     def cancel(self, future: Future[Any]) -> None:
-        """Cancel an item whose value is not needed."""
+        """Cancel an item whose value is no longer needed."""
         future.cancel()
 
     def close(self, at_once: bool) -> None:
@@ -97,9 +97,9 @@ class Processes:
 class RayCluster:
     """Cores of a Ray cluster: one core and one thread per item. A running cluster is not changed.
 
-    address: "local" starts a cluster of ``workers`` cores on this machine and ends it after the run; "auto"
-    or an address joins one that runs. A connection that the caller has made already is used and left.
-    Raises ConfigError for a cluster that does not answer, and where ray is not installed.
+    address: "local" starts a cluster of ``workers`` cores on this machine and stops it after the run; "auto"
+    or an address joins a running cluster. An existing connection of the caller is used and left open. Raises
+    ConfigError if the cluster does not answer or ray is not installed.
     """
 
     def __init__(self, address: str, workers: int) -> None:
@@ -127,11 +127,11 @@ class RayCluster:
 
     @property
     def capacity(self) -> int:
-        """Number of cores of the cluster now, at least one; nodes may come and go."""
+        """Current number of cores of the cluster, at least one; nodes may come and go."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def place(self, work: bytes, folder: Path) -> list[Any]:
-        """Store the packed function in Ray; in a list, so that Ray passes the reference and not its value."""
+        """Store the packed function in Ray; returned in a list, so that Ray passes on the reference."""
         return [self._ray.put(np.frombuffer(work, dtype=np.uint8))]
 
     def submit(self, place: list[Any], item: bytes, retries: int) -> Future[Any]:
@@ -157,9 +157,9 @@ _kept: dict[tuple[int, str | None], Workers] = {}
 
 @contextmanager
 def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Workers]:
-    """Open workers for a block; a failure stops them at once. With ``keep`` inner blocks share them.
+    """Open workers for a block; an error stops them at once. With ``keep``, inner blocks share them.
 
-    Raises ConfigError for a cluster that does not answer.
+    Raises ConfigError if the cluster does not answer.
     """
     if (workers, ray) in _kept:
         yield _kept[workers, ray]
@@ -178,7 +178,7 @@ def opened(workers: int, ray: str | None, keep: bool = False) -> Iterator[Worker
 
 
 def pack(value: Any) -> bytes:
-    """A pickle of anything, functions of scripts and notebooks too. Raises ConfigError."""
+    """Pickle any value, including functions of scripts and notebooks. Raises ConfigError."""
     import cloudpickle
 
     with one_line_errors("workers", "the work cannot be sent to them and back", "use workers=1", ConfigError):
@@ -187,7 +187,7 @@ def pack(value: Any) -> bytes:
 
 
 def value_of(future: Future[Any], retries: int) -> Any:
-    """The value of an item, or the KofflineError that it ended with. Arrays may be written to."""
+    """The value of an item, or the KofflineError with which it ended. Arrays are writable."""
     try:
         result = future.result()
         return result if isinstance(result, KofflineError) else pickle.loads(result)
@@ -205,7 +205,7 @@ def _lost(reason: str, retries: int) -> JobError:
 
 
 def as_ours(error: Exception) -> KofflineError:
-    """An error of ours as it is; another as a JobError that says its type and source line."""
+    """A KofflineError as it is; any other error as a JobError with its type and source line."""
     if isinstance(error, KofflineError):
         return error
     frame, reason = traceback.extract_tb(error.__traceback__)[-1], " ".join(str(error).split())
@@ -218,7 +218,7 @@ _received: dict[str, tuple[Callable[[Any, Any], Any], Any]] = {}  # at a worker:
 
 
 def _perform(place: Path | list[Any], item: bytes) -> Any:
-    """Compute one item at a worker; return its packed value, in bytes that Ray does not copy, or an error."""
+    """Compute one item in a worker; return its packed value as an array (not copied by Ray), or an error."""
     try:
         key = str(place)
         if key not in _received:  # the work is unpacked once
@@ -234,7 +234,7 @@ def _perform(place: Path | list[Any], item: bytes) -> Any:
 
 
 def _attend(parent: int) -> None:
-    """Initialise a worker: ignore interrupts, which the parent handles, and exit when the parent ends."""
+    """Initialise a worker: ignore interrupts, which the parent handles, and exit when the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def end_with_parent() -> None:

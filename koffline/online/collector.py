@@ -1,6 +1,6 @@
-"""Acting and data collection of K runs in iterations of equal length, cut into paths; the trust region.
+"""Acting and data collection for K runs, in iterations of equal length, cut into paths; the trust region.
 
-The trust region computes the coefficient of divergence from the last episodes' returns.
+The trust region sets the divergence coefficient from the returns of the last episodes.
 (Nachum et al. 2018, as in the code the paper modified; Feng et al. 2019, sec:exp_detail)
 """
 
@@ -32,7 +32,7 @@ Episodes = list[tuple[float, int]]  # return in the environment's units and leng
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """One iteration: paths with the run of each, in its order, and every observation acted on (K, n, d).
+    """One iteration: paths, the run of each (in order of runs), and all observations acted on (K, n, d).
 
     changed (K,): the runs in which an episode ended.
     """
@@ -43,7 +43,7 @@ class Collected:
     changed: np.ndarray
 
     def by_run(self, count: int) -> Paths:
-        """(K, B, …), B the most paths of a run; others are filled up with paths of no steps."""
+        """Paths (K, B, …), B the largest number of a run; other runs are padded with paths of no steps."""
         counts = np.bincount(self.runs, minlength=count)
         place, ends = np.arange(counts.max()), np.cumsum(counts)[:, None]
         found = self.paths.flat_rows(np.minimum(ends - counts[:, None] + place, ends - 1), leading=1)
@@ -51,7 +51,7 @@ class Collected:
 
 
 class Actor:
-    """The policies in numpy on the stack's own memory: a step of all runs takes some microseconds."""
+    """The policies in numpy, on the stack's own memory: a step of all runs takes some microseconds."""
 
     def __init__(self, stack: AgentStack) -> None:
         self._continuous = stack.shape.continuous
@@ -69,7 +69,7 @@ class Actor:
         return np.matmul(hidden, top) + top_bias
 
     def sample(self, inputs: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Actions (K, E, k) from normal noise of that shape, or (K, E) from uniform noise of that shape."""
+        """Actions (K, E, k) from normal noise of this shape, or (K, E) from uniform noise of this shape."""
         outputs = self.outputs(inputs)
         if self._continuous:
             return outputs + np.exp(self._log_std)[:, None] * noise
@@ -84,10 +84,10 @@ class Actor:
 
 
 class Collector:
-    """K · E copies of an environment, run by run; each run's own generator draws its seeds and noise.
+    """K · E copies of an environment, E per run; each run's own generator draws its seeds and noise.
 
-    An episode that ends is followed by the next one, with a seed of its own, within the same step.
-    recent: each run's last episodes; since: returns of those that ended since the last evaluation.
+    When an episode ends, the next one begins within the same step, with a seed of its own. recent: each run's
+    last episodes; since: returns of the episodes that ended since the last evaluation.
     """
 
     kept = (
@@ -110,7 +110,7 @@ class Collector:
         self._taken = np.zeros(size, dtype=float if shape.continuous else np.int64)
 
     def collect(self, act: Act) -> Collected:
-        """Play ``steps`` steps of every copy."""
+        """Play ``steps_per_iteration`` / E steps in every copy."""
         n, d = self._observations.shape
         noise = self._noise()
         rows = []
@@ -122,9 +122,9 @@ class Collector:
         return self._cut([np.stack(column, axis=1) for column in zip(*rows, strict=True)])
 
     def resume(self) -> bool:
-        """Play the running episodes of a restored state again, from their seeds; return whether they agree.
+        """Replay the running episodes of a restored state from their seeds; return whether they agree.
 
-        Where they do not, they begin anew.
+        If they do not agree, new episodes begin.
         """
         found = vectors(self._copies.reset(self._seeds))
         for step in range(int(self._lengths.max())):
@@ -152,7 +152,7 @@ class Collector:
         return np.concatenate([g.integers(2**31, size=self._each) for g in self._generators]).tolist()
 
     def _play(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Step all copies: true s′ (n, d), rewards, ends. Ended copies start their next episode."""
+        """Step all copies: true s′ (n, d), rewards, ends. Copies whose episode ended start the next one."""
         if self._lengths.max() >= self._taken.shape[1]:
             self._taken = np.concatenate((self._taken, np.zeros_like(self._taken)), axis=1)
         self._taken[np.arange(self._n), self._lengths] = actions
@@ -177,7 +177,7 @@ class Collector:
         return final, rewards, terminated, truncated
 
     def _cut(self, columns: list[np.ndarray]) -> Collected:
-        """Cut columns (n, steps, …) into paths at ends of episodes and iterations or at ``path_length``."""
+        """Cut columns (n, steps, …) into paths, at ends of episodes and iterations or at ``path_length``."""
         observations, actions, episodes, steps, final, rewards, terminated, truncated = columns
         n, length, d = observations.shape
         pieces = []  # (copy, start, stop), copy by copy in time
@@ -226,7 +226,7 @@ def divergence(returns: Float[np.ndarray, "*run episode"], coefficient: Coeffici
 
 
 def solve_coefficients(returns: Float[np.ndarray, "run episode"], allowed: PerRun) -> PerRun:
-    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 halvings: exact to 0.03.
+    """λ in [0, 1000] with D(λ) = ``allowed`` for each run, by 14 bisections: exact to 0.03.
 
     returns: of each run's last episodes; allowed: nats. With at most 8 episodes λ is 500.
     """
@@ -243,10 +243,10 @@ def solve_coefficients(returns: Float[np.ndarray, "run episode"], allowed: PerRu
 
 
 class TrustRegion:
-    """Coefficient of divergence of each run, which slowly follows the one solved from its last episodes.
+    """Divergence coefficient of each run, which slowly follows the solution for its last episodes.
 
-    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): whether more divergence is allowed than
-    weighted episodes can have, the log of their number; the coefficient then falls to kl_coef.
+    A run without max_divergence keeps its kl_coef. ``is_inert`` (K,): more divergence is allowed than
+    weighted episodes can have (the log of their number); the coefficient then falls to kl_coef.
     """
 
     kept = ("kl_coef", "wanted")
@@ -262,7 +262,7 @@ class TrustRegion:
         self._is_per_step = np.array([c.divergence_per == "step" for c in configs])
 
     def update(self, recent: Sequence[Episodes], changed: np.ndarray) -> None:
-        """Update after an iteration. recent: each run's last episodes; changed (K,): a run finished one."""
+        """Update after an iteration. recent: each run's last episodes; changed (K,): where one ended."""
         by_count: dict[int, list[int]] = {}
         for run in np.flatnonzero(changed & self._is_on).tolist():
             by_count.setdefault(len(recent[run]), []).append(run)

@@ -1,7 +1,8 @@
-"""Every setting of online Trust-PCL, with its default, in one flat record, read from YAML and ``key=value``.
+"""All settings of online Trust-PCL, with defaults, in one flat record, read from YAML and ``key=value``.
 
 Names: ``entropy_coef`` is the paper's λ, ``kl_coef`` its τ (which a trust region sets from
-``max_divergence``), ``diag_weight`` the mixture of U and V, ``target_decay`` the smoothing of the copies.
+``max_divergence``), ``diag_weight`` the mixture of U and V, ``target_decay`` the smoothing of the slow
+copies.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ Scale = Annotated[float, Field(ge=1e-12, le=1e12)]
 class OnlineConfig(Section):
     """One run's settings. Raises ConfigError for a value out of range.
 
-    env: its Gymnasium name, the one setting that is needed. env_options: what ``gymnasium.make`` gets
-    besides the name. num_envs: copies a run plays in. steps: environment steps of a run. critic: kloss,
-    fvi, td0, rg; kloss_slow, the kernel loss whose windows end in a slow copy of the value, as fvi's do; or
-    memory, the kernel loss whose first factor is remembered from earlier mini-batches.
-    memory: the share of it that a step keeps. gamma: the discount factor. window_length: the paper's d,
-    steps of the window whose residual is learned from; it lies within one path. path_length: longest
-    sub-episode of the replay, in steps. steps_per_iteration: environment steps between two gradient
-    steps. batch_size: paths of a mini-batch. windows_per_path: drawn uniformly from each sampled path; 0
-    takes all. streaming: each gradient step learns from the steps just played, nothing is kept;
-    batch_size, windows_per_path (all are), capacity, recency and learning_starts then say nothing.
+    env: its Gymnasium name, the only required setting. env_options: further arguments of ``gymnasium.make``.
+    num_envs: copies of the environment per run. steps: environment steps of a run. critic: kloss, fvi, td0,
+    rg; kloss_slow, the kernel loss whose windows end in a slow copy of the value, as fvi's do; or memory, the
+    kernel loss with one factor averaged over earlier mini-batches.
+    memory: the share of this average that a step keeps. gamma: the discount factor. window_length: the
+    paper's d, steps of the window of a residual; it lies within one path. path_length: longest sub-episode
+    of the replay, in steps. steps_per_iteration: environment steps between two gradient steps. batch_size:
+    paths of a mini-batch. windows_per_path: windows drawn uniformly from each sampled path; 0 takes all.
+    streaming: each gradient step learns from the steps just played, and nothing is kept; batch_size,
+    windows_per_path (all windows), capacity, recency and learning_starts then have no effect.
     capacity: sub-episodes that are kept. recency: sub-episodes are drawn with probability ∝ exp(−recency
     · age in insertions). learning_starts: sub-episodes before the first gradient step. learning_rate:
-    Adam's. adam_epsilon: Adam's. max_grad_norm: gradients longer than this are shortened to it.
+    Adam's. adam_epsilon: Adam's. max_grad_norm: gradients are clipped to this norm.
     target_decay: of the slow copies of policy and value, per gradient step. entropy_coef: the paper's λ
     at the start. entropy_decay: the factor of entropy_coef per 2500 iterations; unset keeps it. kl_coef:
-    the paper's τ. max_divergence: a trust region, by which τ is never less than kl_coef and so large that
-    the last 20 episodes, weighted by exp(return / τ), diverge from equal weights by this many nats;
-    unset, τ stays as it is. divergence_per: whether that is for an episode or, times the mean length of
-    the episodes, for a step, as in the released Trust-PCL. kl_coef_initial: τ of a trust region until
-    enough episodes have ended. clip_adv: the residual is cut to ± this in the policy's gradient; 0 never.
+    the paper's τ. max_divergence: a trust region: τ is at least kl_coef and so large that the last 20
+    episodes, weighted by exp(return / τ), diverge from equal weights by this many nats; unset, τ is
+    constant. divergence_per: episode, or step, which multiplies it by the mean length of the episodes, as
+    in the released Trust-PCL. kl_coef_initial: τ of a trust region until enough episodes have ended.
+    clip_adv: the residual is clipped to ± this in the policy's gradient; 0 never.
     diag_weight: of the kernel loss, unset is 1/m. bandwidth_scale: times the mini-batch's median
     distance; with the critic memory, times the root mean squared distance. kernel_inputs: state or
-    state_action. standardise: inputs by each run's running mean and deviation. exploration: times the
-    kernel's uncertainty about the state that a step reaches (1 to 0), added to its scaled reward.
-    reward_scale: multiplies what is learned from, never what is reported. hidden: units of the hidden
-    layers. evaluation_interval: environment steps between two evaluations. evaluation_episodes: episodes
-    of the mean action in each. evaluation_seed: of their starts. evaluation_limit: steps after which an
-    episode of an evaluation is cut, for environments without a time limit. checkpoint_interval:
-    environment steps between two checkpoints. keep_checkpoints: how many are kept.
+    state_action. standardise: inputs by each run's running mean and deviation. exploration: bonus on the
+    scaled reward, times the kernel's uncertainty (1 to 0) about the state that a step reaches.
+    reward_scale: multiplies rewards in learning, not in reports. hidden: units of the hidden layers.
+    evaluation_interval: environment steps between two evaluations. evaluation_episodes: episodes of the mean
+    action in each. evaluation_seed: of their starts. evaluation_limit: steps after which an episode of an
+    evaluation is cut, for environments without a time limit. checkpoint_interval: environment steps between
+    two checkpoints. keep_checkpoints: how many are kept.
     """
 
     env: str = Field(min_length=1)
@@ -134,16 +135,16 @@ class OnlineRun:
 
 
 def load_config(path: str | Path | Mapping[str, Any], assignments: Iterable[str] = ()) -> OnlineConfig:
-    """The config of a YAML file (or of a mapping), with ``gamma=0.98`` laid over it.
+    """The config of a YAML file (or mapping), overridden by assignments such as ``gamma=0.98``.
 
-    One option of the environment is ``env_options.NAME=VALUE``. Raises ConfigError in one line; for
-    an unknown key it names the nearest.
+    One option of the environment is ``env_options.NAME=VALUE``. Raises ConfigError in one line, with the
+    nearest name for an unknown key.
     """
     return read_section(OnlineConfig, read_layers(path, parse_assignments(assignments), []))
 
 
 def check_equal(configs: Sequence[OnlineConfig]) -> OnlineConfig:
-    """The common settings. Raises ConfigError for those of which one differs."""
+    """The common settings. Raises ConfigError if the runs of a stack differ in one that they must share."""
     first = configs[0]
     differ = [n for n in _EQUAL if any(getattr(config, n) != getattr(first, n) for config in configs)]
     if differ:

@@ -1,4 +1,4 @@
-"""Residuals of windows, and six critics in closed form: V at both ends of each window carries the gradient.
+"""Residuals of windows, and six critics in closed form; gradients flow through V at the windows' ends.
 
 R_i = −V(s_i) + γ^{d_i} V(s_{i+d_i})
       + Σ_t γ^t [r_{i+t} − (λ + τ) log π(a_{i+t}|s_{i+t}) + τ log π̃(a_{i+t}|s_{i+t})]
@@ -31,8 +31,8 @@ _FEATURES = 200  # random features of a remembered kernel loss
 class ValueEnds:
     """V at both ends of every window, (K, M), and the pullback of their gradients to V's parameters.
 
-    slow: the runs whose V(end) is from the slow copy. V is evaluated only at the ends if windows are few,
-    else at all T + 1 steps of a path.
+    slow: the runs whose V(end) comes from the slow copy. With few windows V is evaluated only at their ends,
+    otherwise at all T + 1 steps of a path.
     """
 
     def __init__(self, networks: Networks, slow: Rows | None, batch: Minibatch) -> None:
@@ -63,8 +63,8 @@ class ValueEnds:
     def pull(self, slope: Tensor, through_end: Tensor) -> Tensor:
         """Gradient in V's parameters, (K, ·), from half the loss's gradient in R (K, M).
 
-        through_end (K, 1): through both ends (1: RG, and the paper's kernel loss without a target network) or
-        through the start alone (0).
+        through_end (K, 1): 1 through both ends (RG, and the paper's kernel loss without a target network), 0
+        through the start only.
         """
         inside = slope.new_zeros(self._shape)
         inside.scatter_add_(1, self._starts, -2.0 * slope)
@@ -96,7 +96,7 @@ class Residual:
 
 
 class CriticGradient(NamedTuple):
-    """loss (R,), and ``slope`` (R, M): half its gradient in R, which each end of a window passes on."""
+    """loss (R,), and ``slope`` (R, M): half its gradient in R, to be passed to both ends of each window."""
 
     loss: Tensor
     slope: Tensor
@@ -156,10 +156,10 @@ def _upper(rows: int) -> np.ndarray:
 
 
 class RememberedLoss:
-    """The loss (1 − w) ‖E ψR‖² + w E R² of M runs; one factor E ψR averages over earlier mini-batches.
+    """The loss (1 − w) ‖E ψR‖² + w E R² of M runs; one factor E ψR is averaged over earlier mini-batches.
 
     share (M, 1): kept per step. diag_weight (M, 1): w, NaN for 1/m. The features ψ approximate the Gaussian
-    kernel over the rows, whose bandwidth is bandwidth_scale (M, 1) times their root mean squared distance.
+    kernel over the rows; its bandwidth is bandwidth_scale (M, 1) times their root mean squared distance.
     (Feng et al. 2019, thm:eigen; `koffline.objectives.MemoryLoss`)
     """
 
@@ -180,7 +180,7 @@ class RememberedLoss:
     def gradient(
         self, residual: Tensor, batch: Minibatch, inputs: Tensor, now: Networks, coefficients: Tensor
     ) -> CriticGradient:
-        """Loss and gradient of residuals (M, W) with rows (M, W, ·), at the present networks."""
+        """Loss and gradient of residuals (M, W) with rows (M, W, ·), at the current networks."""
         valid = batch.valid.flatten(1)
         count = valid.sum(dim=1, keepdim=True)
         psi = self._features(inputs / self._bandwidth.unsqueeze(2)) * (valid / count).unsqueeze(2)

@@ -1,4 +1,4 @@
-"""One stack of seeds from its last checkpoint to its end: iterate, evaluate, log, save models and replays."""
+"""Train one stack of seeds from its last checkpoint to its end: iterate, evaluate, log, save."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Row = dict[str, int | float]
 
 
 class GroupResult(BaseModel):
-    """What a stack has found so far: its result in the end, and what its checkpoints go on from.
+    """Results of a stack so far, which its checkpoints store; at the end, its final result.
 
-    seconds: of training. diverged: seed to step. logs: rows by the file's name in the run's folder.
+    seconds: training time. diverged: step by seed. logs: rows by the file's name in the run's folder.
     """
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
@@ -43,7 +43,7 @@ class GroupResult(BaseModel):
 
 
 def read_result(path: Path) -> GroupResult | None:
-    """Read the result of a finished stack; None where it is not there, or damaged and to be made again."""
+    """The result of a finished stack; None if it is missing, or damaged and has to be computed again."""
     with contextlib.suppress(OSError, ValueError):  # pydantic's errors are ValueErrors
         return GroupResult.model_validate_json(path.read_bytes())
     return None
@@ -57,7 +57,7 @@ def result_path(out: Path, seeds: Sequence[int]) -> Path:
 def train_group(
     path: Path, config: OnlineConfig, seeds: Sequence[int], on_step: Callable[[int], None] = lambda step: None
 ) -> None:
-    """Train seeds in one stack from its newest checkpoint; write the result to its ``path``.
+    """Train seeds in one stack from its newest checkpoint, and write the result to ``path``.
 
     on_step: called with the environment steps per seed.
     """
@@ -83,7 +83,7 @@ def train_group(
 
 
 class _Training:
-    """Output of the loop over a stack: logs, checkpoints, models, replays."""
+    """Outputs of the loop over a stack: logs, checkpoints, models, replays."""
 
     def __init__(self, stack: LockStep, path: Path) -> None:
         self._stack, self._path, self._config, self._has_warned = stack, path, stack.runs[0].config, False
@@ -110,9 +110,9 @@ class _Training:
         return self._stack.steps >= self._config.steps or len(self._found.diverged) == len(self._folders)
 
     def evaluate(self) -> None:
-        """Evaluate, and log a row per seed; a seed whose networks are not finite gets no more rows.
+        """Evaluate, and log a row per seed; a seed with non-finite networks gets no more rows.
 
-        Logs are CSV files, written whole or not at all; without a row there is no file.
+        Logs are CSV files, written atomically; a log without rows has no file.
         """
         stack, step = self._stack, self._stack.steps
         evaluations, metrics, is_finite = stack.evaluate(), stack.take_metrics(), stack.is_finite
@@ -140,7 +140,7 @@ class _Training:
                     (folder / name).unlink(missing_ok=True)
 
     def save(self) -> None:
-        """Write the finite models, then a checkpoint; a run that ended between the two writes both again."""
+        """Write the finite models, then a checkpoint; a run that is killed in between writes both again."""
         stack, config = self._stack, self._config
         for place, folder in enumerate(self._folders.values()):
             if stack.is_finite[place]:

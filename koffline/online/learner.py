@@ -1,6 +1,6 @@
-"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form, a reward for the unknown.
+"""One gradient step of K Trust-PCL runs at once: policy and critic in closed form, exploration bonus.
 
-No autograd: with few outputs the networks' hand-written pullback does all the work.
+There is no autograd: with few outputs, the networks' hand-written pullback is enough.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from koffline.online.networks import Networks
 from koffline.online.paths import Minibatch, Rows, WindowCutter
 from koffline.replicas import StackedAdam
 
-_FEATURES = 128  # of the kernel that says which states are unknown
+_FEATURES = 128  # of the kernel that measures which states are unknown
 _BANDWIDTH = 0.5  # of that kernel, times the root mean squared distance of standardised states
 _EVERY = 20  # iterations between two inversions
 
@@ -62,7 +62,7 @@ class Learner:
 
     @torch.no_grad()
     def update(self, batch: Minibatch, coefficients: Tensor) -> dict[str, Tensor]:
-        """Take one Adam step of all runs; return diagnostics (K,). Runs with a non-finite gradient stop.
+        """Take one Adam step in all runs; return diagnostics (K,). Runs with a non-finite gradient stop.
 
         coefficients (2, K, 1): τ and λ.
         """
@@ -77,7 +77,7 @@ class Learner:
         if bool(broken.any()):
             gradient = torch.where(broken, 0.0, gradient)
             self.diverged |= broken.squeeze(1).numpy()
-            self._rates.masked_fill_(broken, 0.0)  # for good, Adam's momentum included
+            self._rates.masked_fill_(broken, 0.0)  # permanently, because Adam's momentum would go on
         gradient.mul_((self._largest_norm / whole.clamp(min=1e-30)).clamp_(max=1.0).nan_to_num_(nan=1.0))
         self._adam.update(self.online.flat, gradient, self._rates)
         return {name: part.double() for name, part in {**diagnostics, **norms}.items()}
@@ -145,12 +145,12 @@ class Learner:
 
 
 class Exploration:
-    """Rewards of K runs for the unknown: how far kernel regressions of their own states still disagree.
+    """Exploration bonuses of K runs: the uncertainty of kernel regressions on each run's own states.
 
     An ensemble of ridge regressions on random features ψ of a Gaussian kernel, each with its own noise,
-    spreads at s by √(ψ(s)ᵀ (I + Σ ψψᵀ)⁻¹ ψ(s)), the sum over the states seen so far (standardised as they
-    were when seen): from 1 where the kernel sees none of them to 0. It is the spread of infinitely many
-    replicas in closed form. ``scales``: of each run, in scaled reward. (Rasmussen & Williams 2006, ch. 2)
+    spreads at s by √(ψ(s)ᵀ (I + Σ ψψᵀ)⁻¹ ψ(s)), with the sum over the states seen so far (standardised as
+    they were when seen): from 1 far from all of them down to 0. This is the spread of infinitely many
+    replicas, in closed form. ``scales``: of each run, in scaled reward. (Rasmussen & Williams 2006, ch. 2)
     """
 
     kept = ("_seen", "_inverse", "_iterations")
@@ -164,7 +164,7 @@ class Exploration:
         self._inverse, self._iterations = self._seen.clone(), 0
 
     def update(self, states: Float[Tensor, "run state d"]) -> None:
-        """Take in standardised states."""
+        """Add standardised states to those seen."""
         psi = self._features(states)
         self._seen += psi.mT @ psi
         if self._iterations % _EVERY == 0:
@@ -172,7 +172,7 @@ class Exploration:
         self._iterations += 1
 
     def add(self, batch: Minibatch) -> Minibatch:
-        """The mini-batch with rewards that hold the bonuses."""
+        """The mini-batch with the bonuses added to its rewards."""
         reached = batch.rows + batch.rows // batch.rewards.shape[2] + 1  # rows of inputs, T + 1 a path
         states = torch.take_along_dim(batch.inputs.flatten(1, 2), reached.unsqueeze(2), dim=1)
         psi = self._features(states)

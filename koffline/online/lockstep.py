@@ -7,9 +7,9 @@
             stack.iterate()
         print(stack.evaluate())
 
-A run has its own environments, replay, parameters and generators: its numbers do not depend on the others in
-the stack, up to the rounding of stacked products. Use one thread (`koffline.fitting.threads(1)`): the
-matrices are small; for more cores run more stacks.
+A run has its own environments, replay, parameters and generators: its numbers do not depend on other runs of
+the stack, up to the rounding of stacked products. Use one thread (`koffline.fitting.threads(1)`), because the
+matrices are small; use more cores by more stacks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DECAY_ITERATIONS = 2500  # iterations per decay of the entropy coefficient (Fen
 
 
 class LockStep:
-    """K runs side by side. Raises ConfigError where their settings cannot share a stack."""
+    """K runs in one stack. Raises ConfigError if their settings cannot share a stack."""
 
     kept = (
         "iterations", "steps", "learner", "moments", "replay", "trust_region",
@@ -72,18 +72,18 @@ class LockStep:
 
     @property
     def is_finite(self) -> np.ndarray:
-        """Mask (K,) of runs whose networks hold finite weights alone."""
+        """Mask (K,) of runs whose networks have only finite weights."""
         return self.learner.online.flat.isfinite().all(dim=1).numpy()
 
     @property
     def entropy_coef(self) -> np.ndarray:
-        """Coefficients λ (K,), decayed to this iteration."""
+        """Coefficients λ (K,) at this iteration, after decay."""
         share = self.iterations / _DECAY_ITERATIONS
         decays = [1.0 if c.entropy_decay is None else c.entropy_decay for c in self._configs]
         return np.array([c.entropy_coef * d**share for c, d in zip(self._configs, decays, strict=True)])
 
     def iterate(self) -> None:
-        """Collect ``steps_per_iteration`` steps per run, then one gradient step, on them if streaming."""
+        """Collect ``steps_per_iteration`` steps per run and take a gradient step (streaming: on these)."""
         self.learner.move_targets()
         collected = self._collector.collect(
             lambda seen, noise: self._actor.sample(self.moments.standardised(seen, self._dtype), noise)
@@ -107,10 +107,11 @@ class LockStep:
             self._learn(self.replay.sample(self._generators[0], batch_size, recency))
 
     def evaluate(self) -> dict[str, np.ndarray]:
-        """Play full episodes of the mean action, with fixed seeds and separate environments, in each run.
+        """Play full episodes of the mean action in each run, with fixed seeds and separate environments.
 
-        Return means (K,): ``return``, ``length``, and ``sampled_return`` of the training episodes (played by
-        the sampled policy) that ended since the last evaluation: of the latest where none did, NaN before it.
+        Returns means (K,): ``return``, ``length``, and ``sampled_return`` over the training episodes (played
+        by the sampled policy) that ended since the last evaluation; the latest episode if there are none, NaN
+        before the first.
         """
         common, played = self._common, self._collector
         seeds = range(common.evaluation_seed, common.evaluation_seed + common.evaluation_episodes)
@@ -121,13 +122,13 @@ class LockStep:
         return {"return": returns, "length": lengths, "sampled_return": np.array(sampled)}
 
     def take_metrics(self) -> dict[str, np.ndarray]:
-        """Return means (K,) of the diagnostics since the last call; none without a gradient step."""
+        """Return means (K,) of the diagnostics since the last call; empty without gradient steps."""
         found = {name: (total / self._summed).numpy() for name, total in self._sums.items()}
         self._sums, self._summed = {}, 0
         return found
 
     def act(self, observations: np.ndarray) -> np.ndarray:
-        """Mean or most probable actions (K, E, k) or (K, E), inside the box, for observations (K, E, d)."""
+        """Mean or most probable actions (K, E, k) or (K, E), within bounds, for observations (K, E, d)."""
         inputs = self.moments.standardised(observations, self._dtype)
         return self.shape.action_space.clip(self._actor.best(inputs))
 

@@ -58,7 +58,7 @@ class Shape:
 
 
 class AgentStack:
-    """Networks of K runs as views of one flat (K, P) tensor, which may be changed in place."""
+    """Networks of K runs as views of one flat (K, P) tensor, which may be modified in place."""
 
     kept = ("flat",)
 
@@ -71,7 +71,7 @@ class AgentStack:
 
     @classmethod
     def initialise(cls, shape: Shape, seeds: Sequence[Sequence[int]], dtype: torch.dtype) -> AgentStack:
-        """One run per pair of seeds (policy, value); log deviations 0."""
+        """Initialise one run per pair of seeds (policy, value), with log deviations 0."""
         policy, value = (
             StackedMLP.initialise(sizes, own, _ACTIVATION, dtype=dtype).flat
             for sizes, own in zip(shape.sizes, zip(*seeds, strict=True), strict=True)
@@ -91,13 +91,13 @@ class Networks(NamedTuple):
     target: AgentStack
 
     def of(self, runs: slice | Tensor) -> Networks:
-        """Those of the given runs."""
+        """The networks of the given runs."""
         return Networks(*(stack.of(runs) for stack in self))
 
 
 @dataclass(frozen=True, eq=False)
 class Agent:
-    """One run's networks and their slow copies, stacks of one; inputs are (observation − mean) / std."""
+    """One run's networks and slow copies, as stacks of one; inputs are (observation − mean) / std."""
 
     online: AgentStack
     target: AgentStack
@@ -108,7 +108,7 @@ class Agent:
 
 
 class InputMoments:
-    """Running mean and deviation of each run's observations; the identity without standardisation."""
+    """Running mean and deviation of each run's observations; 0 and 1 without standardisation."""
 
     kept = ("_count", "_mean", "_squares", "mean", "std")
 
@@ -119,7 +119,7 @@ class InputMoments:
         self.mean, self.std = np.zeros((runs, dimension)), np.ones((runs, dimension))
 
     def update(self, observations: np.ndarray) -> None:
-        """Take in observations (K, n, d)."""
+        """Add observations (K, n, d)."""
         count = observations.shape[1]
         total = self._count + count
         centred = observations - self._mean[:, None]
@@ -156,7 +156,7 @@ class Density:
             self.mean_std = torch.full_like(outputs[:, 0, 0], torch.nan)
 
     def gradients(self, slope: Tensor, pull: Any) -> tuple[Tensor, Tensor]:
-        """Gradients in the policy's network and the log deviations from that in log π (K, N)."""
+        """Gradients in the policy's network and the log deviations, from the gradient in log π (K, N)."""
         if not self._continuous:
             outwards = -self._log.exp() * slope.unsqueeze(2)
             outwards.scatter_add_(2, self._actions, slope.unsqueeze(2))
@@ -167,11 +167,11 @@ class Density:
 
 
 def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
-    """Build the algorithm from the agent's networks; `predict` is the mean action, clipped to the box.
+    """Make a d3rlpy model from the agent's networks; `predict` is the mean action, clipped to the bounds.
 
-    Observations go in and actions come out in the environment's units: the scalers are part of the model. A
-    finite box is scaled to [−1, 1], as d3rlpy's algorithms act, by the last layer of the policy; for any
-    other the policy has limits of its own. Discrete actions are 0 … n − 1. Torch's generator stays as it was.
+    Observations and actions are in the environment's units: the scalers are part of the model. Finite bounds
+    are scaled to [−1, 1], as for d3rlpy's algorithms, by the policy's last layer; otherwise the policy has
+    its own limits. Discrete actions are 0 … n − 1. Torch's generator is left unchanged.
     """
     from koffline.algos.options import resolve_params
     from koffline.algos.training import make_algorithm
@@ -191,7 +191,7 @@ def trust_pcl_model(agent: Agent, config: OnlineConfig) -> Any:
 
 
 def _options(agent: Agent, config: OnlineConfig) -> dict[str, Any]:
-    """Options of the offline algorithm that are shared with online training."""
+    """Options of the offline algorithm that online training shares."""
     adam = {"eps": config.adam_epsilon, "clip_grad_norm": config.max_grad_norm}
     layers = {"hidden_units": list(agent.online.shape.hidden), "activation": _ACTIVATION}
     both = {

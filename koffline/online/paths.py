@@ -1,7 +1,7 @@
 """Replay of sub-episodes, and the windows that a path-consistency learner draws from them.
 
-A sub-episode (path) of at most T steps keeps T + 1 observations, so that the true final one is never lost.
-All arrays have a leading run axis; a run's paths and draws do not depend on the other runs.
+A sub-episode (path) of at most T steps has T + 1 observations, so that the true final one is never lost. All
+arrays have a leading run axis; a run's paths and draws do not depend on other runs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ Generators = Sequence[np.random.Generator]  # one per run
 
 @dataclass(frozen=True, eq=False)
 class Paths:
-    """Paths with any leading axes (…): rows past a path's length are filler.
+    """Paths with any leading axes (…); rows beyond a path's length are padding.
 
     observations (…, T + 1, d) float; actions (…, T, k) float or (…, T) int64, as drawn from the policy;
-    rewards (…, T); lengths, environments, episodes (numbers of an environment's episodes), first_steps (of
-    the path within its episode) (…,) int64; terminated, truncated (…,) of the last step: both False where
-    the episode goes on.
+    rewards (…, T); lengths, environments, episodes (numbers within an environment), first_steps (the path's
+    place in its episode) (…,) int64; terminated, truncated (…,): flags of the last step, both False if the
+    episode goes on.
     """
 
     observations: np.ndarray
@@ -51,7 +51,7 @@ class Paths:
 
 
 class PathReplay:
-    """Replays of K runs, each a ring of ``capacity`` paths: the oldest is overwritten."""
+    """Replays of K runs, each a ring buffer of ``capacity`` paths."""
 
     kept = ("_inserted", "_columns")
 
@@ -74,7 +74,7 @@ class PathReplay:
         return np.minimum(self._inserted, self.capacity)
 
     def append(self, runs: Shaped[np.ndarray, " path"], paths: Paths) -> None:
-        """Insert paths (S, …), each into the run named beside it, in their order within a run."""
+        """Insert paths (S, …), each into its run in ``runs``, in their order within a run."""
         counts = np.bincount(runs, minlength=self.runs)
         order = np.argsort(runs, kind="stable")
         rank = np.arange(len(runs)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -85,9 +85,9 @@ class PathReplay:
         self._inserted += counts
 
     def sample(self, generators: Generators, batch_size: int, recency: Sequence[float]) -> Paths:
-        """(K, B, …) paths, a run's drawn by its own generator without replacement, p ∝ exp(−recency · age).
+        """Paths (K, B, …), drawn by each run's own generator without replacement, p ∝ exp(−recency · age).
 
-        Every run must hold B.
+        Every run must hold at least B.
         """
         ages = draw_ages(generators, self.sizes, batch_size, recency)
         return self._rows(np.arange(self.runs)[:, None], (self._inserted[:, None] - 1 - ages) % self.capacity)
@@ -104,9 +104,9 @@ class PathReplay:
 def replay_transitions(replay: PathReplay, run: int, gamma: float | None = None) -> Transitions:
     """Log of one run's replay; sub-episodes are joined to episodes in the order of their starts.
 
-    Continuous actions are those that the environment got: cut to the box. The last row of an episode that
-    still runs is truncated; episodes whose first steps were overwritten are left out, which a note says.
-    Raises DataError where no episode is held from its beginning.
+    Continuous actions are those that the environment received, clipped to the bounds. The last row of an
+    unfinished episode is truncated. Episodes whose first steps were overwritten are left out, with a note.
+    Raises DataError if no episode is held from its beginning.
     """
     paths = replay.held(run)
     keys = np.stack((paths.environments, paths.episodes), axis=1)
@@ -144,10 +144,10 @@ def replay_transitions(replay: PathReplay, run: int, gamma: float | None = None)
 def draw_ages(
     generators: Generators, sizes: Shaped[np.ndarray, " run"], count: int, recency: Sequence[float]
 ) -> Shaped[np.ndarray, "run draw"]:
-    """(K, B) distinct ages in [0, size): successive draws with p ∝ exp(−recency · age), no replacement.
+    """Distinct ages (K, B) in [0, size): successive draws with p ∝ exp(−recency · age), no replacement.
 
-    Where the weight is spread over many ages, draws by inversion are repeated until B differ, which is
-    the same law; elsewhere the B largest of log p + Gumbel noise.
+    If the weight is spread over many ages, draws by inversion are repeated until B differ, which has the same
+    distribution; otherwise the B largest of log p + Gumbel noise are taken.
     """
     ages = np.empty((len(sizes), count), dtype=np.int64)
     for run, (generator, size, rate) in enumerate(zip(generators, sizes.tolist(), recency, strict=True)):
@@ -168,12 +168,13 @@ def draw_ages(
 
 @dataclass(frozen=True, eq=False)
 class Minibatch:
-    """B paths of K runs with W windows on each; a window that would start past its path's end is not valid.
+    """B paths of K runs with W windows on each; a window that would start after its path's end is invalid.
 
     inputs (K, B, T + 1, d) standardised; actions; rewards (K, B, T) scaled. starts, ends (K, B, W): steps;
     valid (K, B, W). weights (K, B, W, T): γ^(t − start) within the window, else 0. discounts (K, B, W):
-    γ^length of what follows, 0 after a terminal step. rows (K, R): the steps b · T + t that some window
-    covers, filler where a run has fewer; covered (K, R): 1 for a step, 0 for filler, any other steps.
+    γ^length for the value at the end, 0 after a terminal step. rows (K, R): the steps b · T + t that some
+    window covers, padded with other steps if a run has fewer; covered (K, R): 1 for a covered step, 0 for
+    padding.
     """
 
     inputs: Tensor
@@ -193,7 +194,7 @@ class Minibatch:
 
 
 class WindowCutter:
-    """Cuts windows of min(d, what is left of the path) steps; a time limit is no terminal state."""
+    """Cuts windows of min(d, rest of the path) steps; a time limit is no termination."""
 
     def __init__(self, configs: Sequence[OnlineConfig], dtype: torch.dtype) -> None:
         common = configs[0]
@@ -207,7 +208,7 @@ class WindowCutter:
         self._reward_scale = self._tensor(scale)
 
     def sample(self, paths: Paths, generators: Generators, moments: InputMoments) -> Minibatch:
-        """Windows drawn uniformly within each path, each run's from its own generator; or all."""
+        """Windows drawn uniformly within each path by each run's own generator; or all windows."""
         lengths = paths.lengths
         if not self._count:
             every = np.broadcast_to(np.arange(self._length), (*lengths.shape, self._length))

@@ -1,4 +1,4 @@
-"""Online training with several seeds: the run directory, its stacks of seeds, the summary over the seeds.
+"""Online training with several seeds: the run folder, its stacks of seeds, the summary over seeds.
 
 The summary has interquartile means, the paper's best 5 of 6, the speed and the learning curve.
 """
@@ -42,11 +42,11 @@ class Score:
 
 @dataclass(frozen=True)
 class OnlineResult:
-    """A finished run over its seeds; ``out`` has a folder of files for each.
+    """A finished run over its seeds; ``out`` has a folder for each seed.
 
-    steps: environment steps per seed. points: the steps of the evaluations; curves: a score at each of them,
-    by the columns of evaluation.csv: the mean action's return and length, the return of the policy's own
-    draws. diverged: seed to step. steps_per_second: of all seeds together.
+    steps: environment steps per seed. points: steps of the evaluations; curves: scores at these points, by
+    column of evaluation.csv: return and length of the mean action, return of sampled actions. diverged: step
+    by seed. steps_per_second: of all seeds together.
     """
 
     out: Path
@@ -80,14 +80,14 @@ def train(
     workers: int = 1,
     show_progress: bool = False,
 ) -> OnlineResult:
-    """Train Trust-PCL in its environment with ``seed_count`` seeds (6) from ``seed`` (0) on.
+    """Train Trust-PCL in its environment with ``seed_count`` seeds (6), starting from ``seed`` (0).
 
-    config: settings, or a YAML file or mapping of those that differ from the defaults; with ``resume`` it may
-    be left out. out: the run's folder, default runs/ENVIRONMENT-CRITIC; an existing one is refused. resume:
-    the folder of a run to go on with from its last checkpoint, to the bit; a finished one is only reported.
-    workers: processes, each a stack of its share of the seeds.
+    config: settings, or a YAML file or mapping of those that differ from the defaults; optional with
+    ``resume``. out: the run's folder, by default runs/ENVIRONMENT-CRITIC; an existing folder is refused.
+    resume: the folder of a run to continue from its last checkpoint, exactly; a finished run is only
+    reported. workers: number of processes, each with a stack of its share of the seeds.
 
-    Raises ConfigError in one line. A seed that diverges is marked in the summary, the others go on.
+    Raises ConfigError in one line. A seed that diverges is marked in the summary, and the others go on.
     """
     if config is None and resume is None:
         raise ConfigError("no config; give one, or the folder of a run to go on with")
@@ -148,7 +148,7 @@ def _train_all(config: OnlineConfig, paths: Mapping[Seeds, Path], workers: int, 
 
 
 def summarise(out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResult]) -> OnlineResult:
-    """Summarise the evaluations of all stacks, by their seeds; a diverged seed has −∞ from then on."""
+    """Summarise the evaluations of all stacks by seed; a seed has −∞ from its divergence on."""
     tables = {
         seed: result.logs.get(f"seed_{seed}/{EVALUATION}", [])
         for seeds, result in results.items()
@@ -158,7 +158,7 @@ def summarise(out: Path, config: OnlineConfig, results: Mapping[Seeds, GroupResu
     points = [int(row["step"]) for row in max(tables.values(), key=len)]
     last = max(diverged.values(), default=0)
     if not points or (len(diverged) == len(tables) and last > points[-1]):
-        points.append(last)  # up to where the last seed diverged
+        points.append(last)  # extend to the step where the last seed diverged
     filled = np.full((len(COLUMNS), len(points), len(tables)), -math.inf)
     for place, rows in enumerate(tables.values()):
         for point, row in enumerate(rows):

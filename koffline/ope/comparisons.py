@@ -1,10 +1,10 @@
 """Comparisons of policies estimated from one log.
 
-Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner of the
-same episodes, the same initial parameters and the same mini-batches for every other policy. Their common
-sampling error cancels in the difference, which can be significant although the intervals overlap.
-Estimators without replicas are compared by their intervals. The standard error of a difference is at most the
-sum of the two for any correlation, so that this comparison is conservative.
+Networks are compared in pairs: every replica (a network retrained on resampled episodes) has a partner for
+every other policy, with the same episodes, initial parameters and mini-batches. Their common sampling error
+cancels in the difference, which can be significant although the intervals overlap. Estimators without
+replicas are compared by their intervals. For any correlation, the standard error of a difference is at most
+the sum of both standard errors, so that this comparison is conservative.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Values = Float[np.ndarray, " policy"]
 class Comparison(Record):
     """``better`` is estimated above ``worse`` by ``difference`` ≥ 0, in units of the return.
 
-    ``low``, ``high``: interval of this difference alone. ``p_value``: two-sided, of no difference;
-    ``adjusted_p_value``: after Holm's correction for all pairs; ``significant`` judges that one.
+    ``low``, ``high``: interval of this difference alone. ``p_value``: two-sided, for no difference;
+    ``adjusted_p_value``: after Holm's correction for all pairs; ``significant`` refers to it.
     """
 
     better: str
@@ -50,9 +50,9 @@ def compare_replicas(
 ) -> tuple[Comparison, ...]:
     """Compare all pairs, the largest difference first. Raises DataError if a pair has too few replicas.
 
-    values: of each replica, NaN where it diverged; the first ``full`` were trained on the whole log. The
+    values: of each replica, NaN if it diverged; the first ``full`` were trained on the whole log. The
     standard error of a difference is the spread of the resampled replicas' differences, widened for the
-    number of the others as in ``koffline.evaluate``; Student's t.
+    number of full replicas as in ``koffline.evaluate``. P-values and intervals are by Student's t.
     """
     from scipy import stats
 
@@ -75,7 +75,7 @@ def compare_replicas(
 def compare_intervals(
     names: Sequence[str], values: Sequence[float], intervals: Sequence[Interval], level: float = 0.95
 ) -> tuple[Comparison, ...]:
-    """Compare all pairs, the largest difference first, with normal errors of worst-case correlation."""
+    """Compare all pairs, largest difference first, with normal errors of worst-case correlation."""
     from scipy import stats
 
     quantile = float(stats.norm.ppf(0.5 + level / 2.0))
@@ -83,7 +83,7 @@ def compare_intervals(
     def compare(i: int, j: int) -> tuple[float, float, float]:
         difference = values[i] - values[j]
         higher, lower = (i, j) if difference >= 0.0 else (j, i)
-        # The sides that face each other: the far ones may have been cut at bounds of every value.
+        # Uses the facing ends of the intervals; the outer ends may have been clipped to value bounds.
         half = max(values[higher] - intervals[higher].low, intervals[higher].width / 2.0)
         half += max(intervals[lower].high - values[lower], intervals[lower].width / 2.0)
         return difference, half, float(2.0 * stats.norm.sf(_ratio(difference, half) * quantile))
@@ -115,7 +115,7 @@ def _compare_all(
 
 
 def holm(p_values: Float[np.ndarray, " test"]) -> Float[np.ndarray, " test"]:
-    """Holm's step-down correction: rejecting what stays ≤ α errs anywhere with probability ≤ α. (1979)"""
+    """Holm's step-down correction (1979): rejecting p ≤ α has a false rejection with probability ≤ α."""
     count = len(p_values)
     order = np.argsort(p_values, kind="stable")
     stepped = np.maximum.accumulate(p_values[order] * (count - np.arange(count)))

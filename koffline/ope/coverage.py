@@ -1,4 +1,4 @@
-"""What a log says of what a policy does: coverage of its actions, and weights of its visits."""
+"""How well a log covers a policy's actions, and checks of the marginal importance weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from koffline.policies import DiscretePolicy, Policy
 NO_COVERAGE = 0.5  # below it the log does not answer
 LOW_START, _NO_START = 0.5, 0.2  # the same of start states, few as they are; below the first: with care
 _MUCH_UNLOGGED = 0.1  # above it the log does not answer
-_FEW_ROWS, _OVERUSED = 30, 3.0  # limits for actions of which the log tells too little
+_FEW_ROWS, _OVERUSED = 30, 3.0  # limits below which the log says too little about an action
 _REFERENCE_ROWS, _QUERY_ROWS = 20_000, 2_000
 _NEAR_QUANTILE = 0.95
 _AT_ONCE = 32  # queries: their products fit the cache
@@ -29,7 +29,7 @@ FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics o
 
 @dataclass(frozen=True, eq=False)
 class Coverage:
-    """``fraction`` of the policy's state-actions that lie as near to the log as its own rows do.
+    """``fraction``: share of the policy's state-actions that lie as near to the log as its own rows do.
 
     On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
     divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each. ``of_starts``: the
@@ -58,22 +58,22 @@ class Coverage:
 
     @property
     def told(self) -> str:
-        """Clause on actions that the log never takes, or too rarely."""
+        """Clause on how often the policy takes actions that the log never or hardly takes."""
         share = f"{100.0 * self.unlogged:.3g}%"
         return f"{share} of the policy's actions are ones that the log never or hardly takes"
 
     @property
     def unlogged(self) -> float:
-        """Share of the policy's weight on unknown actions, or those that the log holds once."""
+        """Share of the policy's weight on unknown actions, and on those that the log holds only once."""
         return float(self.weights[np.isinf(self.ratios)].sum() / max(self.weights.sum(), 1e-300))
 
 
 def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
-    """Mask (n,) of the actions whose values the log tells; None of continuous ones, and where it is all.
+    """Mask (n,) of the actions whose values the log can tell; None if all are, or if actions are continuous.
 
-    It never holds others; or, where a row is followed by more than its end, in fewer than 30 rows and less
-    than a third as often as the policy takes them. Nothing bounds their values, and the kernel loss would
-    explain residuals of other rows by them.
+    An action is unknown if the log never takes it. In logs of more than one step it is also unknown if it
+    occurs in fewer than 30 rows and less than a third as often as the policy takes it. Nothing bounds the
+    values of unknown actions, and the kernel loss would use them to explain residuals of other rows.
     """
     if not isinstance(policy, DiscretePolicy):
         return None
@@ -86,12 +86,15 @@ def known_actions(policy: Policy, log: Transitions) -> np.ndarray | None:
 
 
 def among(policy: Policy, known: np.ndarray) -> DiscretePolicy:
-    """The policy, which takes its other actions where it would take an unknown one."""
+    """Restrict the policy to the known actions and renormalise its probabilities.
+
+    States where the policy takes no known action get equal probabilities of all known actions.
+    """
     return DiscretePolicy(len(known), partial(_among, policy, known), policy.name, policy.observation_shape)
 
 
 def _among(policy: Any, known: np.ndarray, observations: np.ndarray) -> np.ndarray:
-    """Probabilities (N, n) of known actions; equal ones where the policy takes none of them."""
+    """Probabilities (N, n) restricted to known actions; equal ones where the policy takes none of them."""
     kept = policy.probabilities(observations) * known + 1e-12 * known
     return kept / kept.sum(axis=1, keepdims=True)
 
@@ -101,13 +104,13 @@ def measure_coverage(
 ) -> Coverage:
     """Nearest-neighbour coverage of (s', a' ~ π) and of (s0, a ~ π) by the logged (s, a), standardised.
 
-    Next states count where the episode went on, since after its end the policy does nothing; where no row
-    goes on, start states stand in. Discrete actions are compared only with rows of the same action; an
-    action that the log holds less than twice, or not ``known (n,)``, counts as infinitely far, and so does
-    any other than the only one that the log has in a dimension of continuous actions. Follows the
-    caution of Fujimoto et al. (2022): a small Bellman error says nothing about what is outside the log.
+    Only next states that do not end an episode count; if every row ends its episode, start states take their
+    place. Discrete actions are compared with rows of the same action only. Three kinds of actions count as
+    infinitely far: those that the log holds less than twice, those outside ``known (n,)``, and continuous
+    actions that differ in a dimension in which all logged actions are equal. A small Bellman error says
+    nothing about what lies outside the log (Fujimoto et al. 2022).
     """
-    own = len(problem.input_scale) - (problem.history > 0)  # what rows before left behind does not count
+    own = len(problem.input_scale) - (problem.history > 0)  # inputs without the previous rows
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     logged, n = problem.inputs[rows, :own], problem.n_actions
 
@@ -188,12 +191,12 @@ def _choice(rows: np.ndarray, size: int, generator: np.random.Generator) -> np.n
 
 
 def describe_coverage(fraction: float) -> str:
-    """The share of the policy's actions near logged ones, beside what it would be on-policy."""
+    """Text on the share of the policy's actions near logged ones, with the share expected on-policy."""
     return f"{fraction:.0%} of the policy's actions lie near logged ones (95 % if it had written the log)"
 
 
 def doubts_of_weights(weights: dict[str, Any]) -> Iterator[Reason]:
-    """Yield what the diagnostics of marginal weights say against them."""
+    """Yield reasons to doubt marginal importance weights, from their diagnostics."""
     units, mass, negative = (weights[name] for name in ("effective_units", "mass", "negative_share"))
     if units < FEW_WEIGHTED:
         few = f"only {units:.1f} episodes or rows (effective number)"

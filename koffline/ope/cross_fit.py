@@ -1,8 +1,8 @@
-"""Tests need rows that a model has not seen: which those are, and models for every row that have not seen it.
+"""Cross-fitting, and checks that tested rows were held out from training.
 
-Rows are recognised by fingerprints. Where a world repeats itself (few states) equal rows are no proof: the
-share of tested rows seen in training is compared with the share of training rows that have a twin among
-themselves, which is what fresh rows of the same world would show.
+Rows are recognised by fingerprints. Where states recur (small state spaces), equal rows prove nothing.
+Therefore the share of tested rows seen in training is compared with the share of training rows that have a
+twin among the training rows, which is the share expected of fresh rows.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _REPEATS = 0.5  # share of rows with an equal row above which equality is no evi
 
 @dataclass(frozen=True, eq=False)
 class CrossFitted:
-    """K value functions, and the one that applies to each row of the log they were fitted to.
+    """K value functions, and which of them applies to each row of the log they were fitted to.
 
-    ``parts[k]`` was fitted to the rows with ``folds != k`` and applies to those with ``folds == k``.
-    ``fingerprints (N,)``: of the rows it is for, in their order.
+    ``parts[k]`` was fitted to the rows with ``folds != k`` and applies to the rows with ``folds == k``.
+    ``fingerprints (N,)``: fingerprints of the log's rows, in order.
     """
 
     parts: tuple[ValueFunction, ...]
@@ -49,11 +49,11 @@ class CrossFitted:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences about the values, each once."""
+        """Notes of all value functions, each once."""
         return tuple(dict.fromkeys(note for part in self.parts for note in part.notes))
 
     def over(self, transitions: Transitions) -> Iterator[tuple[np.ndarray, ValueFunction]]:
-        """Yield row numbers and the model for them, fold by fold. Raises DataError for another log."""
+        """Yield each fold's row numbers and the model for them. Raises DataError for another log."""
         if not np.array_equal(row_fingerprints(transitions), self.fingerprints):
             raise DataError(
                 f"{self.name} speaks for the {len(self.fingerprints)} rows it was made from, in their order; "
@@ -68,9 +68,10 @@ def cross_fit(
 ) -> CrossFitted:
     """Fit one value function per fold, each to the rows of all other folds.
 
-    fit: from a log to anything `as_value_function` reads. Folds are whole clusters, episodes or rows, drawn
-    with ``seed``, of equal numbers of them; rows of weight zero are not fitted but get values. Raises
-    ConfigError for fewer of them than folds.
+    Returns a `CrossFitted`: every row is valued by the model that was not fitted to its fold. fit: from a log
+    to anything `as_value_function` reads. Folds consist of whole clusters, episodes or rows, are equally
+    large and drawn with ``seed``. Rows of weight zero are not fitted but get values. The log must be in
+    memory, else DataError. Raises ConfigError if there are fewer clusters, episodes or rows than folds.
     """
     check_in_memory(transitions)
     transitions = without_late_ends(transitions)
@@ -83,7 +84,7 @@ def cross_fit(
 
 
 def assign_folds(transitions: Transitions, folds: int, seed: int) -> Int[np.ndarray, " row"]:
-    """Fold of every row (N,), 0 … folds − 1; a cluster or episode lies in one fold. Raises ConfigError."""
+    """Fold of every row (N,), 0 … folds − 1; clusters and episodes stay whole. Raises ConfigError."""
     unit_of, what = transitions.units, "episode" if transitions.has_episodes else "row"
     if transitions.clusters is not None:
         unit_of, what = np.unique(transitions.clusters, return_inverse=True)[1], "cluster"
@@ -103,8 +104,8 @@ def measure_freshness(
 ) -> tuple[bool | None, tuple[str, ...]]:
     """Whether the rows were held out from training (None: unknown), and sentences about it.
 
-    trained_on: the training rows where the value function does not know them; wins. Raises ConfigError when
-    tested rows are among them, unless ``allow``.
+    trained_on: the training rows; replaces what the value function itself knows of them. Raises ConfigError
+    if tested rows are among the training rows, unless ``allow``.
     """
     name, trained = value_function.name, value_function.trained_on
     trained = trained if trained_on is None else counted_rows(trained_on)
@@ -131,17 +132,17 @@ def measure_freshness(
 
 
 def share_seen(trained: Fingerprints, transitions: Transitions) -> tuple[float, float, bool]:
-    """Share of the rows that equal ``trained`` ones, share of these with a twin, whether the first is more.
+    """Share of the rows seen in training, share of training rows with a twin, and whether the first is more.
 
-    trained (M,): fingerprints of the rows that a model was fitted to, all of them or the smallest. The shares
-    are NaN where no row can be compared.
+    trained (M,): fingerprints of the rows that a model was fitted to: all of them, or the smallest. The
+    shares are NaN if no row can be compared. The comparison allows for chance.
     """
     tested, (values, counts) = counted_rows(transitions), np.unique(trained, return_counts=True)
     tested = tested[tested <= values[-1]] if len(values) else values
     if not len(tested):
         return math.nan, math.nan, False
     seen = float(np.isin(tested, values).mean())
-    twins = float(counts[counts > 1].sum() / len(trained))  # share expected of fresh rows
+    twins = float(counts[counts > 1].sum() / len(trained))  # share expected for fresh rows
     fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
     chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
     margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))

@@ -1,4 +1,4 @@
-"""``diagnose``: test a value function on rows it has not seen, look where it fails, and say so."""
+"""``diagnose``: test a value function on rows it was not fitted to, and show where it fails."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _SHOWN = (
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Diagnosis(LogResult):
-    """Result of `diagnose`: whether a value function is Q^π where the log has rows, and where it is not.
+    """Result of `diagnose`: whether a value function is Q^π on the log's rows, and where it is not.
 
-    ``value``: E_{s0, a~π} Q, what the value function says the policy is worth. ``regions``: where residuals
-    of one sign gather, the strongest first. ``maps``: the same over two-dimensional states.
-    ``by_step``: None where the log has no episodes. ``shown_test``: of the rows that regions, maps and
-    profiles are of: all, or those that ``shown`` names. ``findings`` say in sentences what was seen,
-    ``warnings`` what to keep in mind. User's units.
+    Values and residuals are in the user's units. ``value``: E_{s0, a~π} Q, what the value function says the
+    policy is worth. ``regions``: places where residuals of one sign gather, the strongest first. ``maps``:
+    the same over two-dimensional states. ``by_step``: residuals by step; None if the log has no episodes.
+    ``shown_test``: the test on the rows that regions, maps and profiles show: all rows, or those that
+    ``shown`` describes. ``findings``: sentences on the results; ``warnings``: their limitations.
     """
 
     test: BellmanTest
@@ -54,7 +54,7 @@ class Diagnosis(LogResult):
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types, without maps and rows."""
+        """The record as plain JSON types, without maps and rows."""
         test = self.test
         found = {
             "model": test.value_function,
@@ -82,12 +82,13 @@ def diagnose(
     regions: int = 5,
     **options: Any,
 ) -> Diagnosis:
-    """Does q solve the policy's Bellman equation, and where does it not?
+    """Test whether q solves the policy's Bellman equation, and find where it does not.
 
-    q: anything `koffline.bellman_test` takes as a function, or what `koffline.cross_fit` made of this
-    very log. policy, gamma, trained_on, allow_training_rows and ``options`` (level, draws, …): as in
-    `koffline.bellman_test`. regions: how many places of the largest error to name.
-    Raises KofflineError in one line.
+    Returns a `Diagnosis`; its values and residuals are in the units of the log's rewards. q: anything
+    `koffline.bellman_test` takes as a value function, or what `koffline.cross_fit` made of this log. policy,
+    gamma, trained_on, allow_training_rows and ``options`` (level, draws, …): as in `koffline.bellman_test`.
+    regions: how many places with the largest errors to list. Raises KofflineError in one line (DataError for
+    a log on disk).
     """
     started = time.perf_counter()
     check_in_memory(transitions)
@@ -136,7 +137,7 @@ def diagnose(
 
 
 def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
-    """Maps over two-dimensional states, one per discrete action if these are few."""
+    """Maps over two-dimensional states, one per discrete action; none if there are many actions."""
     log = test.rows.transitions
     space = log.action_space
     if math.prod(log.observation_shape) != 2 or not isinstance(space, Discrete) or space.n > _MOST_MAPS:
@@ -145,7 +146,7 @@ def _maps(test: BellmanTest) -> tuple[WitnessMap, ...]:
 
 
 def _findings(test: BellmanTest, coverage: Coverage, regions: tuple[Region, ...]) -> tuple[str, ...]:
-    """The conclusion, the kernel loss in words, and where the error is, where there is evidence of one."""
+    """The conclusion, the kernel loss in words, and the clearest region of error if one is significant."""
     found = [f"Bellman test: {test.conclusion}."]
     if math.isfinite(test.kernel_ratio):
         found.append(

@@ -1,11 +1,12 @@
-"""Run an estimator by its name, with its own interval or one of the requested kind.
+"""Run an estimator by name, with its own interval or one of the requested kind.
 
-A closed form chooses the last layer θ by instruments: minimise ‖v − Bθ‖² + λ‖θ‖² with B the mean of
-critics · Zᵀ and v that of critics · r. Its value cᵀθ, c the mean features of start states, is linear in the
-rewards: the mean of ω r with ω = criticsᵀ B (BᵀB + λ)⁻¹ c. The same ω minimises ‖Bᵀα − c‖² + λ‖α‖² over
-ω = criticsᵀα: the marginalised importance weights that balance Z against c. So one fit is both a value
-function (minimax Q-learning) and a density ratio d^π/μ (minimax weight learning). Each form is solved for
-every network, on its own units: the spread over rows of one does not show what its features miss.
+A closed form determines the last layer θ by critics: minimise ‖v − Bθ‖² + λ‖θ‖², where B is the mean of
+critics · Zᵀ and v that of critics · r. Its value cᵀθ, with c the mean features of start states, is linear in
+the rewards: the mean of ω r with ω = criticsᵀ B (BᵀB + λ)⁻¹ c. The same ω minimises ‖Bᵀα − c‖² + λ‖α‖² over ω
+= criticsᵀα: these are the marginalised importance weights that balance Z against c. So one fit is both a
+value function (minimax Q-learning) and a density ratio d^π/μ (minimax weight learning). Each form is solved
+for every network, on its own units: one network's spread over rows does not show what its features cannot
+express.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ _LARGE_RESIDUAL = 3.0  # bound of the residuals in rms returns; those of a zero 
 def choose_estimator(workspace: Workspace) -> str:
     """Estimator of the settings; ``auto`` is ``dr`` for one-step logs with known probabilities, else kloss.
 
-    In such logs ``dr`` is unbiased for any networks, and its weights are single ratios.
+    In such logs ``dr`` is unbiased whatever the networks; it needs an effective sample size of at least 30.
     """
     settings, facts, log = workspace.settings, workspace.facts, workspace.transitions
     if settings.estimator != names.AUTO:
@@ -64,7 +65,7 @@ def choose_estimator(workspace: Workspace) -> str:
 def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
     """Estimate over episodes; doubly robust estimators use out-of-bag values of kernel-loss networks.
 
-    Raises DataError and PolicyError where it does not apply.
+    Raises DataError and PolicyError if the estimator does not apply.
     """
     if workspace.initial_observations is not None:
         raise DataError(f"{name} is of logged episodes, and other start states were given; leave them out")
@@ -76,7 +77,7 @@ def estimate_by_importance(workspace: Workspace, name: str) -> PointEstimate:
 
 
 def estimate_by_networks(workspace: Workspace, name: str) -> PointEstimate:
-    """A head or a closed form: mean over the networks, interval from the spread of the resampled ones."""
+    """Estimate by a head or a closed form: the mean over networks, with the spread of the resampled ones."""
     fitted = workspace.fitted
     values = fitted.values_of(name) if name in names.FITTED else closed_form(name, fitted)
     found, interval = fitted.summarise(values), fitted.interval(values)
@@ -136,14 +137,14 @@ def _doubts(workspace: Workspace, diagnostics: dict[str, Any], interval: Interva
 def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2"]:
     """J of a closed form by name in the features of each network, on its own rows; units of the return.
 
-    Start states as its sample weighs them, and as the log does.
-    ``mql``: minimax Q-learning with critics in an RKHS, the kernel loss minimised over Q = φᵀθ, θ drawn to
-    zero (Feng et al. 2019, equ:vstat). ``lstdq``: critics are the features themselves (cor:same_as_td).
-    ``mwl``: the mean of ω r, ω in the RKHS that balances Z against c: the dual of ``mql``, and like it in all
-    but the ridge, which is the networks' own (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function
-    Learning). ``dualdice``: ω = ζ of min_ν max_ζ E ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2 − E ν(x0), both
-    ridged: the inner maximum regresses ν(x) − discount ν(x') on x before it is squared (Nachum et al. 2019),
-    which is ``mql`` in units in which the critics' second moment is the identity.
+    Column 0 weighs start states as the replica's sample does, column 1 as the log does. ``mql``: minimax
+    Q-learning with critics in an RKHS, i.e. the kernel loss minimised over Q = φᵀθ with a ridge toward zero
+    (Feng et al. 2019, equ:vstat). ``lstdq`` (cor:same_as_td): the critics are the features themselves.
+    ``mwl``: the mean of ω r, with ω in the RKHS that balances Z against c; the dual of ``mql``, with the
+    networks' own ridge (Uehara, Huang & Jiang 2020, Minimax Weight and Q-Function Learning). ``dualdice``:
+    ω = ζ in min_ν max_ζ E ζ(x)(ν(x) − discount ν(x')) − ζ(x)²/2 − E ν(x0), both with a ridge. The inner
+    maximum regresses ν(x) − discount ν(x') on x, then squares it (Nachum et al. 2019). This equals ``mql``
+    in units in which the critics' second moment is the identity.
     """
     starts, outputs = fitted.start_features, fitted.record.network.sizes[-1]
     system = fitted.temporal if name == "lstdq" else fitted.systems.system
@@ -155,7 +156,7 @@ def closed_form(name: str, fitted: FittedValues) -> Float[np.ndarray, "replica 2
 
 
 def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
-    """The system in units in which the ridged second moment of its critics is the identity."""
+    """The system after a change of units that makes the ridged second moment of its critics the identity."""
     second = fitted.fold(partial(critic_moments, fitted.instruments)).to(system)
     ridged = second + _CRITIC_RIDGE * second.diagonal().mean() * torch.eye(len(second)).to(second)
     root, failed = torch.linalg.cholesky_ex(ridged)
@@ -169,7 +170,7 @@ def _whitened(fitted: FittedValues, system: Tensor) -> Tensor:
 def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
     """Run an estimator with the requested interval, if the log allows one.
 
-    Raises KofflineError where the estimator does not apply.
+    Raises KofflineError if the estimator does not apply.
     """
     if name in names.OVER_EPISODES:
         found = estimate_by_importance(workspace, name)
@@ -180,11 +181,11 @@ def run_estimator(workspace: Workspace, name: str) -> PointEstimate:
         found = estimate_by_networks(workspace, name)
     found = _with_interval(workspace, found)
     limits = workspace.limits.of_logged_returns() if name in names.OVER_EPISODES else workspace.limits
-    return limits.settle(found, _reasons(workspace, found))  # drops intervals without evidence
+    return limits.settle(found, _reasons(workspace, found))  # drops intervals that the log does not support
 
 
 def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
-    """Reasons against a calibrated interval; None for a certified one, which needs none of them."""
+    """Reasons against a calibrated interval; None for a certified one, to which they do not apply."""
     if found.interval is None:
         return []
     if found.interval.kind in names.CERTIFIED_KINDS:
@@ -203,7 +204,7 @@ def _reasons(workspace: Workspace, found: PointEstimate) -> list[str] | None:
 
 
 def _with_interval(workspace: Workspace, found: PointEstimate) -> PointEstimate:
-    """The estimate with the requested kind of interval, and a warning if that excludes the estimate."""
+    """The estimate with the requested kind of interval, and a warning if the estimate lies outside."""
     settings, kind = workspace.settings, workspace.settings.interval
     if kind in names.CERTIFIED_EPISODE_KINDS:
         interval, told = _say_guesses(settings, found.interval, with_norm=False)
@@ -221,7 +222,7 @@ def _with_interval(workspace: Workspace, found: PointEstimate) -> PointEstimate:
 
 
 def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
-    """An interval for the value from the problem in fixed features, whatever the estimator."""
+    """An interval for the value from a feature system; it does not depend on the estimator."""
     settings, is_certified = workspace.settings, kind == names.KERNEL_CERTIFIED
     if is_certified and settings.history:
         raise ConfigError(
@@ -239,9 +240,9 @@ def system_interval(workspace: Workspace, kind: str) -> IntervalResult:
 
 
 def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
-    """An interval around a value in one network's features, widened for those of the other networks."""
+    """Widen an interval from one network's features by the variation between networks' features."""
     interval, value = result.interval, result.value
-    if interval is None or value is None:  # an interval around no value holds for all in the class
+    if interval is None or value is None:  # without a value, the interval covers the whole class already
         return result
     reach = workspace.fitted.feature_reach
     low = value - math.hypot(value - interval.low, reach)
@@ -254,7 +255,7 @@ def _widened(workspace: Workspace, result: IntervalResult) -> IntervalResult:
 def _say_guesses(
     settings: EvaluationSettings, interval: Interval | None, with_norm: bool
 ) -> tuple[Interval | None, tuple[str, ...]]:
-    """The interval and a sentence, both of which say so if bounds that a certificate needs were not given."""
+    """The interval and a warning, both saying which bounds of a certificate were read off the log."""
     needed = ("reward_bounds", "norm_bound") if with_norm else ("reward_bounds",)
     missing = [name for name in needed if getattr(settings, name) is None]
     if not missing:
@@ -268,9 +269,9 @@ def _say_guesses(
 
 
 def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tuple[BoundRow, ...]:
-    """Intervals that belong to no single estimator, and the certified ones from importance weights.
+    """Intervals that belong to no single estimator, and certified intervals from importance weights.
 
-    Those that need a value function are left out if no estimator in the table has one.
+    Intervals that need a value function are left out if no estimator in the table has one.
     """
     kinds = [kind for kind in names.SYSTEM_KINDS if kind != names.BOOTSTRAP_PIVOT]
     rows = [_bound(workspace, kind) for kind in kinds if not set(estimates) <= set(names.OVER_EPISODES)]
@@ -284,7 +285,7 @@ def bounds_of(workspace: Workspace, estimates: dict[str, PointEstimate]) -> tupl
 
 
 def _bound(workspace: Workspace, kind: str) -> BoundRow:
-    """One interval in features, or the reason why there is none."""
+    """One interval from a feature system, or the reason why there is none."""
     try:
         result = system_interval(workspace, kind)
     except (KofflineError, torch.linalg.LinAlgError) as error:

@@ -1,4 +1,4 @@
-"""``koffline.evaluate``: from a log and a policy to an estimate, reading top to bottom."""
+"""``koffline.evaluate``: from a log and a policy to an estimate; the file reads from top to bottom."""
 
 from __future__ import annotations
 
@@ -43,21 +43,20 @@ def evaluate(
     by: By | None = None,
     **options: Any,
 ) -> Estimate:
-    """What is the policy worth from the log's initial states? J = E_{s0, a~π} Q(s0, a).
+    """Estimate what a policy is worth from the log's initial states: J = E_{s0, a~π} Q(s0, a).
 
     policy: anything ``koffline.load_policy`` reads, a policy object, or a callable from observations (N, …)
-    to probabilities (N, n), action numbers (N,) or actions (N, k). gamma: the discount, inside
-    (0, 1); the log's own hint when None. initial_observations (E, …): start states that replace the first
-    steps of the log's episodes (all rows, where there are no episodes). options: fields of
-    ``koffline.config.EvaluationSettings``, such as estimator, level and seed. Where the log lies
-    (``open_transitions(path, lazy=True)``) changes nothing. Of one with more than ``sample_rows`` rows,
-    networks are trained on whole episodes of about so many, and their last layers, start states and
-    importance weights come from passes over all of it; ``stream`` says how it is read. by: a feature's name
-    or number, or ``{"segment": labels}`` of the log's episodes: then ``groups`` says what each group of start
-    states is worth, by the same networks.
-    progress: called with the steps done, all steps and a note.
-    Raises KofflineError (DataError, PolicyError, ConfigError) in one line. Same arguments, same result on
-    the same machine; other processors may round differently.
+    to probabilities (N, n), action numbers (N,) or actions (N, k). gamma: the discount factor in (0, 1);
+    None: the log's own hint. initial_observations (E, …): start states that replace the first steps of the
+    log's episodes (all rows if there are no episodes). options: fields of
+    ``koffline.config.EvaluationSettings``, such as estimator, level and seed. Storage
+    (``open_transitions(path, lazy=True)``) does not change the estimate. Of a log with more than
+    ``sample_rows`` rows, networks train on a sample of whole episodes; last layers, start states and
+    importance weights use all rows. stream: how passes over such a log run. by: a feature's name or number,
+    or ``{"segment": labels}`` with one label per episode; the result's ``groups`` then hold the value of each
+    group of start states, by the same networks. progress: called with the steps done, all steps and a note.
+    Raises KofflineError (DataError, PolicyError, ConfigError) with a message of one line. The same arguments
+    give the same result on the same machine; other processors may round differently.
     (Feng et al. 2019, equ:vstat)
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
@@ -87,12 +86,12 @@ def evaluate(
 
 
 def may_look_back(estimator: str, interval: str, history: int | None) -> bool:
-    """Whether settings leave it open if the row before is part of the state; a certificate does not."""
+    """Whether earlier rows may be added to the state: `auto`, no given history, and no certified interval."""
     return estimator == known.AUTO and history is None and interval not in known.CERTIFIED_KINDS
 
 
 def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | None]:
-    """The estimate, and what the row before changes if that matters."""
+    """The estimate, and the shift by earlier rows if it matters."""
     groups, name = None if by is None else groups_of(workspace, by), choose_estimator(workspace)
     found = run_estimator(workspace, name)
     evidence = _evidence(workspace) if name in known.FITTED else None
@@ -120,7 +119,7 @@ def _estimate(workspace: Workspace, by: By | None) -> tuple[Estimate, Shift | No
 
 
 def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
-    """Numbers about the log and the policy, whatever the estimator; units of the reward or the return."""
+    """Diagnostics of log and policy that do not depend on the estimator; units of the reward or return."""
     facts, problem, log = workspace.facts, workspace.problem, workspace.transitions
     return {
         "coverage": workspace.coverage.fraction,
@@ -139,9 +138,9 @@ def common_diagnostics(workspace: Workspace) -> dict[str, Any]:
 
 
 def _action_overlap(log: Transitions, policy: Policy) -> dict[str, Any]:
-    """Discrete actions: how probable the logged ones are to the policy.
+    """For discrete actions: the mean probability that the policy gives to the logged actions.
 
-    Of few actions also how often the policy and the log take each: misnumbered actions show there.
+    With few actions also how often policy and log take each action, which shows misnumbered actions.
     """
     if not isinstance(policy, DiscretePolicy):
         return {}
@@ -174,7 +173,7 @@ def _evidence(workspace: Workspace) -> Evidence:
 def merge_settings(
     transitions: Transitions | LazyTransitions, settings: EvaluationSettings | None, given: dict[str, Any]
 ) -> EvaluationSettings:
-    """Merge settings: explicit arguments win over ``settings``, then the log's hint, then the defaults."""
+    """Merge settings: explicit arguments win, then ``settings``, then the log's hint, then the defaults."""
     own = {} if settings is None else settings.model_dump(exclude_unset=True)
     gamma = usual_gamma(transitions, given.get("gamma") or own.get("gamma"))
     return make_settings({"gamma": gamma}, own, given)
@@ -193,12 +192,13 @@ def estimate_all(
     progress: Progress | None = None,
     **options: Any,
 ) -> EstimateTable:
-    """Estimate a policy's value by several estimators, each with its interval, and by bounds.
+    """Estimate a policy's value by several estimators, each with its interval, and compute bounds.
 
-    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: intervals of the
-    kernel kind too. All else as in `koffline.evaluate`; estimators share what they can, so all of them cost
-    little more than ``kloss`` alone. One that does not apply to this log (no episodes, no probabilities …)
-    is a row with its reason. Raises KofflineError for what concerns them all.
+    names: one or more of ``koffline.ope.names.ESTIMATORS``; None: all. bounds: also compute the kernel
+    intervals, which belong to no single estimator. Other arguments: as in `koffline.evaluate`. Estimators
+    share intermediate results, so all of them cost little more than ``kloss`` alone. An estimator that does
+    not apply to this log (no episodes, no probabilities …) gives a row with the reason. Raises ConfigError
+    for unknown names, and KofflineError if no estimator applies.
     """
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
     wanted = known.having(settings.interval, [names] if isinstance(names, str) else names)
@@ -223,7 +223,7 @@ def estimate_all(
 
 
 def _row(name: str, workspace: Workspace) -> EstimateRow:
-    """Row of one estimator; if it fails on this log, with the reason."""
+    """One estimator's row; if it fails on this log, a row with the reason."""
     started, estimate, reason = time.perf_counter(), None, None
     try:
         estimate = run_estimator(workspace, name)

@@ -1,7 +1,7 @@
-"""A problem seen through features: the columns that every kernel interval reads.
+"""A problem in features: the columns that every kernel interval reads.
 
-A value function linear in p features, Q(s, a) = φ(s, a)ᵀθ, has the residual r − Zθ with
-Z = φ(x) − discount · E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_{s0, a~π} φ(s0, a).
+A value function linear in p features, Q(s, a) = φ(s, a)ᵀθ, has the residual r − Zθ with Z = φ(x) − discount ·
+E_{a'~π} φ(s', a'), and the value cᵀθ with c = E_{s0, a~π} φ(s0, a).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _NOISE_ROWS = 256
 class FeatureSystem:
     """N rows and E start states in p features; float64, values and rewards in the user's units.
 
-    ``now (N, p)``: φ(s, a) of logged rows. ``later (N, p)``: E_{a'~π} φ(s', a'). ``starts (E, p)``:
-    E_{a~π} φ(s0, a). ``discounts (N,)``: γ, or 0 where the row is terminal. ``row_weights (N,)`` (mean one)
-    and ``start_weights (E,)`` are the log's own. ``instruments`` is ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and
-    ψ(x)ᵀψ(x) = 1, a function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each
-    unit, which is resampled by its number in ``clusters (U,)``, else its own; ``kind``: of what is resampled.
-    ``fixed_starts``: start states were given, not sampled with the log. ``start_noise (k, p)``: rows whose
-    outer products sum to the covariance that drawing the policy's actions at given start states leaves in c
-    (None where nothing is drawn, or where start states are sampled too: then it is part of what varies
-    between them). ``start_draws``: actions drawn per start state.
+    ``now (N, p)``: φ(s, a) of logged rows. ``later (N, p)``: E_{a'~π} φ(s', a'). ``starts (E, p)``: E_{a~π}
+    φ(s0, a). ``discounts (N,)``: γ, or 0 for terminal rows. ``row_weights (N,)`` (mean one) and
+    ``start_weights (E,)`` are the log's own. ``instruments``: ψ with ψ(x)ᵀψ(y) ≈ k(x, y) and ψ(x)ᵀψ(x) = 1, a
+    function of ``kernel_inputs (N, k)``. ``unit_starts (U,)``: first row of each unit; units are resampled by
+    ``clusters (U,)``, else by their own numbers; ``kind``: what is resampled. ``fixed_starts``: start states
+    were given, not sampled with the log. ``start_noise (k, p)``: rows whose outer products sum to the
+    covariance of c that comes from drawing the policy's actions at given start states; None if nothing is
+    drawn, or if start states are sampled too, whose variation then includes it. ``start_draws``: actions
+    drawn per start state.
     """
 
     now: Float[Tensor, "row parameter"]
@@ -128,8 +128,8 @@ def make_feature_system(
 ) -> FeatureSystem:
     """Make the system of a problem. features: of standardised inputs (N, d); None: `default_features`.
 
-    For discrete actions every action has its own weights. bandwidth: of the kernel behind the instruments, a
-    multiple of the median distance between rows. Raises DataError.
+    With discrete actions every action has its own weights. bandwidth: of the kernel behind the instruments,
+    as a multiple of the median distance between rows. Raises DataError.
     """
     mapping = default_features(problem, seed=seed) if features is None else features
     columns, scale = partial(_columns, mapping, constant), problem.reward_scale

@@ -1,8 +1,8 @@
-"""What the trained networks of one evaluation say: J of the policy, of the logging policy, and the uplift.
+"""Estimates by the trained networks of one evaluation: J of the policy, of the logging policy, the uplift.
 
-Complete episodes give the logging policy's value by their returns. The return after a cut is a value: by LSTD
-in the last layers with the log's next rows. Features and resampled episodes are the same for both values, so
-that the sampling error that they share cancels in the difference.
+The logging policy's value is the mean return of complete episodes. After a cut, LSTD in the last layers with
+the log's next rows estimates the rest of the return. Both values use the same features and resampled
+episodes, so their common sampling error cancels in the difference.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ _ASSUMPTIONS = (
 
 @dataclass(frozen=True)
 class ReplicaMean:
-    """Summary of J over replicas: ``full`` on the whole log, ``resampled`` with a finite J.
+    """Summary of J over replicas with finite J: ``full`` trained on the whole log, ``resampled`` others.
 
-    ``value``: the mean over all, each from the log's own start states. ``deviation``: of the resampled ones,
-    each from start states as its sample weighs them.
+    ``value``: the mean over all replicas, with the log's own start states. ``deviation``: standard deviation
+    over the resampled replicas, each with start states weighted as in its sample.
     """
 
     value: float
@@ -57,10 +57,10 @@ class ReplicaMean:
 
 @dataclass(frozen=True, eq=False)
 class FittedValues:
-    """Stacked networks by head: ``kloss`` and ``fqe``; `network_of` ``lstd`` shares their hidden layers, too.
+    """Stacked networks by head: ``kloss`` and ``fqe``; ``lstd`` (`network_of`) shares their hidden layers.
 
-    ``problem``: the rows that networks were trained on. ``fold`` reaches the whole log, whose effective
-    number of units is ``units``. ``systems``: sums over it.
+    ``problem``: the rows that networks were trained on. ``fold`` sums over the whole log, whose effective
+    number of units is ``units``. ``systems``: such sums.
     """
 
     problem: EvaluationProblem
@@ -81,7 +81,7 @@ class FittedValues:
 
     @cached_property
     def temporal(self) -> Float[Tensor, "replica parameter column"]:
-        """φᵀW [Z r] over the whole log, whose many numbers (p² for p parameters) LSTD alone needs."""
+        """φᵀW [Z r] over the whole log; computed only for LSTD, since it has p² numbers for p parameters."""
         asked = self.record.network, None, self.resampling, self.settings.gamma, None
         sums: LinearSystems = self.fold(partial(systems_of_part, *asked))
         return sums.system
@@ -102,9 +102,9 @@ class FittedValues:
 
     @cached_property
     def behavior(self) -> Float[np.ndarray, "replica 2"] | None:
-        """J of the logging policy, episodes weighed likewise; None at start states from outside.
+        """J of the logging policy, with the same episode weights; None if start states were given.
 
-        Logged returns plus the values after their cuts. NaN where no row has a next one.
+        Logged returns plus values after cuts. NaN if no row has a next one.
         """
         sums, returns = self.systems, self.systems.returns
         if returns is None or sums.starts is None:
@@ -123,7 +123,7 @@ class FittedValues:
 
     @cached_property
     def duals(self) -> Float[Tensor, "replica instrument"]:
-        """α of the weights ω = ψᵀα that the kernel loss gives to rewards: its value is Σ w ω r / Σ w.
+        """Coefficients α of weights ω = ψᵀα for which the kernel loss's value is Σ w ω r / Σ w.
 
         α = Σ w · B (BᵀB + ridge · P)⁻¹ c with B = ψᵀWZ and c the mean features of start states. ω estimates
         the ratio of the policy's discounted visits to the log's rows.
@@ -135,7 +135,7 @@ class FittedValues:
 
     @cached_property
     def feature_reach(self) -> float:
-        """How far the features of one network move a value that all rows give, at the settings' level.
+        """How far the choice of a network's features moves a value from all rows, at the settings' level.
 
         Student t over the networks, each with the last layer of the least kernel loss on the whole log.
         """
@@ -150,7 +150,7 @@ class FittedValues:
         return quantile * float(values.std(ddof=1)) * math.sqrt(1.0 + 1.0 / len(values))
 
     def values_of(self, head: str) -> Float[np.ndarray, "replica 2"]:
-        """J of a head per replica, start states as its sample weighs them and as the log does; else NaN."""
+        """J of a head per replica, start states weighted as in its sample and as in the log; else NaN."""
         theta = last_layer(self.network_of(head))
         return mean_values(self.start_features, theta, self.problem.reward_scale)
 
@@ -177,8 +177,8 @@ class FittedValues:
         """Student-t interval around J with the spread of the resampled replicas.
 
         Resampling U units shows (U − 1)/U of the variance of a mean, with at most U − 1 degrees of freedom.
-        It is as wide as for the mean of the replicas of the whole log alone. level, units: where they are not
-        the settings' and the log's.
+        The interval is as wide as one around the mean of the full replicas alone. level, units: replace those
+        of the settings and the log.
         """
         from scipy import stats
 
@@ -190,7 +190,7 @@ class FittedValues:
         return Interval(found.value - half_width, found.value + half_width, level, BOOTSTRAP, assumptions)
 
     def estimate_by_head(self, *more: str) -> dict[str, float]:
-        """Mean of J over the replicas that did not diverge, by head and of more ones, if it is finite."""
+        """Mean of J over replicas that did not diverge, by head (own and ``more``), where it is finite."""
         heads = dict.fromkeys((*self.heads, *more))
         means = {head: float(self.values_of(head)[self.alive, 1].mean()) for head in heads}
         return {name: mean for name, mean in means.items() if np.isfinite(mean)}
@@ -202,7 +202,7 @@ class FittedValues:
         return f"{np.count_nonzero(~self.alive)} of {len(self.alive)} networks diverged{since}"
 
     def value_function(self, transitions: Transitions) -> ValueFunction:
-        """The mean network of the chosen head, fitted to ``transitions``. KofflineError if all diverged."""
+        """Mean network of the chosen head, fitted to ``transitions``. KofflineError if all diverged."""
         if not self.alive.any():
             raise KofflineError(f"{self.describe_diverged()}; lower learning_rate")
         network = self.network_of(self.head).select(np.flatnonzero(self.alive).tolist())
@@ -219,7 +219,7 @@ class FittedValues:
 def _mean_values(
     network: StackedMLP, problem: Measures, observations: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
-    """Mean of Q(s, a) (M,) over networks, within the bounds of any discounted return; in its units."""
+    """Mean of Q(s, a) (M,) over networks, clipped to possible returns, in units of the return."""
     inputs = torch.as_tensor(problem.standardise(observations, actions)).to(network.flat)
     outputs = network.forward(inputs).mean(dim=0).cpu().double().numpy()  # (M, n)
     taken = np.zeros(len(outputs), dtype=np.int64) if problem.n_actions is None else np.asarray(actions)

@@ -31,9 +31,9 @@ _BEYOND = "groups differ beyond the observations; add {0} to these if it is know
 
 @dataclass(frozen=True)
 class GroupValue(Record):
-    """Value of a policy from the ``starts`` start states of a group, or the ``reason`` for none.
+    """Value of a policy from the ``starts`` start states of a group, or the ``reason`` why there is none.
 
-    ``interval``: all intervals of the groups hold their values together with the stated level.
+    ``interval``: the intervals of all groups together have the stated level.
     """
 
     group: str
@@ -45,10 +45,11 @@ class GroupValue(Record):
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """``names`` of groups by the column ``by``.
+    """Groups of start states by the column ``by``, with their ``names``.
 
-    ``codes``: the group of each unit (of each given start state) by its number; ``weights`` and ``clusters``
-    (numbers by which they are resampled): of the same. ``is_new``: whether observations do not hold it.
+    ``codes``: the group of each unit (or given start state), indexed by its number; ``weights`` and
+    ``clusters`` (the numbers by which units are resampled) likewise. ``is_new``: observations do not contain
+    the column.
     """
 
     by: str
@@ -59,18 +60,18 @@ class Groups:
     is_new: bool
 
     def sizes(self, group: int) -> tuple[int, float]:
-        """Number of a group's start states with positive weight, and the effective one of their clusters."""
+        """A group's number of start states with positive weight, and its effective number of clusters."""
         taken = (self.codes == group) & (self.weights > 0.0)
         weights = cluster_sums(self.clusters[taken], self.weights[taken])
         return int(taken.sum()), float(weights.sum() ** 2 / np.square(weights).sum()) if len(weights) else 0.0
 
     def share_of(self, units: np.ndarray) -> Float[torch.Tensor, "unit group"]:
-        """Indicator of each unit's group."""
+        """Indicator of each unit's group, (U, G)."""
         return torch.as_tensor(np.eye(len(self.names))[self.codes[units]])
 
 
 def check_by(by: By, estimator: str, interval: str) -> None:
-    """Raise ConfigError for an estimator or interval without values by group."""
+    """Raise ConfigError if the estimator or the interval has no values by group."""
     if estimator not in FITTED:
         raise ConfigError(f"values by group are those of {', '.join(FITTED)}, not of {estimator}; name one")
     if interval not in (DEFAULT, BOOTSTRAP):
@@ -80,11 +81,11 @@ def check_by(by: By, estimator: str, interval: str) -> None:
 
 
 def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) -> tuple[GroupValue, ...]:
-    """The value of each group of start states, and intervals that hold together.
+    """The value of each group of start states, with simultaneous intervals.
 
-    The networks are those of the evaluation, ``found`` is its estimate by them. The intervals are made as its
-    own, at level 1 − (1 − level) / groups: a dozen replicas do not determine the largest of several |t|, and
-    Bonferroni's inequality needs no assumption (Dunn 1961, Multiple comparisons among means).
+    ``found`` is the evaluation's estimate, by the same networks. Each interval is made like that of the
+    whole, at level 1 − (1 − level) / groups: a dozen replicas are too few to estimate the largest of several
+    |t|, and Bonferroni's inequality needs no assumption (Dunn 1961, Multiple comparisons among means).
     """
     fitted, settings = workspace.fitted, workspace.settings
     sizes = [groups.sizes(group) for group in range(len(groups.names))]
@@ -110,7 +111,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
                 members = groups.codes[fitted.problem.units] == group
                 asked_of = fitted.problem, workspace.held_values, settings.seed, members, count
                 shift = group_shift(*asked_of)
-                if shift is not None and shift.matters(interval):  # then the column does, and no value stands
+                if shift is not None and shift.matters(interval):  # column matters: no valid value
                     told, pairs = _BEYOND.format(groups.by), zip(groups.names, sizes, strict=True)
                     return tuple(GroupValue(one, starts, reason=told) for one, (starts, _) in pairs)
             if interval is not None:
@@ -123,7 +124,7 @@ def values_by_group(workspace: Workspace, groups: Groups, found: PointEstimate) 
 
 
 def groups_of(workspace: Workspace, by: By) -> Groups:
-    """Groups by the name or the number of an observed feature, or by labels of the log's units by a name.
+    """Groups by an observed feature (name or number), or by labels of the log's units under a name.
 
     Raises ConfigError and DataError.
     """
@@ -156,7 +157,7 @@ def groups_of(workspace: Workspace, by: By) -> Groups:
 
 
 def _starts_of_part(column: str | int | None, features: Features | None, part: LogPart) -> Columns:
-    """Units of a part: number, weight and cluster of the first row, and what its observation holds there."""
+    """Units of a part: number, weight and cluster of the first row, and the feature's value there."""
     log = part.transitions
     weight = log.row_weights[log.unit_starts]
     found = _columns(part.units, weight, log.initial_observations(), column, features)
@@ -171,7 +172,7 @@ def _columns(
     column: str | int | None,
     features: Features | None,
 ) -> dict[str, np.ndarray]:
-    """Numbers of units, weights of their start states, and the feature's text. Raises DataError."""
+    """Numbers of units, weights of their start states, and the feature's values as text. Raises DataError."""
     found = {"unit": units, "weight": weight}
     if column is None:
         return found

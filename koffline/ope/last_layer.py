@@ -35,8 +35,8 @@ def draw_instruments(
 ) -> tuple[FourierFeatures, float]:
     """Instruments ψ with ψ(x)ᵀψ(y) ≈ k(x, y) of the Gaussian kernel, and its bandwidth.
 
-    bandwidth: times the median distance. count: None for twice the ``parameters`` to be solved for, but from
-    300 to 1000.
+    bandwidth: multiple of the median distance. count: None for twice the number of ``parameters`` to be
+    solved for, but at least 300 and at most 1000.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = torch.as_tensor(problem.kernel_inputs[problem.row_weights > 0.0])
@@ -53,14 +53,14 @@ def best_level(rows: Any) -> Any:
 def hidden_features(network: StackedMLP, inputs: Float[Tensor, "row *draw input"]) -> Tensor:
     """Last hidden layer averaged over draws, (R, N, H).
 
-    In float64: in single precision the output for a row depends on the other rows of its block.
+    Computed in float64: in single precision, a row's output depends on the other rows of its block.
     """
     hidden = network.with_flat(network.flat.double()).features(inputs.double().flatten(0, -2))
     return hidden if hidden.shape[1] == len(inputs) else hidden.unflatten(1, inputs.shape[:-1]).mean(dim=2)
 
 
 def last_layer(network: StackedMLP) -> Float[Tensor, "replica parameter"]:
-    """θ (R, (H + 1) · n): a weight of every output for the first feature, …, constants last; float64."""
+    """θ (R, (H + 1) · n) in float64: the first feature's weights for all n outputs, …, the constants last."""
     weight, bias = network.layers(network.flat)[-1]
     return torch.cat([weight, bias], dim=1).double().flatten(1)
 
@@ -75,11 +75,12 @@ def with_last_layer(network: StackedMLP, theta: Float[Tensor, "replica parameter
 def minimise_kernel_loss(
     network: StackedMLP, system: Float[Tensor, "replica instrument column"], ridge: float
 ) -> StackedMLP:
-    """The networks with the last layer θ of the least kernel loss ‖v − Bθ‖² of [B v], ridged to the old.
+    """The networks with the last layer θ of least kernel loss ‖v − Bθ‖² for a system [B v], with a ridge.
 
-    ``ridge`` is relative to the mean curvature and does not penalise the level of all values; a ridge toward
-    zero would shrink the values. With the linear kernel (ψ = φ, the temporal system) this is the LSTD
-    solution; solved as an equation it would blow up where states drift along short episodes.
+    The ridge pulls toward the old layer (toward zero it would shrink the values). ``ridge`` is relative to
+    the mean curvature; the level of all values is not penalised. With the linear kernel (ψ = φ, the temporal
+    system) this is the LSTD solution. Solved as an equation it would blow up where states drift along short
+    episodes.
     (Feng et al. 2019, cor:same_as_td)
     """
     theta, matrix = last_layer(network), system[..., :-1]
@@ -100,11 +101,11 @@ def _penalty(
 def least_squares(
     system: Float[Tensor, "replica critic column"], ridge: float, outputs: int
 ) -> Float[Tensor, "replica parameter"]:
-    """θ of the least ‖v − Bθ‖² + ridge · θᵀPθ of a system [B v], by QR, which keeps most digits.
+    """θ that minimises ‖v − Bθ‖² + ridge · θᵀPθ for a system [B v], by QR (smallest rounding errors).
 
-    P is the mean diagonal of BᵀB in all directions of θ but that of a constant added to all outputs: a
-    constant has the curvature (1 − γ)² of a kernel loss, so that any usual ridge would hold the level of all
-    values where it was. Dead features do no harm; not finite for a network that diverged.
+    P is the mean diagonal of BᵀB, in all directions of θ except that of a constant added to all outputs. In a
+    kernel loss this constant only has curvature (1 − γ)², so that any usual ridge would keep the level of all
+    values from moving. Dead features do no harm; the result is not finite for a network that diverged.
     """
     if system.shape[-2] < system.shape[-1] - 1:
         across, solve, level, along = _by_critics(system[..., :-1], ridge, outputs)
@@ -144,10 +145,10 @@ def _by_parameters(
 def _by_critics(
     matrix: Float[Tensor, "replica critic parameter"], ridge: float, outputs: int
 ) -> tuple[Tensor, Callable[[Tensor], Tensor], Tensor, Tensor]:
-    """For more parameters than critics, as of many actions: B without the level l, x ↦ A⁻¹x, l, and Bl.
+    """Solve by critics if there are fewer than parameters: B without the level l, x ↦ A⁻¹x, l, and Bl.
 
-    A = (B − Bllᵀ)(B − Bllᵀ)ᵀ + scale² is a matrix of critics. The level has next to no ridge, and is
-    solved for by itself (Sherman & Morrison).
+    A = (B − Bllᵀ)(B − Bllᵀ)ᵀ + scale². The level has almost no ridge and is solved for separately (Sherman &
+    Morrison).
     """
     scale, level = _penalty(matrix, ridge, outputs)
     along = matrix @ level[:, None]
@@ -159,9 +160,9 @@ def _by_critics(
 
 @dataclass(frozen=True, eq=False)
 class StartSums(Sums):
-    """Σ w E_{a~π} φ(s0, a) (R, 2, G, p) and Σ w (R, 2, G) of start states, for each of G groups.
+    """Σ w E_{a~π} φ(s0, a) (R, 2, G, p) and Σ w (R, 2, G) over start states, for each of G groups.
 
-    The axis of size 2: weights of each replica's sample, and of the log.
+    The axis of size 2: weights of each replica's sample, then of the log.
     """
 
     features: Float[Tensor, "replica 2 group parameter"]
@@ -201,7 +202,7 @@ def mean_values(
 ) -> np.ndarray:
     """Mean values φ̄ᵀθ of start states with mean features φ̄, in units of the return; NaN if not finite.
 
-    They are not brought within what returns can be: an interval by their spread would shrink there.
+    They are not clipped to possible returns, because that would make intervals from their spread too narrow.
     """
     values = torch.einsum("r...p,rp->r...", starts, theta).cpu() * scale
     return torch.where(values.isfinite(), values, math.nan).numpy()

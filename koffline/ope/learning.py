@@ -1,4 +1,4 @@
-"""Replicas of a log: how often each counts a unit, and rows and start states as their networks read them."""
+"""Replicas of a log: how often each counts a unit, and the rows and start states that their networks read."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _STARTS = 1 << 32
 
 @dataclass(frozen=True)
 class Resampling:
-    """R replicas: ``full`` ones count each unit once and come first, the others resample it by ``streams``.
+    """R replicas: ``full`` ones come first and count each unit once, the others resample by ``streams``.
 
-    How often a replica counts a unit (an episode; a row, where there are none), or a cluster of them, says
-    `poisson_counts`.
+    `poisson_counts` says how often a replica counts a unit (an episode, or a row without episodes) or
+    cluster.
     """
 
     seed: int
@@ -37,7 +37,7 @@ class Resampling:
 
     @classmethod
     def draw(cls, problem: EvaluationProblem, full: int, resampled: int, seed: int) -> Resampling:
-        """Streams whose samples have rows and start states with positive weight."""
+        """Draw streams; each sample has rows and start states with positive weight."""
         streams = []
         for stream in range(resampled):
             while not cls(seed, 0, (stream,)).has_weight(problem):
@@ -61,7 +61,7 @@ class Resampling:
         return ("full",) * self.full + ("resampled",) * len(self.streams)
 
     def counts(self, units: Int[np.ndarray, " unit"]) -> Int[np.ndarray, "replica unit"]:
-        """Counts (R, U) of units by the numbers of their clusters."""
+        """Counts (R, U) of units, given the numbers by which they are resampled."""
         whole = np.ones((self.full, len(units)), dtype=np.int64)
         return np.concatenate([whole, poisson_counts(self.seed, self.streams, units)])
 
@@ -70,13 +70,13 @@ class Resampling:
         return np.repeat(self.counts(problem.clusters), problem.lengths, axis=1)
 
     def row_weights(self, problem: EvaluationProblem) -> Float[Tensor, "replica row"]:
-        """These counts times the log's own weights."""
+        """`row_counts` times the log's own weights."""
         return torch.as_tensor(self.row_counts(problem) * problem.row_weights)
 
     def start_weights(self, problem: EvaluationProblem) -> Float[Tensor, "replica 2 start"]:
         """Weights of start states: in each replica's sample, and in the log.
 
-        Given start states are resampled independently.
+        Given start states are resampled independently of the log's rows.
         """
         own, numbers = self, problem.clusters
         if problem.fixed_starts:
@@ -87,7 +87,7 @@ class Resampling:
 
 
 def row_blocks(network: StackedMLP, rows: int, draws: int = 1) -> Iterator[slice]:
-    """Slices that cover ``rows``, narrow enough for hidden layers of all replicas.
+    """Slices that cover ``rows``, small enough for the hidden layers of all replicas.
 
     ``draws``: how many inputs each row has.
     """
@@ -115,7 +115,7 @@ def make_table(problem: EvaluationProblem, device: str) -> Table:
 def read_values(
     network: StackedMLP, inputs: Tensor, readout: Tensor | None, rows: slice
 ) -> Float[Tensor, "replica row"]:
-    """Outputs at some of the inputs (N, d) or (N, m, d), averaged over draws and read out; own precision."""
+    """Outputs for some of the inputs (N, d) or (N, m, d), averaged over draws and weighted by readout."""
     some = inputs[rows].to(network.flat)
     outputs = network.forward(some.reshape(-1, some.shape[-1])).unflatten(1, (len(some), -1)).mean(dim=2)
     return outputs.squeeze(-1) if readout is None else (outputs * readout[rows].to(outputs)).sum(dim=-1)
@@ -138,7 +138,7 @@ def start_inputs(network: StackedMLP, problem: EvaluationProblem) -> tuple[Tenso
 
 
 def start_values(network: StackedMLP, problem: EvaluationProblem) -> Float[Tensor, "replica start"]:
-    """E_{a~π} Q(s0, a) per start state, within the bounds of any discounted return; reward units."""
+    """E_{a~π} Q(s0, a) per start state, clipped to possible returns, in units of the return."""
     inputs, readout = start_inputs(network, problem)
     blocks = row_blocks(network, len(inputs), inputs.shape[1])
     values = torch.cat([read_values(network, inputs, readout, rows) for rows in blocks], dim=1)
@@ -153,7 +153,7 @@ def _is_cut(problem: EvaluationProblem) -> Bool[np.ndarray, " row"]:
 
 
 def cut_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
-    """Share (T,) of rows after which recording stopped, of those at a step after which the world goes on."""
+    """Share (T,) of rows at each step, among those that did not terminate, after which recording stopped."""
     steps, goes_on = problem.steps, problem.row_weights * (problem.discounts > 0.0)
     total, cut = np.bincount(steps, goes_on), np.bincount(steps, goes_on * _is_cut(problem))
     return np.asarray(cut / np.where(total > 0.0, total, 1.0))
@@ -162,8 +162,8 @@ def cut_shares(problem: EvaluationProblem) -> Float[np.ndarray, " step"]:
 def stops_at(problem: EvaluationProblem, stops: np.ndarray) -> Float[np.ndarray, " row"]:
     """Probability that recording stopped after the row, had the world gone on.
 
-    1 at cuts, 0 at rows that another follows. Where the world ended it is not known, and is ``stops`` (T,) of
-    the row's step: to take it for 0 would make ends of the world too frequent among the rows before a stop.
+    1 at cuts, 0 at rows that another row follows. After a termination it is not known and is taken from
+    ``stops`` (T,) at the row's step: with 0, terminations would be too frequent among rows before a stop.
     """
     steps = np.minimum(problem.steps, len(stops))
     return np.where(problem.discounts > 0.0, _is_cut(problem), np.append(stops, 0.0)[steps])

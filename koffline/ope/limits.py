@@ -1,6 +1,6 @@
-"""Facts from all rows of a log without a model, and the limits that they set to any estimate.
+"""Facts about all rows of a log that need no model, and the limits that they set to any estimate.
 
-An interval needs evidence and stays within the possible values.
+The facts say whether the log supports an interval at all, and which values are possible.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from koffline.errors import DataError
 from koffline.ope.results import Interval, PointEstimate
 
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
-NOTABLE = 0.02  # smallest gap between estimates that is mentioned, in rms returns
+NOTABLE = 0.02  # smallest difference of estimates that is reported, in rms returns
 _ANY_GAMMA = 0.5
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
@@ -34,9 +34,9 @@ _NEAR = (1e-2, 1e-3)  # tolerances relative to a bound and to the largest value
 class Limits:
     """Limits that a log sets to estimates from it.
 
-    ``facts``: of all its rows. ``bounds``: of every discounted sum of rewards like the log's, or within given
-    bounds. ``fixed_starts``: start states were given from outside. ``copies``: share of the rows that are
-    copies of others and were not merged.
+    ``facts``: facts about all rows of the log. ``bounds``: bounds of every discounted sum of rewards that lie
+    in the range of the log's rewards or, if given, within the reward bounds. ``fixed_starts``: the user gave
+    the start states. ``copies``: share of the rows that are copies of others and were not merged.
     """
 
     facts: LogFacts
@@ -45,15 +45,15 @@ class Limits:
     copies: float = 0.0
 
     def of_logged_returns(self) -> Limits:
-        """Limits for returns up to the log's cuts, without a future after them."""
+        """Limits for returns that end where the log cuts its episodes, without a future after the cuts."""
         low, high = self.bounds
         return dataclasses.replace(self, bounds=(min(low, 0.0), max(high, 0.0)))
 
     def reasons_for_no_interval(self, by_rows: bool = False) -> list[str]:
-        """Reasons why the log is no evidence for a calibrated interval; empty if it is.
+        """Reasons why the log does not support a calibrated interval; empty if it does.
 
-        by_rows: the interval asks only that rewards and next states are drawn independently, row by row; then
-        one episode is enough to tell how the value at given start states varies.
+        by_rows: the interval only assumes that rewards and next states are drawn independently from row to
+        row. With given start states, one episode is then enough to estimate the spread.
         """
         facts, (low, high) = self.facts, self.facts.bounds()
         kind, unseen = "episode" if facts.episodes else "row", facts.unseen
@@ -72,16 +72,16 @@ class Limits:
 
     @property
     def _slack(self) -> tuple[float, float]:
-        """Distance beyond each bound that rounding and unfinished training alone can explain."""
+        """Distances below and above the bounds that rounding and unfinished training alone can explain."""
         of_bound, of_largest = _NEAR
         low, high = map(abs, self.bounds)
         least = of_largest * max(low, high)
         return max(of_bound * low, least), max(of_bound * high, least)
 
     def settle(self, found: PointEstimate, reasons: list[str] | None) -> PointEstimate:
-        """Drop an interval against which there are ``reasons``, or cut it to the bounds.
+        """Clip the value to the bounds. If there are ``reasons``, drop the interval, else clip it too.
 
-        reasons: None for a certified interval, which is kept.
+        reasons: None for a certified interval, which is never dropped for such reasons.
         """
         low, high = self.bounds
         warnings, interval, value = list(found.warnings), found.interval, found.value
@@ -107,16 +107,16 @@ class Limits:
         return dataclasses.replace(found, warnings=tuple(warnings))
 
     def impossible(self, value: float) -> str | None:
-        """Clause on a value that rewards and γ do not allow; None for a possible value."""
+        """Clause about a value that the rewards and γ do not allow; None for a possible value."""
         (low, high), (below, above) = self.bounds, self._slack
         if low - below <= value <= high + above:
             return None
         return f"{value:.4g} lies outside [{low:.4g}, {high:.4g}], {_WHERE}"
 
     def cut(self, interval: Interval) -> tuple[Interval | None, str | None]:
-        """Part of an interval that rewards and γ allow, and a sentence if that is not all of it.
+        """The part of an interval that the rewards and γ allow, and a sentence if the interval was cut.
 
-        If nothing of it is, None and a clause.
+        Returns None and a clause if no part of the interval is possible.
         """
         (low, high), (below, above) = self.bounds, self._slack
         text = f"[{interval.low:.4g}, {interval.high:.4g}]"
@@ -128,9 +128,10 @@ class Limits:
 
 
 def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
-    """The given one, else the log's hint; any where every row ends its episode: then nothing is discounted.
+    """The given gamma, else the log's hint. None if neither is known.
 
-    Raises DataError for what is no log.
+    If every row ends its episode, nothing is discounted, and any gamma serves. Raises DataError if ``log`` is
+    no log.
     """
     if not isinstance(log, (Transitions, LazyTransitions)):
         raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
@@ -141,7 +142,10 @@ def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
 
 
 def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -> list[str]:
-    """Sentence if the intervals of two heads of the same networks are disjoint. scale: the rms return."""
+    """A sentence if the intervals of two heads of the same networks are disjoint; else empty.
+
+    scale: the root mean square return; smaller gaps than a share of it do not count.
+    """
     low = min(intervals.items(), key=lambda item: item[1].high)
     high = max(intervals.items(), key=lambda item: item[1].low)
     if not high[1].low - low[1].high > NOTABLE * scale:
@@ -154,28 +158,29 @@ def contradiction(intervals: Mapping[str, Interval], scale: float, steps: int) -
 def value_bounds(
     going_on: tuple[float, float], final: tuple[float, float], gamma: float
 ) -> tuple[float, float]:
-    """Bounds of any discounted sum of rewards like these: the least and the largest.
+    """Smallest and largest possible discounted sum of rewards in the given ranges.
 
-    going_on: range of the rewards of steps after which an episode goes on, final: of those that end one.
-    V = max(final, going_on + γV) at its largest.
+    going_on: range of rewards of steps after which the episode goes on; final: of steps that end it. The
+    largest value solves V = max(final, going_on + γV).
     """
     least, most = (reward / (1.0 - gamma) for reward in going_on)
     return min(final[0], least), max(final[1], most)
 
 
 def reward_range(rewards: np.ndarray) -> tuple[float, float]:
-    """Smallest and largest reward; of none, from ∞ to −∞."""
+    """Smallest and largest reward; (∞, −∞) without rewards."""
     return float(rewards.min(initial=math.inf)), float(rewards.max(initial=-math.inf))
 
 
 @dataclass(frozen=True)
 class LogFacts:
-    """Additive facts of a log at a ``gamma``. ``returns``: discounted, of episodes up to their cuts.
-    ``sizes``: |return|. ``beyond``: share γ^length of the horizon after a cut, 0 after a termination.
-    ``weights``: mean weight of each unit's rows. ``clusters``: numbers (C,) and sums of these, if any.
+    """Facts of a log at a ``gamma`` that add up over its parts.
 
-    ``starts``: start states with weight. ``going_on`` and ``final``: range of the rewards of rows with
-    weight, of those after which an episode goes on and of those that end one, as by `reward_range`.
+    ``returns``: discounted returns of episodes up to their cuts. ``sizes``: |return|. ``beyond``: share
+    γ^length of the horizon after a cut, 0 after a termination. ``weights``: mean weight of each unit's rows.
+    ``clusters``: their numbers (C,) and summed weights, if any. ``starts``: number of start states with
+    positive weight. ``going_on`` and ``final``: `reward_range` of rows with positive weight after which the
+    episode goes on, and of those that end it.
     """
 
     gamma: float
@@ -194,35 +199,33 @@ class LogFacts:
     clusters: tuple[np.ndarray, ...] | None = None
 
     def bounds(self, given: tuple[float, float] | None = None) -> tuple[float, float]:
-        """Bounds of every discounted sum of such rewards, or of rewards within the given bounds."""
+        """Bounds of every discounted sum of the log's rewards, or of rewards within the given bounds."""
         if given is None:
             return value_bounds(self.going_on, self.final, self.gamma)
         return value_bounds(given, given if self.final[0] <= self.final[1] else self.final, self.gamma)
 
     @property
     def units(self) -> float:
-        """Effective number of clusters, episodes or rows: the parts that are independent."""
+        """Effective number of independent units: clusters if there are any, else episodes, else rows."""
         if self.clusters is None:
             return self.weights.effective_count
         return float(self.clusters[1].sum() ** 2 / np.square(self.clusters[1]).sum())
 
     @property
     def unseen(self) -> float:
-        """Share of a constant reward's value that lies beyond what any episode shows.
+        """Share of a constant reward's value that lies beyond the longest episode.
 
-        (γ · (1 − share of rows that end an episode))^longest: a process that ends has less of a future. 0
-        without episodes, and where all end by themselves after the same step.
+        It is (γ · (1 − share of rows that end an episode))^longest: if episodes can end, later rewards count
+        less. 0 without episodes, and if all episodes terminate after the same number of steps.
         """
-        is_fixed = self.terminated * self.longest == self.rows  # as many ends as episodes of that length
+        is_fixed = self.terminated * self.longest == self.rows  # all end after the same number of steps
         if not self.episodes or is_fixed:
             return 0.0
         return float((self.gamma * (1.0 - self.terminated / self.rows)) ** self.longest)
 
     @property
     def endings(self) -> int | None:
-        """Rows that end an episode where rewards tell nothing else: all before an end are the same, and all
-        at an end. None where they differ.
-        """
+        """Number of terminated rows if their rewards are all equal, and all other rewards too; else None."""
         tells = self.going_on[0] < self.going_on[1] or self.final[0] < self.final[1]
         return None if tells else self.terminated
 
@@ -238,7 +241,7 @@ class LogFacts:
 
 
 def log_facts(part: Any, gamma: float) -> LogFacts:
-    """Facts of whole units. part: a `koffline.ope.working_log.LogPart`."""
+    """Facts of a part of a log that consists of whole units. part: a `koffline.ope.working_log.LogPart`."""
     log = part.transitions
     weights, firsts = log.row_weights, log.unit_starts
     lengths = np.diff(np.append(firsts, len(log)))

@@ -1,15 +1,15 @@
-"""Two tests of what every estimator assumes, sized by what they do to the value: is the logged state a state,
-and is the world the same all along the log?
+"""Tests of two assumptions of all estimators: the logged state is Markov, and the world is stationary.
 
-Let x = (s, a), h what else may matter of a row (the row before it, or its place in the log), and δ the
-residual of Q. If h does not matter given x, E[δ | x, h] = 0 for the true Q, and for any Q
+Each is measured by its effect on the value. Let x = (s, a), h what else may matter for a row (the row before
+it, or its place in the log), and δ the residual of Q. If h does not matter given x, E[δ | x, h] = 0 for the
+true Q, and for any Q
 
     shift = n⁻¹ Σ w ω̃ δ,    ω̃ = ω(x, h) − E[ω(x, h) | x],    ω = d^π/μ over (x, h),
 
 is zero in expectation: errors of Q depend on x alone, and ω̃ averages to zero at every x. If h matters, the
-doubly robust value by ω(x), plus shift, is the doubly robust value in which h is part of the state. ω is the
-dual of LSTD-Q in features φ(x) and η(x, h), the latter centred given x by a ridge regression. That the
-centring and Q may both be a little wrong costs only the product of their errors.
+doubly robust value with ω(x), plus shift, is the doubly robust value with h as part of the state. ω is the
+dual of LSTD-Q in features φ(x) and η(x, h), the latter centred given x by a ridge regression. If both the
+centring and Q are slightly wrong, the bias is only the product of their errors.
 (Shah & Peters 2020, generalised covariance measure; Kallus & Uehara 2020)
 """
 
@@ -32,8 +32,8 @@ from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Interval
 
 _FEATURES = 200  # random features of x, and of (x, h)
-# Relative to the features' mean squares before they are centred: what centring leaves of a memory that the
-# state tells already is its error, and must not count.
+# Relative to the features' mean squares before centring. What centring leaves of a memory that the state
+# already determines is regression error, and must not count.
 _RIDGE, _CENTRING_RIDGE = 1e-2, 1e-6
 _MOST_DRAWS = 8  # actions of the policy in a state; fewer discrete ones are all taken, with probabilities
 _FAR = 5.0  # standard deviations of a reward
@@ -41,16 +41,16 @@ _BLOCK, _MOST_ROWS = 2048, 10_000
 _LEAST_UNITS = 20
 _MATTERS, _MATTERS_MORE = 1e-4, 1e-2  # p-values: one in hundreds of right answers was below 1e-3
 _FURTHER, _WIDE, _MOST_OF_IT = (2, 3, 5), 200, 0.8
-_STEP = -1  # in place of a number of rows
+_STEP = -1  # used in place of a number of previous rows
 
 
 @dataclass(frozen=True)
 class Shift:
-    """Change of J where something else is part of the state, in units of the return, and its standard error.
+    """Change of J if something else were part of the state, in units of the return, with its standard error.
 
-    ``units``: episodes that the standard error is taken over. ``rows``: how many rows before it is about, 0
-    for sums over all of them or, with ``of_step``, their number. ``tests``: how many were made; ``limit``:
-    of the p-value.
+    ``units``: number of episodes behind the standard error. ``rows``: how many previous rows were tested; 0
+    for sums over all of them or, with ``of_step``, their number. ``tests``: number of tests made; ``limit``:
+    for the p-value.
     """
 
     value: float
@@ -63,7 +63,7 @@ class Shift:
 
     @property
     def p_value(self) -> float:
-        """Two-sided p-value of no change, by Student's t over units, times the number of tests."""
+        """Two-sided p-value for no change, by Student's t over units, times the number of tests."""
         from scipy import stats
 
         if self.standard_error == 0.0:
@@ -77,13 +77,13 @@ class Shift:
 
 
 def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
-    """Estimate what earlier rows change; None without episodes of several rows, or with few of them.
+    """Estimate the effect of earlier rows on J; None without episodes of several rows, or with few of them.
 
-    Asked are the row before, the number of earlier rows (the step) and, where these are not too wide, the
-    2, 3 and 5 rows before and sums over all earlier ones; told is the least that is significant and shows
-    most of the change. Where rewards lie in last rows alone, a p-value below 0.01 is significant for the
-    sums: few rows tell of them. values: at the rows, by networks that did not see their episode, in units of
-    the return. Of more than 10,000 rows every second, third, … is looked at.
+    Tests the previous row, the number of earlier rows (the step) and, for inputs of moderate width, the 2, 3
+    and 5 previous rows and sums over all earlier rows. Returns the smallest extension that is significant (p
+    < 1e-4) and shows most of the change. If only last rows have rewards, p < 0.01 is enough for the sums,
+    because few rows inform about them. values: at the rows, by networks that did not see their episode, in
+    units of the return. Of more than 10,000 rows every second, third, … is used.
     """
     if len(problem.episode_starts) == problem.n_rows:
         return None
@@ -123,9 +123,9 @@ def memory_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Sh
 
 
 def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shift | None:
-    """Estimate what a change of the world along the log makes of J where the log ends; None of few episodes.
+    """Estimate how a linear drift of the world changes J at the end of the log; None for few episodes.
 
-    The change is taken to be linear in the episode's number. values: as in `memory_shift`.
+    The drift is linear in the episode's number. values: as in `memory_shift`.
     """
     place = np.linspace(-math.sqrt(3.0), math.sqrt(3.0), len(problem.lengths))[:, None]  # of variance one
     rows = _looked_at(problem)
@@ -136,10 +136,10 @@ def drift_shift(problem: EvaluationProblem, values: RowValues, seed: int) -> Shi
 def group_shift(
     problem: EvaluationProblem, values: RowValues, seed: int, members: np.ndarray, tests: int
 ) -> Shift | None:
-    """Estimate what it makes of J that a unit is one of the ``members`` (U,); None of few units.
+    """Estimate how J changes for a unit that is one of the ``members`` (U,); None for few units.
 
-    values, seed: as in `memory_shift`. tests: how many groups are asked about. A p-value below 0.01 is
-    significant: to refuse a group that does not matter costs less than a wrong value of one that does.
+    values, seed: as in `memory_shift`. tests: number of groups tested. Significant below a p-value of 0.01:
+    refusing a group that does not matter costs less than a wrong value for one that does.
     """
     rows = _looked_at(problem)
     known = np.repeat(members.astype(np.float64), problem.lengths)[rows, None]
@@ -155,9 +155,9 @@ def _looked_at(problem: EvaluationProblem) -> Int[np.ndarray, " some"]:
 
 
 class _Memory(NamedTuple):
-    """h (…, h) ``before`` rows, ``after`` them (of those that follow), and at the start of an episode.
+    """Extra state h (…, h): ``before`` each row, ``after`` it (for the next row), ``first`` (at the start).
 
-    ``of_both``: η are random features of (x, h), otherwise h φ(x), for a single number h.
+    ``of_both``: η are random features of (x, h); otherwise η = h φ(x), for a single number h.
     """
 
     before: Float[np.ndarray, "some h"]
@@ -169,7 +169,7 @@ class _Memory(NamedTuple):
 def _shift(
     problem: EvaluationProblem, values: RowValues, seed: int, rows: Int[np.ndarray, " some"], memory: _Memory
 ) -> Shift | None:
-    """Shift by h; None of few episodes."""
+    """Shift by h; None for few episodes."""
     unit = np.searchsorted(problem.episode_starts, rows, side="right") - 1
     kept, place = np.unique(problem.clusters[unit], return_inverse=True)
     units = len(kept)
@@ -186,7 +186,7 @@ def _shift(
 def _weights(
     problem: EvaluationProblem, rows: Int[np.ndarray, " some"], memory: _Memory, generator: torch.Generator
 ) -> Float[np.ndarray, " some"]:
-    """ω̃ of rows: the part of the dual of LSTD-Q, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that reads (x, h).
+    """ω̃ of rows: the part of LSTD-Q's dual, αᵀ E[f (f − discount f')ᵀ] = E f(x0), that depends on (x, h).
 
     f: φ(x) and η(x, h) side by side. φ are random features of x, x itself and a one.
     """
@@ -235,7 +235,7 @@ def _weights(
 def _draw_features(
     rows: Float[np.ndarray, "some column"], generator: torch.Generator
 ) -> Callable[[Tensor], Tensor]:
-    """Random features, their width √2 times the median distance, with mean squares of a half as x has one."""
+    """Random features of width √2 times the median distance, scaled to a mean square of a half."""
     kernel = Gaussian(math.sqrt(2.0) * median_bandwidth(torch.as_tensor(rows), 1000, generator))
     features = random_fourier_features(kernel, rows.shape[1], _FEATURES, generator)
     return lambda places: math.sqrt(_FEATURES / 2) * features(places)
@@ -244,7 +244,7 @@ def _draw_features(
 def _acted(
     problem: EvaluationProblem, which: str, block: np.ndarray | slice, generator: torch.Generator
 ) -> tuple[Float[Tensor, "block draw x"], Float[Tensor, "block draw"]]:
-    """Rows (s, a) with the policy's actions a in next or start states, and the share of each action."""
+    """Rows (s, a) with the policy's actions a in next or start states, and the probability of each action."""
     states = torch.as_tensor(getattr(problem, f"{which}_inputs")[block][:, :_MOST_DRAWS])
     probabilities = getattr(problem, f"{which}_probabilities")
     if probabilities is None:

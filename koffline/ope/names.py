@@ -1,6 +1,6 @@
 """The estimators and the kinds of intervals by name, and which of them go together.
 
-Nothing heavy is imported here: a command refuses a misspelt name at once.
+This file imports nothing heavy, so that commands refuse a misspelt name at once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ KINDS = (DEFAULT, BOOTSTRAP, *SYSTEM_KINDS, *EPISODE_KINDS)
 
 
 def kinds_for(name: str) -> tuple[str, ...]:
-    """The kinds of interval that an estimator can have, its own first; of ``auto``, those of kloss."""
+    """The kinds of interval that an estimator can have, its own first; for ``auto``, those of kloss."""
     if name in OVER_EPISODES:
         return (DEFAULT, *(EPISODE_KINDS if name in CERTIFIABLE else CALIBRATED_EPISODE_KINDS))
     return (DEFAULT, *((BOOTSTRAP,) if name != "drl" else ()), *SYSTEM_KINDS)
@@ -64,7 +64,7 @@ def check_estimator(name: str) -> None:
 
 
 def having(kind: str, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
-    """Those of the estimators (None: of all) that have this kind of interval. Raises ConfigError for none."""
+    """The estimators (None: all) that can have this kind of interval. Raises ConfigError if none can."""
     names = tuple(dict.fromkeys(wanted or ESTIMATORS))
     for name in names:
         check_estimator(name)
@@ -74,7 +74,7 @@ def having(kind: str, wanted: Iterable[str] | None = None) -> tuple[str, ...]:
 
 
 def check_interval(name: str, kind: str) -> None:
-    """Raise ConfigError for an unknown kind, or one that this estimator does not have."""
+    """Raise ConfigError for an unknown kind, or one that this estimator cannot have."""
     if name != AUTO:
         check_estimator(name)
     if kind not in KINDS:

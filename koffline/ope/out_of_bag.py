@@ -1,13 +1,13 @@
-"""Passes of the networks over rows, each row by those that had not seen it; the doubly robust sums of them.
+"""Passes of the networks over rows, each row by networks that have not seen it; doubly robust sums.
 
 With ω = d^π/μ, d^π = Σ_t γ^t P^π(x_t = ·) unnormalised and μ the (weighted) distribution of logged rows,
 E_μ[ω (f(x) − discount · E f(x'))] = E f(x0) for every f. Hence
 
     J = E q(x0) + n⁻¹ Σ w ω (r + discount · E q(x') − q(x))
 
-has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio. The scale of ω is that
-of the sum of visits, 1/(1 − γ) per row where nothing ends: no factor 1 − γ stands anywhere. Terminal rows
-count with discount 0; rows cut by a time limit are rows like any other, since their next state is known.
+has the bias E_μ[(ω̂ − ω)(B^π q − q)]: none when either q = Q^π or ω̂ is the true ratio. ω has the scale of
+the sum of visits, 1/(1 − γ) per row where nothing ends, so no factor 1 − γ appears. Terminal rows have
+discount 0; rows cut by a time limit are like any other row, since their next state is known.
 (Kallus & Uehara 2020, Double Reinforcement Learning)
 """
 
@@ -52,11 +52,11 @@ _SEEN = (
 class PassOverRows(Sums):
     """Columns and sums of one pass of the networks over rows.
 
-    ``columns`` by row: ``now`` and ``later``, mean values by the networks that did not see its episode (by
-    all resampled ones where each did: 0.63^12 = 0.4 % with 12), ``weights`` ω by the same, ``unseen`` whether
-    there were any, ``residual`` of the mean network of the whole log, ``weight``; by start state: ``starts``.
-    ``projected (R', m)``: ψᵀδ of the rows a resampled network did not draw, ``squares (R',)`` Σ δ² of them,
-    ``counts (R',)`` their number, none of weight zero.
+    ``columns`` by row: ``now`` and ``later``, mean values by the resampled networks that did not see its
+    episode (by all of them if each did: 0.63^12 = 0.4 % of rows with 12 networks); ``weights``, ω by the same
+    networks; ``unseen``, whether there were any; ``residual`` of the full networks' mean; ``weight``. By
+    start state: ``starts``. ``projected (R', m)``: ψᵀδ of the rows of positive weight that a resampled
+    network did not draw; ``squares (R',)``: their Σ δ²; ``counts (R',)``: their number.
     """
 
     columns: Columns
@@ -72,7 +72,7 @@ class PassOverRows(Sums):
         return RowValues(found["now"], found["later"], found["starts"], unseen, found["weights"])
 
     def sample(self, reward_scale: float) -> Float[np.ndarray, " row"]:
-        """Residuals of the mean network over (at most 20,000) rows, in units of the reward."""
+        """Residuals of the full networks' mean on (about 20,000) rows, in units of the reward."""
         found = self.columns.joined()
         residual = found["residual"][found["weight"] > 0.0] * reward_scale
         return np.asarray(residual[:: max(1, len(residual) // _SAMPLE_ROWS)])
@@ -116,9 +116,9 @@ def pass_over_rows(
     duals: Float[Tensor, "resampled instrument"],
     problem: EvaluationProblem,
 ) -> PassOverRows:
-    """Read the rows of a part of a log with ``full`` networks of the whole log and R' of resampled units.
+    """Read the rows of a part of a log with ``full`` full-log networks and R' resampled ones.
 
-    duals: coefficients of the row weights of the latter, ω = ψᵀα.
+    duals: coefficients α of the resampled networks' row weights ω = ψᵀα.
     """
     table = make_table(problem, str(network.flat.device))
     own = torch.as_tensor(problem.row_weights)
@@ -155,7 +155,7 @@ def pass_over_rows(
 
 
 def _shares(left_out: Tensor) -> Tensor:
-    """Weights (R', N) that average over the replicas which left a row out, over all where none did."""
+    """Weights (R', N) that average over the replicas that left a row out, or over all if none did."""
     weights = torch.where(left_out.sum(dim=0, keepdim=True) > 0, left_out, 1.0)
     return weights / weights.sum(dim=0, keepdim=True)
 
@@ -164,10 +164,10 @@ def _shares(left_out: Tensor) -> Tensor:
 class RowSums(Sums):
     """Sums over rows with values q and weights ω, where u = w ω.
 
-    ``units``: by unit Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; where start states are the log's
-    own, w and w q(x0) as ``start_weight`` and ``start``. Others: of start states Σ w q(x0) and Σ w;
-    rows; those whose values come from networks that had not seen their episode; Σ|u|, and that where u is
-    negative; Σ u (1 − discount).
+    ``units``: by unit, Σ w as ``weight``, Σ u δ as ``term``, Σ u as ``used``; for the log's own start states
+    also w as ``start_weight`` and w q(x0) as ``start``. ``start_value``, ``start_weight``: Σ w q(x0) and Σ w
+    of start states. ``unseen``: rows valued by networks that had not seen their episode. ``size``: Σ|u|;
+    ``negative``: that over rows with u < 0. ``mass``: Σ u (1 − discount).
     """
 
     units: Columns
@@ -181,7 +181,7 @@ class RowSums(Sums):
 
     @classmethod
     def of(cls, problem: EvaluationProblem, values: RowValues) -> RowSums:
-        """Sums over a problem's rows; values are in units of the return and include ω."""
+        """Sums over a problem's rows; values in units of the return, and including ω."""
         assert values.weights is not None
         own, starts, discounts = problem.row_weights, problem.start_weights, problem.discounts
         used = own * values.weights
@@ -203,7 +203,7 @@ class RowSums(Sums):
 
     @cached_property
     def by_unit(self) -> dict[str, np.ndarray]:
-        """The arrays of ``units``, summed over clusters where there are any, (U,) each."""
+        """The arrays of ``units``, (U,) each; summed over clusters if the log has any."""
         units = self.units.joined()
         clusters = units.pop("cluster")
         return {name: cluster_sums(clusters, values) for name, values in units.items()}
@@ -226,7 +226,7 @@ class RowSums(Sums):
     def standard_error(self) -> float | None:
         """Standard error of J over independent units; None for one unit.
 
-        Start states that were given are taken as they are; those of the log are sampled with their units.
+        Given start states count as fixed; the log's own are sampled with their units.
         """
         units = self.by_unit
         mean = float(units["term"].sum() / self.weight)
@@ -256,15 +256,15 @@ class RowSums(Sums):
         }
 
     def warnings(self) -> tuple[str, ...]:
-        """Sentences for what should worry a reader of the diagnostics."""
+        """Sentences on doubtful diagnostics."""
         return tuple(reason.text for reason in doubts_of_weights(self.diagnostics()))
 
 
 def drl(sums: RowSums, least: float = 0.0, level: float = 0.95, kind: str = "episodes") -> PointEstimate:
-    """The doubly robust estimate: J, its standard error over units of a kind, value ± t · standard error.
+    """The doubly robust estimate: J, its standard error over units, and the interval J ± t · standard error.
 
-    least: half width of the interval by the networks' values. The standard error over units takes values and
-    weights as known; where networks of resampled logs differ by more, the interval is as wide as theirs.
+    least: half width of the interval from the networks' values. The standard error over units takes values
+    and weights as known; if the resampled networks vary by more, the interval is as wide as theirs.
     """
     from scipy import stats
 

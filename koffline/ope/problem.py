@@ -1,4 +1,4 @@
-"""A log and a policy made ready for value functions: standardised, with the policy's actions attached."""
+"""A log and a policy prepared for value functions: standardised, with the policy's actions attached."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _FAR = 10.0  # bound of standardised numbers, so that no outlier dominates a net
 _MOST_INPUTS = 4096
 _START_DRAWS = 16_384  # draws of a continuous policy's actions over all start states
 _LARGEST = 1e100  # largest number whose squares and discounted sums are finite
-_HIDING = 0.25  # share of a column's variance in values beyond `_FAR` above which its scale leaves them out
+_HIDING = 0.25  # outliers beyond `_FAR` with a larger share of a column's variance are left out of its scale
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Measures:
-    """Units in which a log is measured; a part of the log is measured in those of the whole.
+    """Location and scale of a log's columns; a part of the log uses those of the whole.
 
-    ``input_location (d,)`` or (d + k,) is what was subtracted from states and continuous actions, by
-    ``input_scale`` they were divided, rewards by ``reward_scale``, weights by ``weight_scale``.
-    ``value_bounds``: of any discounted sum of scaled rewards. ``fixed_starts``: start states were given from
-    outside, and resampling the log leaves them alone. ``n_actions``: None for continuous ones. ``history``:
-    as many rows before belong to the state; then location and scale have one more number, of rewards.
+    ``input_location (d,)`` or (d + k,) is subtracted from states and continuous actions, which are then
+    divided by ``input_scale``; rewards are divided by ``reward_scale``, weights by ``weight_scale``.
+    ``value_bounds``: bounds of any discounted sum of scaled rewards. ``fixed_starts``: start states were
+    given, and are not resampled with the log. ``n_actions``: None if continuous. ``history``: number of
+    previous rows in the state; if positive, location and scale have one more entry, for rewards.
     """
 
     input_location: np.ndarray
@@ -54,23 +54,23 @@ class Measures:
 
     @property
     def measures(self) -> dict[str, Any]:
-        """The units by name, without any rows."""
+        """The fields of `Measures` by name, without any rows."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Measures)}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EvaluationProblem(Measures):
-    """Evaluate a policy from N rows: arrays that the estimators, the kernel and the diagnostics share.
+    """Arrays of N rows that estimators, kernels and diagnostics share.
 
-    A value function is Q(s, a) = Σ_a' readout_a' · net(inputs)_a'; its expectation under the policy is the
-    same with the policy's readout. For n discrete actions: ``inputs (N, d)`` are standardised observations,
-    readouts are one-hot rows and probabilities. For continuous actions ``inputs (N, d + k)`` hold the
-    actions too, ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` m and m' draws of the
-    policy's actions, and readouts are None. ``episode_starts``: first row of each unit of resampling, an
-    episode, or a row where there are none; ``units``: their numbers in the log; ``clusters``: numbers by
-    which they are resampled, those of their clusters where the log has any. ``row_weights (N,)`` are the
-    log's own, of mean one, ``start_weights (E,)`` those of the rows in which start states were logged; ones
-    from outside. With a ``history`` inputs end with as many rows before, see `remember`.
+    A value function is Q(s, a) = Σ_a' readout_a' · net(inputs)_a'; its expectation under the policy uses the
+    policy's probabilities as readout. Discrete actions (n): ``inputs (N, d)`` are standardised observations,
+    readouts are one-hot rows or probabilities. Continuous actions: ``inputs (N, d + k)`` include the action,
+    ``next_inputs (N, m, d + k)`` and ``start_inputs (E, m', d + k)`` hold m and m' draws of the policy's
+    actions, and readouts are None. ``episode_starts``: first row of each unit of resampling (an episode, or a
+    row if there are no episodes); ``units``: their numbers in the log; ``clusters``: the numbers by which
+    they are resampled, those of the log's clusters if any. ``row_weights (N,)``: the log's, of mean one.
+    ``start_weights (E,)``: of the rows that hold the start states; ones for given ones. With a ``history``,
+    inputs end with the previous rows (`remember`).
     """
 
     inputs: np.ndarray
@@ -95,7 +95,7 @@ class EvaluationProblem(Measures):
 
     @cached_property
     def kernel_inputs(self) -> Float[np.ndarray, "row column"]:
-        """What the kernel compares: states and actions, discrete ones one-hot."""
+        """Inputs of the kernel: states and actions, discrete actions one-hot."""
         return self.inputs if self.readout is None else np.concatenate([self.inputs, self.readout], axis=1)
 
     @cached_property
@@ -110,7 +110,7 @@ class EvaluationProblem(Measures):
 
     @property
     def start_units(self) -> Int[np.ndarray, " start"]:
-        """Numbers of the units that begin with start states, or of these themselves if they were given."""
+        """Number of each start state's unit, or of the start state itself if start states were given."""
         return np.arange(len(self.start_inputs)) if self.fixed_starts else self.units
 
     @property
@@ -132,14 +132,14 @@ def prepare_problem(
     numbers: np.ndarray | None = None,
     draw: Callable[..., np.ndarray] | None = None,
 ) -> EvaluationProblem:
-    """Standardise states and actions, scale rewards, and ask the policy at next and initial states.
+    """Standardise states and actions, scale rewards, and evaluate the policy at next and initial states.
 
-    ``initial_observations`` (E, ...) replaces the log's own. Time limits do not cut the future:
-    only ``terminated`` does. A row of weight two counts as two rows, as a start state too. like: the rows are
-    a part of the log of this problem, and are measured in its units; where its start states were given, those
-    of the part mean nothing. history: as many rows before belong to the state; the policy sees none of them.
-    numbers: of the units in the log, by default 0, 1, 2, … draw: from states and a count to actions
-    (N, count, k), in place of the policy's with ``generator``.
+    ``initial_observations`` (E, ...) replaces the log's own. Only ``terminated`` ends the future; time limits
+    do not. A row of weight two counts as two rows, also as a start state. like: measures of the whole log if
+    the rows are a part of it; if its start states were given, those of the part have no meaning. history:
+    number of previous rows in the state, which the policy does not see. numbers: of the units in the log, by
+    default 0, 1, 2, … draw: from states and a count to actions (N, count, k); by default, drawn from the
+    policy with ``generator``.
     """
     log, given, history = transitions, initial_observations, history if like is None else like.history
     if history and not log.has_episodes:
@@ -166,7 +166,7 @@ def prepare_problem(
         }
     else:  # the action is among the inputs; a deterministic policy is asked once, any other for several draws
         draws, draw = 1 if policy.deterministic else action_draws, draw or partial(_draw, policy, generator)
-        # few start states have more draws each; a part of a log is one of many, and needs fewer
+        # few start states get more draws each, but not in a part of a log
         several = 1 if policy.deterministic or like is not None else math.ceil(_START_DRAWS / len(starts))
         following = draw(log.next_observations, draws)
         first = draw(starts, max(several, draws), several > draws)
@@ -202,16 +202,17 @@ def _draw(
 
 
 def _with_actions(known: Measures, states: np.ndarray, actions: np.ndarray) -> np.ndarray:
-    """Standardised states, with each of the actions (N, m, k) of each appended: (N, m, d + k)."""
+    """Standardised (N, m, d + k): each state (N, d) with each of its actions (N, m, k) appended."""
     every = np.repeat(states, actions.shape[1], axis=0)
     flat = known.standardise(every, actions.reshape(len(every), -1))
     return flat.reshape(*actions.shape[:2], -1)
 
 
 def remember(asked: dict[str, Any], reward: np.ndarray, starts: np.ndarray, count: int) -> None:
-    """Append the ``count`` rows before to the inputs of rows, next states and start states, which have none.
+    """Append the ``count`` previous rows to the inputs of rows and next states; start states get zeros.
 
-    Of each a one, state and action, reward (N, 1); zeros where there was none. starts: first rows of units.
+    Each gives a one, its state and action, and reward (N, 1); zeros if there is none. starts: first rows of
+    units.
     """
     rows = [asked[name] for name in ("inputs", "readout") if name in asked]
     left = [np.concatenate([np.ones_like(reward), *rows, reward], axis=1)]
@@ -228,10 +229,9 @@ def remember(asked: dict[str, Any], reward: np.ndarray, starts: np.ndarray, coun
 def _measure(
     log: Transitions, policy: Policy, gamma: float, own: np.ndarray, fixed_starts: bool, history: int
 ) -> Measures:
-    """Units in which rows have mean zero, deviation and weight one, and returns the root mean square one.
+    """Measures by which inputs have mean 0 and deviation 1, weights mean 1, and returns root mean square 1.
 
-    A constant column (no spread beyond rounding, relative to the numbers themselves) keeps the scale 1.
-    Raises DataError when all weights are zero.
+    A column that is constant up to rounding keeps scale 1. Raises DataError if all weights are zero.
     """
     if not own.any():
         raise DataError("weights are all zero; give at least one row a positive weight or leave them out")
@@ -264,9 +264,9 @@ def _measure(
 
 
 def _spread(share: np.ndarray, part: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation (d,) of columns (N, d), without values that would hide all others.
+    """Mean and standard deviation (d,) of columns (N, d), without outliers that would hide all other values.
 
-    Values beyond `_FAR` deviations are cut there; where they make up the deviation they do not count in it.
+    Values beyond `_FAR` deviations are left out if they make up a large share of the variance.
     """
     mean = share @ part  # (N,) @ (N, d) = (d,)
     gaps = part - mean

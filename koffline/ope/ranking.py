@@ -1,4 +1,4 @@
-"""``select_policies``: from a log and several policies to a ranking, reading top to bottom."""
+"""``select_policies``: from a log and several policies to a ranking; the file reads from top to bottom."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _KEPT = ("value", "interval", "verdict", "uplift", "warnings")  # of an estimate
 
 @dataclass(frozen=True, eq=False)
 class RankedPolicy(Record):
-    """One policy in a ranking. ``maybe_best``: it has an interval, and none is significantly better.
+    """One policy in a ranking. ``maybe_best``: it has an interval, and no policy is significantly better.
 
-    ``verdict``, ``uplift``: as in `Estimate`.
+    ``verdict``, ``uplift``: as in `Estimate`. If no policy has an interval, all may be the best.
     """
 
     rank: int
@@ -62,11 +62,11 @@ class RankedPolicy(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PolicyRanking(LogResult):
-    """Policies from the best estimate down, and which of them differ.
+    """Policies in order of their estimates, largest first, and pairwise comparisons.
 
-    Policies whose estimate has no interval come last, and are not compared.
-    ``unranked`` names policies that could not be evaluated, with the reason. ``assumptions`` say what stands
-    behind the comparisons.
+    Policies without an interval come last and are not compared. ``unranked``: policies that could not be
+    evaluated, in the given order, each with the keys ``name`` and ``reason``. ``assumptions``: assumptions of
+    the comparisons.
     """
 
     policies: tuple[RankedPolicy, ...]
@@ -79,12 +79,12 @@ class PolicyRanking(LogResult):
 
     @property
     def best(self) -> RankedPolicy:
-        """The policy with the largest estimate."""
+        """The policy of rank 1: the largest estimate among the policies that have an interval."""
         return self.policies[0]
 
     @property
     def candidates(self) -> tuple[RankedPolicy, ...]:
-        """The policies that may be the best: none is significantly better."""
+        """The policies that may be the best, because none is significantly better."""
         return tuple(policy for policy in self.policies if policy.maybe_best)
 
     def __str__(self) -> str:
@@ -107,12 +107,13 @@ def select_policies(
     progress: Callable[[str], Progress | None] | None = None,
     **options: Any,
 ) -> PolicyRanking:
-    """Rank policies by what they are worth, with intervals, and say which differ significantly.
+    """Rank policies by their estimated values, with intervals, and say which differ significantly.
 
-    policies: as ``koffline.evaluate`` takes them, two or more; a mapping gives them names. progress: from a
-    policy's name to the function that hears of its gradient steps. All else as in ``koffline.evaluate``.
-    Raises KofflineError (DataError, PolicyError, ConfigError) in one line; a policy that cannot be
-    evaluated (diverged networks, an estimator that does not apply) is left out and named, if two remain.
+    policies: two or more, each as ``koffline.evaluate`` takes it; a mapping gives them names. progress: a
+    function from a policy's name to the function that is called with its progress. All else as in
+    ``koffline.evaluate``. Raises KofflineError (DataError, PolicyError, ConfigError) in one line. A policy
+    that cannot be evaluated (diverged networks, an estimator that does not apply) is listed as unranked;
+    fewer than two estimates raise KofflineError.
     """
     started = time.perf_counter()
     settings = merge_settings(transitions, settings, {"gamma": gamma, **options})
@@ -137,7 +138,7 @@ def _estimate_each(
     progress: Callable[[str], Progress | None] | None,
     **options: Any,
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
-    """Estimates of policies by name, and why others have none. Raises KofflineError for fewer than two."""
+    """Estimates by policy name, and why others have none. Raises KofflineError for less than two."""
     estimates, failed = dict[str, Estimate](), dict[str, str]()
     for name, policy in named.items():
         watch = None if progress is None else progress(name)
@@ -193,7 +194,7 @@ def _ranked(
 
 
 def _compare(answered: dict[str, Estimate], level: float) -> tuple[tuple[Comparison, ...], str]:
-    """Compare by paired replicas, else by intervals, else not at all; and a sentence on the method."""
+    """Compare by paired replicas if possible, else by intervals; returns also a clause on the method."""
     if len(answered) < 2:
         return (), _NONE
     names, found = list(answered), list(answered.values())
@@ -207,7 +208,7 @@ def _compare(answered: dict[str, Estimate], level: float) -> tuple[tuple[Compari
 
 
 def _warnings(names: list[str], found: list[Estimate], failed: dict[str, str]) -> tuple[str, ...]:
-    """Warnings: common ones once, the others with the policy's name."""
+    """Warnings: those shared by all policies once, the others with the policy's name."""
     shared = [text for text in found[0].warnings if all(text in other.warnings for other in found)]
     pairs = zip(names, found, strict=True)
     own = [f"{name}: {text}" for name, one in pairs for text in one.warnings if text not in shared]
@@ -217,7 +218,7 @@ def _warnings(names: list[str], found: list[Estimate], failed: dict[str, str]) -
 def _named_policies(
     policies: Sequence[Any] | Mapping[str, Any], log: Transitions | LazyTransitions
 ) -> dict[str, Policy]:
-    """Every policy under a name of its own, checked against the log before anything is fitted."""
+    """Policies by unique names, checked against the log before anything is fitted."""
     if isinstance(policies, (str, bytes)) or not isinstance(policies, Iterable):
         raise ConfigError(f"policies is {policies!r}; give a list of two or more policies")
     given = policies.values() if isinstance(policies, Mapping) else policies

@@ -1,4 +1,4 @@
-"""Results of estimators and evaluations: values, intervals and their evidence; records as JSON."""
+"""Results of estimators and evaluations: values, intervals and their evidence, with JSON output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from koffline.store.run_record import versions
 
 
 class Record:
-    """A dataclass for JSON: fields with ``repr=False`` stay behind, ``key`` in metadata is a name there."""
+    """Base of dataclasses with JSON output. ``repr=False`` omits a field; metadata ``key`` renames it."""
 
     def as_dict(self) -> dict[str, Any]:
         """The record as plain JSON types, in the order of its fields."""
@@ -59,10 +59,10 @@ SUPPORTED, WITH_CARE, NOT_ANSWERABLE = "supported", "with care", "not answerable
 class Interval(Record):
     """An interval for a value, in units of the discounted return; ``level``: nominal coverage in (0, 1).
 
-    ``kind`` says how it was made (``"bootstrap"``, ``"kernel-certified"`` …): a calibrated interval is right
-    on average over many logs (asymptotically, or by resampling), a certified one holds for any number of rows
-    under the stated ``assumptions``; ``is_guess``: unless bounds that were read off the log are wrong.
-    ``norm_bound``: ρ, the largest norm of a value function in the class behind it; None without a class.
+    ``kind``: the method (``"bootstrap"``, ``"kernel-certified"`` …). A calibrated interval has its level on
+    average over many logs; a certified one holds for any number of rows under the stated ``assumptions``.
+    ``is_guess``: some of its bounds were read off the log, and it fails if they are wrong. ``norm_bound``: ρ,
+    the largest norm of a value function in its class; None without a class.
     """
 
     low: float
@@ -83,7 +83,7 @@ class Interval(Record):
         return self.low <= value <= self.high
 
     def within(self, bounds: tuple[float, float]) -> Interval:
-        """The part inside ``bounds`` that every value obeys; the nearest bound where nothing is inside."""
+        """The part inside ``bounds``, which every value obeys; the nearest bound if nothing is inside."""
         least, most = bounds
         low, high = min(max(self.low, least), most), max(min(self.high, most), least)
         return dataclasses.replace(self, low=low, high=high)
@@ -91,7 +91,7 @@ class Interval(Record):
 
 @dataclass(frozen=True)
 class Uplift(Record):
-    """How much more than the policy that wrote the log one is worth, by the same resampled episodes."""
+    """How much more a policy is worth than the logging policy, both by the same resampled episodes."""
 
     value: float
     interval: Interval | None
@@ -103,10 +103,9 @@ class Uplift(Record):
 class PointEstimate(Record):
     """An estimate in units of the discounted return, with what is needed to judge it.
 
-    ``standard_error`` is asymptotic, over the independent units of the log (episodes, or rows where there
-    are none); None where the estimator has none. ``effective_sample_size`` counts units of the same kind:
-    (Σw)²/Σw². ``warnings`` are sentences for a person; nothing is NaN without one. ``why_no_interval``: a
-    clause where the log allows none.
+    ``standard_error``: asymptotic, over independent units (episodes, or rows without episodes); None if
+    unknown. ``effective_sample_size``: (Σw)²/Σw² over these units. ``warnings``: readable sentences; a
+    NaN always has one. ``why_no_interval``: a clause if the log allows no interval.
     """
 
     name: str
@@ -122,7 +121,7 @@ class PointEstimate(Record):
 
 @dataclass(frozen=True)
 class Reason(Record):
-    """Why a log answers less than well: ``kind``, what is missing (support, size, state …), and a clause."""
+    """Why a log does not fully answer: ``kind``, what is missing (support, size, state …), and a clause."""
 
     kind: str
     text: str
@@ -133,8 +132,8 @@ class Reason(Record):
 
 @dataclass(frozen=True)
 class Verdict(Record):
-    """``answer``: "supported", "with care" or "not answerable from this log", with the ``reasons`` for less
-    than the first. ``sentence`` says it with the number.
+    """``answer``: "supported", "with care" or "not answerable from this log"; ``reasons``: why not
+    "supported". ``sentence``: the answer in a sentence with the estimate.
     """
 
     answer: str
@@ -143,11 +142,11 @@ class Verdict(Record):
 
     @property
     def is_open(self) -> bool:
-        """Whether the log does not answer."""
+        """Whether the question cannot be answered from this log."""
         return self.answer == NOT_ANSWERABLE
 
     def because(self, *kinds: str) -> tuple[str, ...]:
-        """The reasons of these kinds, as texts."""
+        """The reasons of the given kinds, as texts."""
         return tuple(str(reason) for reason in self.reasons if reason.kind in kinds)
 
     def __str__(self) -> str:
@@ -173,7 +172,7 @@ class Evidence:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LogResult(Record):
-    """What was computed from a log, and from which: these fields are the last of its JSON."""
+    """Base of results computed from a log; these fields, which identify the log, come last in the JSON."""
 
     gamma: float
     n_transitions: int
@@ -193,7 +192,7 @@ class LogResult(Record):
 
 
 def describe_log(log: Transitions | LazyTransitions, seed: int, started: float) -> dict[str, Any]:
-    """Fields of a `LogResult` of this log, but for gamma and settings. started: by `time.perf_counter`."""
+    """Fields of a `LogResult` for this log, except gamma and settings. started: by `time.perf_counter`."""
     return {
         "n_transitions": len(log),
         "n_episodes": log.n_episodes,
@@ -210,11 +209,11 @@ def describe_log(log: Transitions | LazyTransitions, seed: int, started: float) 
 class Estimate(LogResult):
     """What a policy is worth: the expected discounted return J = E_{s0, a~π} Q(s0, a) from start states.
 
-    ``interval``: how far ``value`` can be trusted, None where the log cannot tell; ``verdict``: whether it
-    answers the question; ``warnings``: what a person should read before acting on it; ``notes``: what else
-    was done. ``behavior_value``: of the policy that wrote the log, by the same estimator; ``uplift``: how
-    much more this one is worth. ``groups``: `koffline.ope.groups.GroupValue` of each group of start states
-    that ``by`` tells apart. ``evidence``, ``value_function``: of kloss, fqe and lstd alone.
+    ``interval``: for ``value``, None if the log does not support one; ``verdict``: whether the log answers
+    the question; ``warnings``: to be read before acting on the estimate; ``notes``: what else was done.
+    ``behavior_value``: of the logging policy, by the same estimator; ``uplift``: how much more this policy is
+    worth. ``groups``: a `koffline.ope.groups.GroupValue` for each group of start states that ``by`` defines.
+    ``evidence``, ``value_function``: only from kloss, fqe and lstd.
     """
 
     verdict: Verdict
@@ -241,7 +240,7 @@ class Estimate(LogResult):
 
 @dataclass(frozen=True, eq=False)
 class EstimateRow(Record):
-    """One estimator's estimate, or the reason for none; what several share is paid by the first's seconds."""
+    """One estimator's estimate, or the reason for none. Shared work counts for the first estimator."""
 
     name: str
     family: str
@@ -267,7 +266,7 @@ class EstimateRow(Record):
 
 @dataclass(frozen=True, eq=False)
 class BoundRow(Record):
-    """An interval that belongs to no single estimator, or the reason for none."""
+    """An interval that belongs to no single estimator, or the reason why there is none."""
 
     kind: str
     interval: Interval | None
@@ -278,7 +277,8 @@ class BoundRow(Record):
 class EstimateTable(LogResult):
     """Estimates of a policy's value by several estimators (``table["fqe"]``), and bounds of no single one.
 
-    ``verdict``: on the row that ``auto`` would choose, else on the first. ``warnings``: on all rows.
+    ``verdict``: on the row that ``auto`` would choose, else on the first with an estimate. ``warnings``: on
+    all.
     """
 
     verdict: Verdict

@@ -1,7 +1,7 @@
-"""Passes over a log that is not held in memory: memory, workers, and saved sums of an unfinished pass.
+"""Settings of passes over a log that is not held in memory, and saved sums of an unfinished pass.
 
-The sums of a pass are saved in one file, from which the same evaluation continues: a pickle of records of
-sums. Its unpickler accepts only those records, arrays and tensors, so that it can run no code.
+A pass saves its sums in one file, from which the same evaluation can continue: a pickle of sum records. The
+unpickler accepts only those records, arrays and tensors, so that it cannot run code.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _KNOWN = {
 
 @dataclass(frozen=True, kw_only=True)
 class StreamSettings(PassSettings):
-    """Settings of passes over a log; they decide time and memory, not the estimate.
+    """Settings of passes over a log; they affect time and memory, not the estimate.
 
-    memory: limit for a process, in bytes or as in "2GB": blocks of rows are made to fit; sums come on top.
-    partial: a folder where passes over shards save their sums now and then; the same evaluation goes on from
-    there after it was killed. workers, ray: as in `PassSettings`.
+    memory: limit per process, in bytes or as in "2GB": blocks of rows are sized to fit; sums need memory on
+    top. partial: a folder where passes over shards save their sums from time to time, so that the same
+    evaluation can continue after it was killed. workers, ray: as in `PassSettings`.
     """
 
     memory: int | str = DEFAULT_MEMORY
@@ -64,7 +64,7 @@ def parse_memory(size: int | str) -> int:
 
 
 def pickled(value: Any) -> bytes:
-    """Pickle to bytes equal in every process: tensors as arrays, because their pickles hold addresses."""
+    """Pickle to bytes that are equal in every process: tensors as arrays, whose pickles hold no addresses."""
     import cloudpickle
     import torch
 
@@ -119,7 +119,7 @@ def write_sums(path: Path, sums: tuple[int, Any]) -> None:
 
 
 def remove_saved(folder: Path) -> None:
-    """Remove the sums that passes have saved in a folder, and the folder where it holds nothing else."""
+    """Remove the sums that passes have saved in a folder, and the folder if it is then empty."""
     with contextlib.suppress(OSError):
         for path in folder.glob(f"*{SAVED}"):
             path.unlink()

@@ -1,7 +1,7 @@
 """Sums over rows from which last layers are solved, for all replicas: one pass in blocks of rows.
 
-A discrete action reads out one of several outputs: φ(x) is zero but for the parameters of that one. Rows of
-like actions are taken together, with the parameters output by output, which saves time.
+A discrete action selects one of several outputs, so φ(x) is zero except for that output's parameters. To save
+time, rows are sorted by action and parameters ordered output by output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LinearSystems(Sums):
     """Sums over rows for R networks with p last-layer parameters θ, whose residuals are r − Zθ.
 
     ``system (R, m, p + 1)``: ψᵀW [Z r] for m critics ψ and row weights W. ``weight (R,)``: Σ w. ``starts``:
-    of start states.
+    sums over start states.
 
     For the logging policy, with q the probability that recording stopped after a row (`stops_at`; 1 at cuts):
     ``logged (R, p, p + 1)`` is φᵀW [Z r] with the log's next rows and weights (1 − q) w. ``cuts (R, 2, p)``
@@ -111,7 +111,7 @@ def _moves(
     discounts: Float[Tensor, " row"],
     rewards: Float[Tensor, " row"],
 ) -> Float[Tensor, "row column"]:
-    """WZ = W(φ(x) − discount · E φ(x')) of one network, output by output, and Wr beside it."""
+    """WZ = W(φ(x) − discount · E φ(x')) of one network, output by output, with Wr as the last column."""
     (size, width), outputs, discounts = now.shape, taken.shape[1], weights * discounts
     made = now.new_empty(size, outputs * (width + 1) + 1)
     moves = made[:, :-1].unflatten(1, (outputs, -1))
@@ -128,7 +128,7 @@ def _add_by_action(
     ends: list[int],
     moved: Float[Tensor, "row column"],
 ) -> None:
-    """Add φᵀ · moved, for rows in the order of their actions."""
+    """Add φᵀ · moved, for rows sorted by action."""
     for sums, start, end in zip(total, [0, *ends], ends, strict=False):
         sums[:-1].addmm_(now[start:end].mT, moved[start:end])
         sums[-1].add_(moved[start:end].sum(dim=0))

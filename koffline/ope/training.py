@@ -1,7 +1,7 @@
-"""Training of the networks by fitted Q evaluation, in rounds, until the estimate settles; then last layers.
+"""Train the networks by fitted Q evaluation, in rounds, until the estimate settles; then solve last layers.
 
-After each round the last layer is solved for the kernel loss, and training goes on from there: values of a
-long horizon would take many times as many steps to get there by themselves.
+After each round the last layer is solved for the kernel loss, and training continues from there. By training
+alone, values of a long horizon would take many times as many steps.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _RECORDS = 40  # of the objective in a round
 
 
 def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[int]:
-    """Steps of every round, each as long as all before it; the first two see every row forty times."""
+    """Steps of every round, each as long as all before it; the first two see every row at least 40 times."""
     rounds = [MOST_STEPS if steps is None else steps]
     while rounds[0] / 2 >= max(SHORTEST, _EPOCHS * rows / batch_size / 2):
         rounds[:1] = [rounds[0] - rounds[0] // 2, rounds[0] // 2][::-1]
@@ -55,12 +55,12 @@ def rounds_of(steps: int | None, rows: int = 0, batch_size: int = 256) -> list[i
 
 
 class Training:
-    """Rounds of training, and between them last layers solved on some rows, which say when to stop.
+    """Rounds of training; between them, last layers solved on some rows tell when to stop.
 
-    Training goes on if the mean estimate has moved since half as many steps, relative to the interval's
-    width, or if the interval is wide and the kernel loss of rows that resampled networks have not seen still
-    falls; it stops if that loss rises. Moves below a hundredth of the rms return do not count; diverged
-    replicas are ignored. Settings that say how long are obeyed.
+    Training continues if the mean estimate has moved, relative to the interval's width, since half as many
+    steps. It also continues if the interval is wide and the kernel loss on rows that resampled networks have
+    not seen still falls. It stops if that loss rises. Moves below a hundredth of the rms return do not count;
+    diverged replicas are ignored. If the settings give ``steps``, all of them are taken.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Training:
         rows = torch.arange(0, len(table), math.ceil(len(table) / _SOLVED_ROWS))
         self._table = table.select(rows.to(table.inputs.device))
         self._weights = weights[:, rows].to(table.inputs.device)
-        self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # with weight
+        self._unseen = ((weights == 0.0) & (weights[0] > 0.0))[:, rows].to(self._weights)  # weight > 0
         self._before: tuple[np.ndarray, float] | None = None
 
     def run(self) -> FitRecord:
-        """Train all replicas. The output starts at the best constant value."""
+        """Train all replicas, starting from the best constant value."""
         settings, problem = self._settings, self._problem
         sizes = (problem.inputs.shape[1], *settings.hidden_units, problem.n_actions or 1)
         network = StackedMLP.initialise(sizes, self._resampling.seeds, device=self._whole.inputs.device)
@@ -103,7 +103,7 @@ class Training:
         return record
 
     def fit(self, network: StackedMLP, steps: int, done: int = 0) -> FitRecord:
-        """Train for so many steps, after those ``done``; learning rates fall to zero by a cosine."""
+        """Train for ``steps`` steps, after ``done`` earlier ones; learning rates decay to 0 by a cosine."""
         settings, seeds, full = self._settings, self._resampling.seeds, self._resampling.full
         record: FitRecord = fit(
             self._whole,
@@ -129,7 +129,7 @@ class Training:
         return record
 
     def solve(self, network: StackedMLP) -> tuple[StackedMLP, bool]:
-        """The networks with the last layer of the least kernel loss, and whether training can stop."""
+        """The networks with the last layer of least kernel loss, and whether training can stop."""
         scale = self._problem.reward_scale
         sums = accumulate_systems(network, self._table, self._instruments, self._weights)
         solved = minimise_kernel_loss(network, sums.system, self._settings.ridge)
@@ -149,7 +149,7 @@ class Training:
         return solved, (is_quiet and is_learnt) or _BETTER * loss > max(0.0, old_loss)
 
     def _held_out_loss(self, network: StackedMLP) -> float:
-        """Σ over resampled networks of ‖ψᵀδ‖² − ‖δ‖², δ of unseen rows: 0 of a perfect one."""
+        """Σ over resampled networks of ‖ψᵀδ‖² − ‖δ‖², δ of unseen rows; 0 in expectation for the true Q."""
         table, compared = self._table, self._table.compared
         projected, squares = self._weights.new_zeros(network.replicas, 1), self._weights.new_zeros(())
         for rows in row_blocks(network, len(table), table.draws):
@@ -175,11 +175,11 @@ def fit_value_functions(
     effective_units: float | None = None,
     is_cut: bool = False,
 ) -> FittedValues:
-    """Train all replicas in rounds, then give each its last layers: of the least kernel loss, and as trained.
+    """Train all replicas in rounds, then give each its last layers: of least kernel loss, and as trained.
 
-    fold: over the log that the problem is a sample of, None where it is all of it; last layers are solved,
-    and start states valued, on the whole log. effective_units: of that log, by default its units. is_cut:
-    whether any of its episodes is cut.
+    fold: sums over the log of which the problem is a sample, so that last layers and start values use the
+    whole log; None if the problem is the whole log. effective_units: of that log, by default the problem's
+    number of units. is_cut: whether any episode is cut.
     """
     width = (problem.inputs.shape[1], *settings.hidden_units)[-1]
     asked = settings.bandwidth, settings.instruments, (width + 1) * (problem.n_actions or 1), settings.seed
@@ -216,7 +216,7 @@ def fit_value_functions(
 def fit_value_function(
     transitions: Transitions, policy: Policy, settings: EvaluationSettings, progress: Progress | None = None
 ) -> ValueFunction:
-    """Q^π by the estimator of the settings, kloss or fqe, from the whole log; no replicas are resampled."""
+    """Q^π by the estimator of the settings, kloss or fqe, from the whole log, without resampled replicas."""
     if settings.history:
         raise ConfigError("diagnose and value functions are of the logged state; leave history out")
     with torch.no_grad(), threads(settings.threads):

@@ -35,9 +35,9 @@ _CAUTIOUS = ("CQL", "CalQL", "DiscreteCQL", "KLossCQL", "KLossDiscreteCQL")
 class ValueFunction:
     """Q(s, a) in units of the discounted return.
 
-    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,). It is called in chunks. trained_on:
-    `row_fingerprints` of the rows it was fitted to, all or the smallest; None where unknown. notes: sentences
-    for a person about what these values are.
+    function: (observations (N, ...), actions (N,) or (N, k)) -> (N,), called in chunks. trained_on:
+    `row_fingerprints` of the rows it was fitted to, all or the smallest; None if unknown. notes: sentences
+    for a person on what these values mean.
     """
 
     name: str
@@ -83,12 +83,12 @@ class ValueFunction:
         return total / count
 
     def over(self, transitions: Transitions) -> Iterator[tuple[np.ndarray, ValueFunction]]:
-        """Yield the rows' numbers and this one model for all; `koffline.ope.cross_fit` has several."""
+        """Yield all row numbers with this model; `koffline.ope.cross_fit` yields several models."""
         yield np.arange(len(transitions)), self
 
 
 def _checked(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
-    """Check values (N,) or (N, 1)."""
+    """Check values (N,) or (N, 1) and return them as (N,)."""
     if output.shape not in ((rows,), (rows, 1)):
         told = f"the values have shape {output.shape} for {rows} rows"
         raise DataError(f"{told}; return one value per row, ({rows},)")
@@ -100,17 +100,17 @@ def _checked(output: np.ndarray, rows: int) -> Float[np.ndarray, " row"]:
 
 
 def row_fingerprints(transitions: Transitions) -> Fingerprints:
-    """Fingerprint (N,) of each row's (s, a, r, s'), rounded to float32; equal rows have equal ones.
+    """Fingerprint (N,) of each row's (s, a, r, s'), rounded to float32; equal rows have equal fingerprints.
 
-    Models and files keep such numbers: an overlap of two logs shows after any selection, reordering or change
-    of file format.
+    Models and files store fingerprints, so that an overlap of two logs can be found after selecting,
+    reordering or converting rows.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         return hash_rows(transitions, precision=np.float32)
 
 
 def counted_rows(transitions: Transitions) -> Fingerprints:
-    """Fingerprints (M,) of the rows with positive weight, which a function fitted to the log has seen."""
+    """Fingerprints (M,) of the rows with positive weight: those that a function is fitted to."""
     rows = row_fingerprints(transitions)
     return rows if transitions.weights is None else rows[transitions.weights > 0.0]
 
@@ -127,8 +127,8 @@ def as_value_function(
 
     q: a `ValueFunction`; a d3rlpy model with networks, d3rlpy's own or ours; the path of a .d3 or TorchScript
     file; ``package.module:name``; the result of `koffline.evaluate`; a torch module or a function of
-    (observations, actions), or of observations alone that gives Q(s, ·) (N, n) for n discrete actions.
-    trained_on: wins over what q itself knows. Raises DataError and PolicyError (files) in one line.
+    (observations, actions), or of observations alone that returns Q(s, ·) (N, n) for n discrete actions.
+    trained_on: replaces what q itself knows. Raises DataError and PolicyError (files) in one line.
     """
     shape = tuple(int(side) for side in observation_shape)
     made = _read(q, action_space, shape, name)
@@ -138,7 +138,7 @@ def as_value_function(
 
 
 def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) -> ValueFunction:
-    """Read the value function that q is, holds or names, for a log of these spaces. Raises KofflineError."""
+    """Read the value function that q is, holds or names, for these spaces. Raises KofflineError."""
     if isinstance(q, (str, Path)):
         return _read_named(q, space, shape, str(name or q))
     inner = getattr(q, "value_function", q)
@@ -154,12 +154,12 @@ def _read(q: Any, space: ActionSpace, shape: tuple[int, ...], name: str | None) 
     if is_instance_of_loaded("torch.nn", "Module", q):
         function, is_table = ModuleFunction(q), _is_table(q.forward)
         if is_instance_of_loaded("torch.jit", "ScriptModule", q):
-            is_table = len(q.forward.schema.arguments) == 2  # with itself
+            is_table = len(q.forward.schema.arguments) == 2  # self and observations
     return ValueFunction(name, partial(_taken, function, name, space) if is_table else function, space, shape)
 
 
 def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], name: str) -> ValueFunction:
-    """A file, told by its content, or ``package.module:name``."""
+    """Read a file, whose type is detected from its content, or import ``package.module:name``."""
     if (path := check_named(spec)).is_file():
         from koffline.policies.files import detect, read_torchscript
 
@@ -176,9 +176,9 @@ def _read_named(spec: str | Path, space: ActionSpace, shape: tuple[int, ...], na
 
 
 def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
-    """The path that a spec names; nothing is read or run. own: other names that may have been meant.
+    """The path that a spec names; nothing is read or run. own: other names that the user may have meant.
 
-    Raises DataError for what is no file and not of the form ``package.module:name``.
+    Raises DataError if the spec is neither a file nor of the form ``package.module:name``.
     """
     path = Path(os.path.expanduser(spec))
     if not path.is_file() and ":" not in str(spec)[:-1]:
@@ -190,9 +190,9 @@ def check_named(spec: str | Path, own: Sequence[str] = ()) -> Path:
 
 
 def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
-    """A d3rlpy model: its scalers are applied, and rewards that it scaled are scaled back.
+    """A d3rlpy model as a value function: its scalers are applied, and scaled rewards are scaled back.
 
-    `predict_value` of d3rlpy stays in the units of scaled rewards.
+    d3rlpy's own `predict_value` stays in the units of scaled rewards.
     """
     algorithm, size = type(algo).__name__, int(algo.action_size)
     if not hasattr(algo, "predict_value"):
@@ -202,7 +202,7 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
     discrete = algo.get_action_type().name == "DISCRETE"
     own: ActionSpace = Discrete(size) if discrete else Continuous(size)
     if describe_actions(own) == describe_actions(space):
-        own = space  # with its bounds
+        own = space  # the log's bounds
     slope, shift, scaler = 1.0, 0.0, algo.config.reward_scaler
     if scaler is not None:
         shift, one = map(float, scaler.reverse_transform_numpy(np.array([0.0, 1.0])))
@@ -229,7 +229,7 @@ def _of_model(algo: Any, space: ActionSpace, name: str) -> ValueFunction:
 def _taken(
     function: Callable[..., Any], name: str, space: ActionSpace, observations: np.ndarray, actions: np.ndarray
 ) -> np.ndarray:
-    """Values of actions by a function of observations alone: a table Q(s, ·) (N, n)."""
+    """Values of the given actions from a function of observations alone, which returns Q(s, ·) (N, n)."""
     table = as_numbers(function(observations))
     if not isinstance(space, Discrete) or table.shape != (len(observations), space.n):
         raise DataError(

@@ -1,4 +1,4 @@
-"""The verdict in words on whether the log answers the question, and the reasons for less than yes."""
+"""The verdict on whether the log answers the question, with reasons if it does not fully."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MANY_CUT = 0.5  # share of episodes cut at the same step
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     """Whether the log answers the question."""
     robust = None
-    if found.name not in OVER_EPISODES:  # of the rows in memory: all would need another pass
+    if found.name not in OVER_EPISODES:  # from the rows in memory; all rows would need another pass
         robust = drl(workspace.held_sums, workspace.fitted.half_width, workspace.settings.level)
     noted = (note.partition(": ") for note in workspace.log.log.metadata.notes)
     gaps = [Reason(kind, text) for kind, _, text in noted if kind in CAUTIONS]
@@ -62,8 +62,9 @@ def judge(
 ) -> Verdict:
     """Judge an estimate as *supported*, *with care* or *not answerable from this log*, with reasons.
 
-    scale: the rms return. robust: the doubly robust estimate by the same networks, whose weights say whether
-    the log visits what the policy does. gaps: what its reader found missing or unknown inside episodes.
+    scale: the rms return. robust: the doubly robust estimate by the same networks; its weights show whether
+    the log visits the states and actions that the policy does. gaps: reasons for care that come from the
+    data.
     """
     if hopeless := _why_not(found, coverage, scale):
         what = "result" if hopeless.kind == "interval" else "log"
@@ -77,7 +78,7 @@ def judge(
 
 
 def _finding(found: PointEstimate) -> str:
-    """Sentence on the policy's value, with that of the logging policy if known."""
+    """Sentence on the policy's value, compared with the logging policy's if known."""
     assert found.interval is not None
     worth = f"The policy is worth {plus_minus(found.value, found.interval)}"
     level, uplift = percent(found.interval.level), found.uplift
@@ -94,7 +95,7 @@ def _finding(found: PointEstimate) -> str:
 
 
 def plus_minus(value: float, interval: Interval) -> str:
-    """``42.73 ± 0.83``, two digits of the half width; with both ends where the value is not in the middle."""
+    """``42.73 ± 0.83``, two digits of the half width; with both ends if the value is not in the middle."""
     half = 0.5 * interval.width
     digits = max(0, 1 - math.floor(math.log10(half))) if half > 0.0 else 3
     shown, low, high = (f"{number:,.{min(digits, 12)}f}" for number in (value, interval.low, interval.high))
@@ -159,7 +160,7 @@ def _doubts(
 def without_guesswork(found: PointEstimate, verdict: Verdict) -> PointEstimate:
     """The estimate without uplift and interval if the log does not answer.
 
-    A certificate without guesses stays. So does an interval that is itself the reason: it is too wide.
+    A certified interval without guessed bounds is kept. So is an interval whose width is itself the reason.
     """
     if not verdict.is_open:
         return found
@@ -189,8 +190,8 @@ def _stands(interval: Interval | None, verdict: Verdict) -> bool:
 def cautions(log: Transitions) -> Iterator[Reason]:
     """Yield reasons for care that the rows show.
 
-    They are next observations that are not those of the rows below, and rewards that may stand a row too
-    late, since the first ones alone are zero.
+    One is next observations that differ from the observations of the following rows. The other is rewards
+    that may be recorded one row late, because only the first rewards of episodes are zero.
     """
     if not log.has_episodes:
         return
@@ -218,7 +219,7 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
 
 
 def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -> Iterator[Reason]:
-    """Yield reasons for care if the logged state is no state, or the world changes along the log."""
+    """Yield reasons for care if the logged state is not Markov, or the world changes along the log."""
     shift = workspace.memory_shift
     if shift is not None and shift.matters(interval):
         rows = shift.rows + (workspace.settings.history or 0)
@@ -230,7 +231,7 @@ def failed_assumptions(value: float, interval: Interval, workspace: Workspace) -
         told = f"with {part} as part of it the value would be about {value + shift.value:.4g}"
         log = workspace.transitions
         is_last = (log.episode_lengths == log.episode_lengths.max()) & log.truncated[log.episode_ends]
-        if shift.of_step and is_last.mean() > _MANY_CUT:  # a step that no row shows would have a value
+        if shift.of_step and is_last.mean() > _MANY_CUT:  # would extrapolate to unseen later steps
             told, remedy = "the step does", "log what changes with it (a phase, the day of the week)"
         yield Reason("state", f"what happened earlier matters beyond the logged state; {told}: {remedy}")
     shift = workspace.drift_shift

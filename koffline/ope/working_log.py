@@ -1,8 +1,8 @@
-"""The log as an evaluation sees it: rows held in memory, and sums over all rows.
+"""The log as an evaluation uses it: rows held in memory, and sums over all rows.
 
-A log of at most ``sample_rows`` rows is held whole, wherever it lies. Of a larger one whole units (episodes;
-rows, where there are none) are held, drawn by hashes of their numbers; what adds up over rows is then summed
-over all of them, part by part, in memory or from disk, here or by workers.
+A log of at most ``sample_rows`` rows is held whole, wherever it is stored. Of a larger log, a sample of whole
+units (episodes, or rows without episodes) is held, chosen by hashes of their numbers. Sums then run over all
+rows, part by part, in memory or from disk, in this process or in workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ROWS_TOGETHER, _MOST_ITEMS = 1 << 18, 256
 
 @dataclass(frozen=True, eq=False)
 class LogPart:
-    """Whole units of a log, and their numbers in it (U,)."""
+    """Whole units of a log, and their numbers (U,) in the log."""
 
     transitions: Transitions
     units: Int[np.ndarray, " unit"]
@@ -64,7 +64,7 @@ S = TypeVar("S")
 
 @dataclass(frozen=True, eq=False)
 class Columns(Sums):
-    """Arrays by name with one entry per row or unit, in the order of the log; ``+`` concatenates."""
+    """Arrays by name, one entry per row or unit, in the order of the log; ``+`` concatenates."""
 
     parts: tuple[dict[str, np.ndarray], ...]
 
@@ -75,10 +75,10 @@ class Columns(Sums):
 
 @dataclass(frozen=True, eq=False)
 class WorkingLog:
-    """A log of which some rows are in memory: all of them (``is_whole``), or units drawn by hashes.
+    """A log with some rows in memory: all of them (``is_whole``), or a sample of units.
 
-    ``answers``: bytes that identify the policy, to resume a pass of a killed run. ``stops``: as by
-    `stop_shares`; the sample is already without late ends.
+    ``answers``: bytes that identify the policy, so that a pass of a killed run can be resumed. ``stops``:
+    from `stop_shares`; late ends are already removed from the sample.
     """
 
     log: AnyLog
@@ -90,34 +90,34 @@ class WorkingLog:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no other rows are left."""
+        """Whether all rows are in memory."""
         return self.sample.is_all
 
     @cached_property
     def merged(self) -> DistinctLog:
-        """The rows in memory with copies of units merged into weights.
+        """The rows in memory, with copies of units merged into weights.
 
-        A sample of a larger log is left as it is: copies of its units may lie outside it.
+        In a sample of a larger log nothing is merged: other copies of its units may lie outside the sample.
         """
         found = without_copies(self.sample.transitions)
         return found if self.is_whole else replace(found, transitions=self.sample.transitions)
 
     @property
     def copies(self) -> tuple[str, ...]:
-        """Sentence on copies of units that count as weight."""
+        """A sentence if copies of units were merged into weights; else empty."""
         return tuple(self.merged.notes) if self.is_whole else ()
 
     @cached_property
     def held(self) -> LogPart:
-        """The rows in memory."""
+        """The rows in memory as one part."""
         rows = self.merged.transitions
         return LogPart(rows, np.arange(len(rows.unit_starts)) if self.is_whole else self.sample.units)
 
     def fold(self, summarise: Callable[[LogPart], S], row_bytes: int = 0) -> S:
         """Sum ``summarise`` over all parts of the log.
 
-        summarise: can be sent to other processes. row_bytes: what it needs of memory for each row. Raises
-        DataError for rows that cannot be read.
+        summarise: must be picklable for workers. row_bytes: memory it needs per row. Raises DataError for
+        rows that cannot be read.
         """
         if self.is_whole:
             return summarise(self.held)
@@ -127,7 +127,7 @@ class WorkingLog:
         return self._fold_shards(self.log, plan)
 
     def _fold_shards(self, log: LazyTransitions, plan: _Pass) -> Any:
-        """Sum over shards; continue from the saved sums of the same pass, and save the sums now and then."""
+        """Sum over shards; resume from saved sums of the same pass, and save the sums from time to time."""
         names, items = [shard.name for shard in log.shards], _items(log)
         saved = self._saved(log, plan, items)
         before, total = (0, None) if saved is None else read_sums(saved)
@@ -147,7 +147,7 @@ class WorkingLog:
         return total
 
     def _saved(self, log: LazyTransitions, plan: _Pass, items: list[Any]) -> Path | None:
-        """File of this pass's sums, named by a digest of everything that determines them."""
+        """File of this pass's saved sums; its name is a digest of everything that determines them."""
         if self.stream.partial is None:
             return None
         names = [shard.name for shard in log.shards]
@@ -162,7 +162,7 @@ class WorkingLog:
         return Path(self.stream.partial) / f"{digest[:32]}{SAVED}"
 
     def part_rows(self, row_bytes: int) -> int:
-        """Rows of a part: what fits a share of the memory. Raises ConfigError where that is too little."""
+        """Rows per part that fit a share of the memory. Raises ConfigError if the memory is too small."""
         log_bytes = self.sample.transitions.row_bytes
         free = _SHARE * (self.stream.memory_bytes - _LIBRARIES)
         rows = int(free / (3 * log_bytes + row_bytes))
@@ -189,7 +189,10 @@ def in_problem(
     longest: int,
     part: LogPart,
 ) -> S:
-    """Apply ``summarise`` to a part as a problem like that of the log, whose longest unit is so many rows."""
+    """Apply ``summarise`` to a part of the log, prepared as a problem with the measures of the whole log.
+
+    longest: rows of the log's longest unit.
+    """
     asked = part.transitions, policy, gamma, action_draws, np.random.default_rng(0)
     draw = None if getattr(policy, "deterministic", True) else partial(_draw, policy, seed, longest, part)
     return summarise(prepare_problem(*asked, like=like, numbers=part.units, draw=draw))
@@ -198,9 +201,9 @@ def in_problem(
 def _draw(
     policy: Policy, seed: int, longest: int, part: LogPart, states: np.ndarray, count: int, _: bool = False
 ) -> np.ndarray:
-    """Draw actions (N, count, k) in states of a part, one a row or one a unit, wherever it begins.
+    """Draw actions (N, count, k) in states of a part; draws do not depend on how the log is split.
 
-    Short units share a batch, each with places for the longest; any state stands where the part has none.
+    Units share batches of fixed layout, with places for the longest unit; unused places repeat some state.
     """
     rows, units, found = part.transitions, part.units, []
     by_step = rows.has_episodes and states is rows.next_observations
@@ -225,7 +228,7 @@ def hold(
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
 ) -> WorkingLog:
-    """Read the log, or units of about ``sample_rows`` rows. Raises DataError."""
+    """Read the log, or a sample of whole units with about ``sample_rows`` rows. Raises DataError."""
     stream = stream or StreamSettings()
     found = sample_units(log, sample_rows, seed, settings=stream)
     if (stops := stop_shares(found.transitions)) is not None:
@@ -239,7 +242,7 @@ def hold(
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """Input of every worker: the log (its paths) and the summary of its parts."""
+    """Input of every worker: the log (or its paths) and the summary of its parts."""
 
     log: AnyLog
     summarise: Callable[[LogPart], Any]
@@ -248,7 +251,7 @@ class _Pass:
     stops: np.ndarray | None
 
     def parts(self, shards: tuple[int, ...]) -> Iterator[LogPart]:
-        """Parts of at most about so many rows, without late ends; a log in memory is one shard."""
+        """Parts of about ``rows`` rows at most, without late ends; a log in memory counts as one shard."""
         for part in self._parts(shards):
             fair = part.transitions
             if self.stops is not None:
@@ -273,7 +276,7 @@ def _sum_of_shards(plan: _Pass, shards: tuple[int, ...]) -> Any:
 
 
 def _items(log: LazyTransitions) -> list[tuple[int, ...]]:
-    """Shards to be summed together: a record of sums may be larger than the rows of a small one."""
+    """Groups of shards that are summed together: sums can take more memory than the rows of a small shard."""
     most = max(_ROWS_TOGETHER, -(-len(log) // _MOST_ITEMS))
     items: list[list[int]] = []
     rows = most

@@ -1,4 +1,4 @@
-"""Workspace of one evaluation: log, policy, settings, and shared quantities that are computed on demand."""
+"""Workspace of one evaluation: log, policy, settings, and shared quantities computed on demand."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _APART = "in another way in another batch; answer each by itself (a network: sav
 class Workspace:
     """Quantities that estimators share, each computed at most once.
 
-    The settings' seed decides everything random. ``initial_observations`` (E, …) replace the log's own start
-    states. ``log``: with what of it is held in memory.
+    The settings' seed determines all random numbers. ``initial_observations`` (E, …) replace the log's own
+    start states. ``log``: the log, with the rows of it that are in memory.
     """
 
     log: WorkingLog
@@ -63,17 +63,17 @@ class Workspace:
 
     @cached_property
     def known_actions(self) -> np.ndarray | None:
-        """Mask (n,) of the actions whose values the log tells; None where it is all."""
+        """Mask (n,) of the actions whose values the log can tell; None if all are, or if continuous."""
         return known_actions(self.policy, self.transitions)
 
     @property
     def answerable(self) -> Policy:
-        """The policy, which takes its other actions where it would take an unknown one."""
+        """The policy, restricted to the known actions and renormalised if some are unknown."""
         return self.policy if self.known_actions is None else among(self.policy, self.known_actions)
 
     @cached_property
     def problem(self) -> EvaluationProblem:
-        """Standardised rows in memory with the policy's actions, known ones."""
+        """Standardised rows in memory, with the actions of the `answerable` policy."""
         return self._problem_of(self.answerable)
 
     def _problem_of(self, policy: Policy) -> EvaluationProblem:
@@ -87,7 +87,7 @@ class Workspace:
         return replace(problem, value_bounds=(low / scale, high / scale))
 
     def fold(self, summarise: Summarise[S]) -> S:
-        """Sum ``summarise`` over all parts of the log, each made a problem."""
+        """Sum ``summarise`` over all parts of the log, each prepared as a problem."""
         if self.log.is_whole:
             return summarise(self.problem)
         settings, problem = self.settings, self.problem
@@ -111,7 +111,7 @@ class Workspace:
 
     @cached_property
     def fitted(self) -> FittedValues:
-        """The trained networks by head: the long part. Raises KofflineError when too few are left."""
+        """The trained networks, the slow part. Raises KofflineError if too many diverged."""
         settings, facts = self.settings, self.facts
         drawn = settings.full_replicas, settings.resampled_replicas, settings.seed
         resampling = Resampling.draw(self.problem, *drawn)
@@ -122,29 +122,29 @@ class Workspace:
 
     @cached_property
     def held_pass(self) -> PassOverRows:
-        """Pass of the networks of the chosen head over the rows in memory."""
+        """Pass of the chosen head's networks over the rows in memory."""
         return reader_of(self.fitted, self.fitted.head)(self.problem)
 
     @cached_property
     def held_values(self) -> RowValues:
-        """Kernel-loss values of the rows in memory by networks that did not see their episode."""
+        """Values of the rows in memory by kernel-loss networks that were not trained on their episodes."""
         if self.fitted.head == "kloss":
             return self.held_pass.values
         return reader_of(self.fitted, "kloss")(self.problem).values
 
     @cached_property
     def memory_shift(self) -> Shift | None:
-        """What the row before changes beyond the state, by the rows in memory."""
+        """Change of J if earlier rows were part of the state, from the rows in memory."""
         return memory_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property
     def drift_shift(self) -> Shift | None:
-        """What the place in the log changes, by the rows in memory."""
+        """Change of J by a drift of the world along the log, from the rows in memory."""
         return drift_shift(self.problem, self.held_values, self.settings.seed)
 
     @cached_property
     def row_values(self) -> RowValues:
-        """Kernel-loss values of every row by networks that did not see its episode."""
+        """Values of all rows by kernel-loss networks that were not trained on their episodes."""
         return self.held_values if self.log.is_whole else self.fold(reader_of(self.fitted, "kloss")).values
 
     @cached_property
@@ -154,13 +154,13 @@ class Workspace:
 
     @cached_property
     def row_sums(self) -> RowSums:
-        """Doubly robust sums of every row."""
+        """Doubly robust sums of all rows."""
         if self.log.is_whole:
             return self.held_sums
         found = self.fold(partial(_weigh, reader_of(self.fitted, "kloss")))
         if not self.problem.fixed_starts:
             return found
-        given = self.held_sums  # given start states belong to no part
+        given = self.held_sums  # given start states belong to no part of the log
         return replace(found, start_value=given.start_value, start_weight=given.start_weight)
 
     @cached_property
@@ -174,7 +174,7 @@ class Workspace:
     def held_system(self) -> FeatureSystem:
         """Feature system of the rows in memory, for intervals that need every row.
 
-        Learned features are the hidden layers of the first network of the whole log.
+        Learned features are the hidden layers of the first full-log network that did not diverge.
         """
         if self.settings.feature_source == "random":
             return self.fixed_system
@@ -184,7 +184,7 @@ class Workspace:
 
     @cached_property
     def fixed_system(self) -> FeatureSystem:
-        """Feature system of random features, which do not depend on rewards, as a certificate requires."""
+        """Feature system with random features. They do not depend on rewards, as a certificate requires."""
         settings = self.settings
         asked = settings.features, settings.feature_width, settings.seed
         return self._system(default_features(self.problem, *asked))
@@ -195,9 +195,10 @@ class Workspace:
 
     @cached_property
     def episodes(self) -> EpisodeProblem:
-        """The log's episodes with the policy's weights. Raises DataError and PolicyError.
+        """Episodes with the policy's importance weights. Raises DataError and PolicyError.
 
-        To estimate the behaviour takes observations: then they are those in memory.
+        If the behaviour policy must be estimated, which needs observations, only the episodes in memory are
+        used.
         """
         settings, rows, target = self.settings, self.transitions, None
         if self.sees_all_episodes:
@@ -207,18 +208,18 @@ class Workspace:
 
     @property
     def sees_all_episodes(self) -> bool:
-        """Whether estimators over episodes read more episodes than those in memory."""
+        """Whether estimators over episodes use more episodes than those in memory."""
         logged = self.transitions.behavior_log_probabilities is not None
         whole = self.log.is_whole or not self.transitions.has_episodes
         return not whole and logged and self.settings.behavior != ESTIMATED
 
     @cached_property
     def row_values_of_episodes(self) -> RowValues:
-        """`row_values` of the rows that estimators over episodes read."""
+        """`row_values` of the rows that estimators over episodes use."""
         return self.row_values if self.sees_all_episodes else self.held_values
 
     def describe(self) -> dict[str, Any]:
-        """Description of the run for every result record."""
+        """Fields that describe the run in every result."""
         read, facts = self.log.sample.transitions, self.facts
         counts = (len(read), read.n_episodes) if self.log.is_whole else (facts.rows, facts.episodes)
         return {
@@ -226,7 +227,7 @@ class Workspace:
             "gamma": self.settings.gamma,
             "policy": self.policy.name,
             "notes": (*self.log.log.metadata.notes, *self.policy.notes),
-            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # with copies that were merged
+            **dict(zip(("n_transitions", "n_episodes"), counts, strict=True)),  # including merged copies
             "settings": self.settings.model_dump(exclude={"gamma", "estimator", "seed"}),
         }
 
@@ -240,9 +241,10 @@ def open_workspace(
     stream: StreamSettings | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Workspace]:
-    """Check the log, the policy and the start states against each other, and read what is held in memory.
+    """Check that log, policy and start states fit together, and read the rows to be held in memory.
 
-    Inside, threads are those of the settings and workers are kept. Raises KofflineError.
+    Inside the context, the number of threads is that of the settings, and workers are kept. Raises
+    KofflineError.
     """
     about = transitions.action_space, transitions.observation_shape, None, transitions.metadata.features
     policy = as_policy(policy, *about)
@@ -260,11 +262,12 @@ def open_workspace(
 
 
 def _checked_answers(policy: Policy, some: np.ndarray) -> np.ndarray:
-    """Probabilities, or draws from one seed, in some states.
+    """The policy's probabilities in some states, or its draws from one seed.
 
-    Raises PolicyError where the same states get others, asked again or (unless drawn) in another batch.
+    Raises PolicyError if the same states get other answers when asked again, or (for deterministic answers)
+    in another batch.
     """
-    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]  # the lower one
+    half: Any = some.reshape(len(some), -1).sum(axis=1).argsort()[: len(some) // 2]  # the smaller sums
     half = half if getattr(policy, "deterministic", True) else slice(None)
     answers, again, apart = (_answers(policy, states) for states in (some, some, some[half]))
     pairs = zip((answers, answers[half]), (again, apart), strict=True)
@@ -281,7 +284,7 @@ def _answers(policy: Policy, states: np.ndarray) -> np.ndarray:
 
 
 def _checked_starts(transitions: Transitions, given: Any) -> np.ndarray:
-    """Given start states in the shape and dtype of the log's observations. Raises DataError."""
+    """Given start states, converted to the dtype of the log's observations. Raises DataError."""
     starts, expected = np.asarray(given), transitions.observation_shape
     has_shape = starts.dtype.kind in "biuf" and starts.shape == (len(given), *expected)
     if not has_shape or not len(starts) or not np.isfinite(starts).all():

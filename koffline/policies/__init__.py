@@ -1,8 +1,8 @@
-"""Policies, and koffline's own files of them: .npz of plain arrays, read without running code, byte-stable.
+"""Policies, and koffline's own policy files: .npz of plain arrays, read without running code.
 
-A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in, out), b0 (out,), W1, b1, ...,
-`output`, and optionally `activation`, `temperature`, `observation_mean`, `observation_std`, `std` (or
-`log_std`), `action_low`, `action_high`; their meaning is that of `Mlp`. A grid's: `format` =
+The same policy gives the same bytes. A network's arrays: `format` = "koffline-policy", `version` = 1, W0 (in,
+out), b0 (out,), W1, b1, ..., `output`, and optionally `activation`, `temperature`, `observation_mean`,
+`observation_std`, `std` (or `log_std`), `action_low`, `action_high`, as in `Mlp`. A grid's arrays: `format` =
 "koffline-grid-policy", `version` = 1, `low` (2,), `high` (2,), `action_values` (n1, n2, A), `temperature`.
 """
 
@@ -46,7 +46,7 @@ _REMEDY = "write it with koffline.policies.save_mlp_policy or save_grid_policy"
 class GridPolicy:
     """π(a|s) ∝ exp(Q(s, a) / temperature), Q bilinear between cell centres and constant beyond them.
 
-    low, high: the box in native units. action_values: (n1, n2, A). Raises PolicyError.
+    low, high: the bounds of the state space in its own units. action_values: (n1, n2, A). Raises PolicyError.
     """
 
     low: tuple[float, float]
@@ -72,7 +72,7 @@ class GridPolicy:
         return self.action_values.shape[-1]
 
     def __call__(self, observations: Shaped[np.ndarray, "row 2"]) -> Float[np.ndarray, "row action"]:
-        """Probabilities (N, A) of observations (N, 2) in native units."""
+        """Probabilities (N, A) for observations (N, 2) in the environment's units."""
         shape = self.action_values.shape[0], self.action_values.shape[1]
         cells, weights = Grid(self.low, self.high, shape).weights_of(observations)
         corners = self.action_values.reshape(-1, self.n)[cells]  # (N, 4, A)
@@ -80,19 +80,18 @@ class GridPolicy:
 
 
 def save_grid_policy(path: str | Path, policy: GridPolicy) -> None:
-    """Write a policy file; the same policy gives the same bytes, and the file appears whole or not at all."""
+    """Write a policy file atomically; the same policy gives the same bytes."""
     write_arrays(Path(path), GRID_FORMAT, vars(policy))
 
 
 def save_mlp_policy(
     path: str | Path, layers: Sequence[tuple[ArrayLike, ArrayLike]], output: str, **settings: Any
 ) -> None:
-    """Write a policy file; the same content gives the same bytes, and the file appears whole or not at all.
+    """Write a policy file atomically; the same content gives the same bytes.
 
-    layers: (W, b) pairs of shapes (in, out) and (out,), stored as float32 if they are, else float64.
-    output and settings: as in `Mlp`; `log_std` may stand for `std`.
-
-    Raises PolicyError for content that `Mlp` refuses, and for an unknown setting.
+    layers: (W, b) pairs of shapes (in, out) and (out,), stored as float32 if they are, else as float64.
+    output and settings: as in `Mlp`; `log_std` may replace `std`. Raises PolicyError for content that `Mlp`
+    refuses, and for unknown settings.
     """
     columns: dict[str, Any] = {}
     for layer, (weight, bias) in enumerate(layers):
@@ -105,7 +104,7 @@ def save_mlp_policy(
 
 
 def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """The network or grid in a file as a policy for a log with these spaces. Raises PolicyError."""
+    """The network or grid of a file as a policy for a log with these spaces. Raises PolicyError."""
     with reading(path, "the .npz cannot be read", _REMEDY):
         arrays = untrusted.read_arrays(path)
     kind, version = str(arrays.pop("format", None)), arrays.pop("version", None)
@@ -122,7 +121,7 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
 
 
 def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
-    """Write a file, whole or not at all; the same arrays give the same bytes. Raises DataError."""
+    """Write a file atomically; the same arrays give the same bytes. Raises DataError."""
     stored = {"format": np.array(kind), "version": np.array(VERSION, np.int64)}
     stored |= {key: _stored(value) for key, value in arrays.items()}
     with atomic_file(path, force=True) as temporary, zipfile.ZipFile(temporary, "w") as archive:
@@ -134,7 +133,7 @@ def write_arrays(path: Path, kind: str, arrays: Mapping[str, Any]) -> None:
 
 
 def mlp_from_arrays(arrays: Mapping[str, np.ndarray]) -> Mlp:
-    """The network in a policy file's arrays. Raises PolicyError for missing, unknown or wrong ones."""
+    """The network from a policy file's arrays. Raises PolicyError for missing, unknown or wrong arrays."""
     depth = max(1, sum(key.startswith("W") for key in arrays))
     weights, biases = ([f"{kind}{layer}" for layer in range(depth)] for kind in "Wb")
     missing = [key for key in (*weights, *biases, "output") if key not in arrays]
@@ -161,7 +160,7 @@ def _grid_from_arrays(arrays: Mapping[str, np.ndarray]) -> GridPolicy:
 
 
 def _stored(value: Any) -> np.ndarray:
-    """The array as written: text, float32, or float64 for every other kind of number."""
+    """The array as it is written: text, float32, or float64 for all other numbers."""
     array = np.asarray(value)
     if array.dtype.kind != "U" and array.dtype != np.float32:
         array = array.astype(np.float64)

@@ -1,7 +1,7 @@
-"""The two kinds of policy that everything above works with: functions called in chunks, outputs checked.
+"""The two kinds of policies: functions of observations, called in chunks, with checked outputs.
 
 Discrete functions return probabilities (N, n) or greedy action indices (N,) or (N, 1); continuous ones return
-actions (N, k), or (N,) when k = 1. NumPy arrays, torch tensors and nested lists are accepted.
+actions (N, k), or (N,) if k = 1. NumPy arrays, torch tensors and nested lists are accepted.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilit
 
 
 def chunk_rows_for(observation_shape: Sequence[int], copies: int = 1) -> int:
-    """Rows in one call, so that memory stays bounded; `copies` is how often the function copies each row."""
+    """Rows per call, to bound the memory. copies: how often the function copies each row."""
     numbers = max(1, math.prod(observation_shape)) * copies
     return max(1, min(CHUNK_ROWS // copies, CHUNK_NUMBERS // numbers))
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """What a policy learnt from: part or all of the log whose rows have the digest ``sha256``.
+    """The rows a policy was trained on: part or all of the log whose rows have the digest ``sha256``.
 
-    ``fingerprints (M,)``: the smallest ones of its rows; none where unknown.
+    ``fingerprints (M,)``: the smallest fingerprints of these rows; empty if unknown.
     """
 
     sha256: str
@@ -54,9 +54,9 @@ class DiscretePolicy:
     """A distribution over n actions for each observation.
 
     function: observations (N, ...) -> probabilities (N, n), or action indices (N,) for a greedy policy.
-    observation_shape: shape of one observation; None accepts any.
-    copies: how often the function copies each row, so that it gets fewer rows at a time.
-    notes: sentences for a person on how it is understood. trained_on: None where unknown.
+    observation_shape: shape of one observation; None accepts any. copies: how often the function copies each
+    row; it then gets fewer rows at a time. notes: readable sentences on how the policy is read.
+    trained_on: None if unknown.
     """
 
     n: int
@@ -77,7 +77,7 @@ class DiscretePolicy:
 
 
 def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> Int[np.ndarray, " row"]:
-    """Action indices (N,) by inverting the cumulated probabilities (N, n) at numbers (N,) in [0, 1)."""
+    """Action indices (N,) from probabilities (N, n) and uniform numbers (N,) in [0, 1), by inversion."""
     cumulative = probabilities.cumsum(axis=1)
     cumulative /= cumulative[:, -1:]  # exactly one at the end: an action of probability 0 is never drawn
     return (numbers[:, None] >= cumulative).sum(axis=1)
@@ -85,16 +85,14 @@ def pick_actions(probabilities: Actions, numbers: Float[np.ndarray, " row"]) -> 
 
 @dataclass(frozen=True, eq=False)
 class ContinuousPolicy:
-    """An action of k numbers for each observation, or draws of them.
+    """Actions of k numbers: one for each observation, or drawn at random.
 
-    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or the mean of draws;
-    None where that is unknown.
-    sample_function: (observations, generator) -> actions (N, k); None for a deterministic policy.
-    observation_shape, copies, notes, trained_on: as in `DiscretePolicy`.
-    density_function: (observations, actions) -> log density (N,) of what `sample_function` draws; None where
-    it is unknown.
-    cut_to: bounds (low, high) at which draws are cut off, so that probability collects there (see
-    `koffline.policies.builtin`); None where there are none.
+    mean_function: observations (N, ...) -> actions (N, k) of a deterministic policy, or means of the draws;
+    None if unknown. sample_function: (observations, generator) -> actions (N, k); None for a deterministic
+    policy. observation_shape, copies, notes, trained_on: as in `DiscretePolicy`. density_function:
+    (observations, actions) -> log density (N,) of the draws of `sample_function`; None if unknown. cut_to:
+    bounds (low, high) at which draws are cut off, so that they have positive probability (see
+    `koffline.policies.builtin`); None without such bounds.
     """
 
     k: int
@@ -114,7 +112,7 @@ class ContinuousPolicy:
         return self.sample_function is None
 
     def mean(self, observations: Observations) -> Actions:
-        """Actions (N, k), float64; of a random policy their mean, if known. Raises PolicyError."""
+        """Actions (N, k), float64, or the means of a random policy if known. Raises PolicyError."""
         if self.mean_function is None:
             raise PolicyError(f"{self.name}: the mean of its draws is unknown; draw actions by sample")
         return _in_chunks(self, self.mean_function, _actions, (self.k,), observations)
@@ -127,7 +125,7 @@ class ContinuousPolicy:
 
     @property
     def why_no_density(self) -> str:
-        """Reason why `log_density` raises; empty if it does not."""
+        """Reason why `log_density` would raise; empty if it would not."""
         if self.deterministic:
             return "it is deterministic: its actions have no density"
         if self.density_function is None:
@@ -135,7 +133,7 @@ class ContinuousPolicy:
         return ""
 
     def log_density(self, observations: Observations, actions: Actions) -> Float[np.ndarray, " row"]:
-        """Log density (N,) of given actions (N, k); −inf for impossible ones. Raises PolicyError."""
+        """Log density (N,) of the given actions (N, k); −inf for impossible ones. Raises PolicyError."""
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
         given = observations, actions.astype(np.float64)
@@ -154,9 +152,9 @@ def check_spaces(
     told: tuple[str, str] = ("the policy has", "give a policy trained for this log"),
     kind: type[KofflineError] = PolicyError,
 ) -> None:
-    """Raise an error unless a policy's (model's, world's) actions and observation shape are those of the log.
+    """Raise an error unless actions and observation shape of a policy (or model, world) are those of the log.
 
-    own_shape: None fits any. told: whose they are, and the remedy.
+    own_shape: None fits any. told: the subject of the message, and the remedy.
     """
     own, log = describe_actions(own_space), describe_actions(action_space)
     shape, logged = None if own_shape is None else tuple(own_shape), tuple(observation_shape)
@@ -191,9 +189,9 @@ def call_in_chunks(
     copies: int = 1,
     refused: Callable[..., AbstractContextManager[None]],
 ) -> np.ndarray:
-    """Call a function in chunks of observations, the first part, and check its output (N, *columns).
+    """Call a function in chunks of rows and check its output (N, *columns).
 
-    Arrays among the other parts are chunked too. refused: makes errors ours.
+    parts: observations first; other arrays are split into chunks, too. refused: turns errors into koffline's.
     """
     result = np.empty((len(parts[0]), *columns))
     size = chunk_rows_for(parts[0].shape[1:], copies)
@@ -209,7 +207,7 @@ def call_in_chunks(
 
 
 def as_numbers(raw: Any) -> np.ndarray:
-    """Output of a function, float64 or bool. Raises PolicyError."""
+    """Convert a function's output to a float64 or bool array. Raises PolicyError."""
     raw = raw.detach().cpu() if hasattr(raw, "detach") else raw
     try:
         if np.iscomplexobj(raw):
@@ -222,7 +220,7 @@ def as_numbers(raw: Any) -> np.ndarray:
 
 
 def _probabilities(output: np.ndarray, rows: int, n: int) -> Actions:
-    """Check probabilities (N, n): rows that sum to 1 within 1e-4 are renormalised, indices become one-hot."""
+    """Check probabilities (N, n). Rows with sums within 1e-4 of 1 are rescaled; indices become one-hot."""
     if output.shape in ((rows,), (rows, 1)):
         indices = _finite(output.reshape(rows), "probabilities").astype(np.float64)
         if n == 1:  # the single action is certain, given as a probability or an index

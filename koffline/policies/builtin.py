@@ -1,8 +1,8 @@
 """Uniform policies, mixtures with them, small networks, and densities of Gaussian actions; in float64.
 
-Where draws are cut off at a bound, probability collects there: the density then counts volume inside the
-bounds and one unit for each action number on a bound. Ratios of two such densities are importance ratios
-as long as both are cut off at the same bounds.
+If draws are cut off at a bound, the bound has positive probability. The density is then taken with respect to
+volume inside the bounds plus a unit point mass at each bound. Ratios of two such densities are importance
+ratios if both have the same bounds.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ZERO, _ONE = np.float64(0.0), np.float64(1.0)
 
 
 def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """Equal probabilities, or uniform in the box of a continuous space.
+    """Equal probabilities, or the uniform distribution within the bounds of a continuous space.
 
-    Raises PolicyError when the box is not finite.
+    Raises PolicyError if a bound is infinite.
     """
     shape = tuple(observation_shape)
     if isinstance(action_space, Discrete):
@@ -48,9 +48,9 @@ def uniform_policy(action_space: ActionSpace, observation_shape: Sequence[int]) 
 
 
 def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> Policy:
-    """With probability epsilon a uniform action, otherwise the base policy's.
+    """Mixture: with probability epsilon a uniform action, otherwise the base policy's.
 
-    Raises PolicyError for a continuous box that is not finite.
+    Raises PolicyError if a bound of continuous actions is infinite.
     """
     name = f"epsilon:{epsilon:g}:{base.name}"
     if isinstance(base, DiscretePolicy):
@@ -73,7 +73,7 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
     def log_density(observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
         uniform = math.log(epsilon) + _uniform_log_density(actions, low, high)
         if base.cut_to is not None:
-            # Where the base collects probability on a bound, a uniform draw never falls.
+            # A uniform draw never equals a bound, where the base policy may have positive probability.
             below, above = at_bounds(actions, *base.cut_to)
             uniform = np.where((below | above).any(axis=1), -np.inf, uniform)
         if epsilon == 1.0:
@@ -85,7 +85,7 @@ def epsilon_policy(epsilon: float, base: Policy, action_space: ActionSpace) -> P
 
 
 def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper action bounds, (k,) each; PolicyError when one is infinite."""
+    """Lower and upper action bounds, (k,) each. Raises PolicyError if one is infinite."""
     low, high = np.array(action_space.low), np.array(action_space.high)
     if not (np.isfinite(low).all() and np.isfinite(high).all()):
         raise PolicyError(
@@ -96,14 +96,14 @@ def finite_box(action_space: Continuous, name: str) -> tuple[np.ndarray, np.ndar
 
 
 def _uniform_log_density(actions: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Log density (N,) of the uniform law in the box; −inf outside, up to float32 rounding."""
+    """Log density (N,) of the uniform distribution within bounds; −inf outside, up to float32 rounding."""
     slack = _NEAR * (high - low)
     inside = ((actions >= low - slack) & (actions <= high + slack)).all(axis=1)
     return np.where(inside, -float(np.log(high - low).sum()), -np.inf)
 
 
 def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of actions on the lower and on the upper bound, up to rounding; infinite bounds hold none."""
+    """Masks of actions on the lower and the upper bound, up to rounding; infinite bounds have no actions."""
     low, high = np.broadcast_to(low, actions.shape[1:]), np.broadcast_to(high, actions.shape[1:])
     slack = _NEAR * np.where(np.isfinite(high - low), high - low, 0.0)
     return actions <= low + slack, actions >= high - slack
@@ -112,9 +112,9 @@ def at_bounds(actions: Actions, low: np.ndarray, high: np.ndarray) -> tuple[np.n
 def gaussian_log_density(
     actions: Actions, mean: np.ndarray, deviation: np.ndarray, low: Any = None, high: Any = None
 ) -> Float[np.ndarray, " row"]:
-    """log N(a; mean, deviation²) summed over action numbers; with bounds, log of the mass beyond them there.
+    """log N(a; mean, deviation²) summed over dimensions; at a bound, the log of the probability beyond it.
 
-    ``mean``, ``deviation``, ``low``, ``high``: scalar, (k,) or (N, k). Actions outside the bounds have −inf.
+    ``mean``, ``deviation``, ``low``, ``high``: scalar, (k,) or (N, k). −inf for actions outside the bounds.
     """
     scaled = (actions - mean) / deviation
     logs = -0.5 * np.square(scaled) - np.log(deviation) - _HALF_LOG_TAU
@@ -132,7 +132,7 @@ def gaussian_log_density(
 def squashed_gaussian_log_density(
     actions: Actions, mean: Actions, deviation: np.ndarray
 ) -> Float[np.ndarray, " row"]:
-    """Log density of tanh(z), z ~ N(mean, deviation²), summed over action numbers; −inf outside [−1, 1]."""
+    """Log density of tanh(z), z ~ N(mean, deviation²), summed over dimensions; −inf outside [−1, 1]."""
     inside = np.clip(actions, -_LARGEST_SQUASHED, _LARGEST_SQUASHED)
     logs = gaussian_log_density(np.arctanh(inside), mean, deviation)
     logs = logs - np.log1p(-np.square(inside)).sum(axis=1)
@@ -144,12 +144,11 @@ class Mlp:
     """A small network: layers and an output function. Raises PolicyError if they do not fit.
 
     weights: one (in, out) array per layer; biases: one (out,) array per layer; `activation` between layers.
-    One layer is a linear policy; on one-hot observations it is a table.
-    output: "softmax" (probabilities of last layer / temperature), "argmax" (its first maximum), "tanh"
-    (scaled to the action box when one is given), "identity", or "gaussian" (mean = last layer, standard
-    deviation `std`; mean and draws are clipped to the action box when one is given).
-    observation_mean, observation_std: scalar or (in,); observations are flattened, centred and divided first.
-    std, action_low, action_high: scalar or (k,).
+    One layer is a linear policy, or a table for one-hot observations. output: "softmax" (probabilities of
+    last layer / temperature), "argmax" (its first maximum), "tanh" (scaled to the action bounds, if given),
+    "identity", or "gaussian" (mean = last layer, standard deviation `std`; mean and draws are clipped to the
+    action bounds, if given). observation_mean, observation_std: scalar or (in,); observations are flattened,
+    centred and divided first. std, action_low, action_high: scalar or (k,).
     """
 
     weights: tuple[np.ndarray, ...]
@@ -202,7 +201,7 @@ class Mlp:
 
     @property
     def outputs(self) -> int:
-        """Actions, or action dimensions."""
+        """Number of actions, or action dimensions."""
         return int(self.weights[-1].shape[1])
 
     def last_layer(self, observations: np.ndarray) -> Actions:
@@ -216,7 +215,7 @@ class Mlp:
         return x
 
     def discrete(self, observations: np.ndarray) -> np.ndarray:
-        """Probabilities (N, n) for "softmax", first best actions (N,) for "argmax"."""
+        """Probabilities (N, n) for "softmax", actions (N,) of the first maximum for "argmax"."""
         values = self.last_layer(observations)
         return values.argmax(axis=1) if self.output == "argmax" else softmax(values, self.temperature)
 
@@ -237,7 +236,7 @@ class Mlp:
         return self._clipped(values + self.std * generator.standard_normal(values.shape))
 
     def log_density(self, observations: np.ndarray, actions: np.ndarray) -> np.ndarray:
-        """Log density (N,) of the "gaussian" output; with an action box its bounds hold what was cut off."""
+        """Log density (N,) of the "gaussian" output; bounds have the probability of what is cut off."""
         assert self.std is not None, "checked with the output when constructed"
         mean = self.last_layer(observations)
         return gaussian_log_density(actions, mean, self.std, self.action_low, self.action_high)
@@ -247,7 +246,7 @@ class Mlp:
 
 
 def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape: Sequence[int]) -> Policy:
-    """The network as a policy on a log's spaces; PolicyError when its sizes or its output do not fit."""
+    """The network as a policy for a log's spaces. Raises PolicyError if its sizes or output do not fit."""
     shape, size = tuple(observation_shape), mlp.outputs
     is_discrete = mlp.output in ("softmax", "argmax")
     check_spaces(name, Discrete(size) if is_discrete else Continuous(size), None, action_space, shape)

@@ -1,13 +1,13 @@
-"""Policy files told apart by content, and those of other tools read: d3rlpy's .d3, TorchScript and ONNX.
+"""Policy files, recognised by content; readers for d3rlpy's .d3, TorchScript and ONNX.
 
-A .d3 file is a pickle of {torch: bytes, config: str, version: str}. It is read by an unpickler that refuses
-every global, so that a pickle can build nothing but numbers, text and containers; the weights inside are
-read by torch.load(weights_only=True), and only from its zip layout, because the older layout was once
-exploitable. `koffline.algos.policies` rebuilds the network, the only part that needs d3rlpy.
+A .d3 file is a pickle of {torch: bytes, config: str, version: str}. Our unpickler refuses every global, so
+that a pickle can only build numbers, text and containers. The weights inside are read by
+torch.load(weights_only=True), and only from its zip layout, because the older layout was once exploitable.
+`koffline.algos.policies` rebuilds the network, the only part that needs d3rlpy.
 
-torch.jit.load runs no Python from a file (d3rlpy's save_policy("policy.pt") writes such files). The file is
-still a program in torch's own instruction set, which can for instance write files: load only files you
-trust. An ONNX file, run by onnxruntime (extra `onnx`), is data.
+torch.jit.load runs no Python from a file (d3rlpy's save_policy("policy.pt") writes such files). Yet the file
+is a program in torch's own instruction set, which can write files, for instance: load only files you trust.
+An ONNX file, run by onnxruntime (extra `onnx`), is data.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def detect(path: Path) -> str:
-    """One of "d3", "torchscript", "npz", "onnx"; the name plays no part. Raises PolicyError for others."""
+    """One of "d3", "torchscript", "npz", "onnx", from the content alone. Raises PolicyError for others."""
     with reading(path, "cannot be read", "check the path and its permissions"):
         check_regular(path)
         with path.open("rb") as file:
@@ -80,10 +80,7 @@ def _kind_of_zip(path: Path) -> str:
 
 @dataclass(frozen=True)
 class D3File:
-    """Content of a .d3 file.
-
-    states: weights and the states of the optimisers by name.
-    """
+    """Content of a .d3 file. ``states``: weights, and the optimisers' states, by name."""
 
     name: str
     algorithm: str
@@ -93,9 +90,9 @@ class D3File:
 
 
 def read_d3(path: Path) -> D3File:
-    """Read a file of any model as data: algorithms, evaluators, sequence models.
+    """Read a .d3 file of any model as data: algorithms, evaluators, sequence models.
 
-    Raises PolicyError for a file with code in it, and a corrupt one.
+    Raises PolicyError if the file is corrupt or contains code.
     """
     name = str(path)
     with reading(name, "its pickle is truncated or corrupt", _SAVE_AGAIN):
@@ -118,9 +115,9 @@ def read_d3(path: Path) -> D3File:
 
 @functools.cache
 def say_it_runs_code(name: str, how: str) -> None:
-    """Log a warning that loading the file runs code.
+    """Log a warning that loading the file runs code, once per name and process.
 
-    Once per name and process; worker processes are silent, because their parent has warned.
+    Worker processes do not warn, because their parent has.
     """
     if multiprocessing.parent_process() is None:
         _LOG.warning("%s %s; load it only if you trust its author", name, how)
@@ -144,7 +141,7 @@ def _unpack(content: bytes) -> Any:
 
 
 class OnnxFunction:
-    """Function from observations to the only output of a model; it is pickled as the file's content."""
+    """Function from observations to a model's only output; it is pickled as the content of the file."""
 
     is_network = True
 
@@ -162,7 +159,7 @@ class OnnxFunction:
             raise PolicyError(f"the model takes {takes or 'nothing'} and returns {gives}; {_ONE_OUTPUT}")
 
     def __call__(self, observations: np.ndarray) -> np.ndarray:
-        """The output for rows (N, …); onnxruntime refuses what does not fit the model."""
+        """The output for rows (N, …); onnxruntime refuses inputs that do not fit the model."""
         (given,) = self._session.get_inputs()
         values = np.ascontiguousarray(observations, dtype=_DTYPES[given.type])
         (output,) = self._session.run(None, {given.name: values})
@@ -173,7 +170,7 @@ class OnnxFunction:
 
 
 def load_onnx(path: Path) -> OnnxFunction:
-    """The function in a file. Raises PolicyError for a missing onnxruntime and a corrupt file."""
+    """The function of an ONNX file. Raises PolicyError if onnxruntime is missing or the file is corrupt."""
     with reading(path, "reading ONNX needs onnxruntime", "pip install 'koffline[onnx]'"):
         import onnxruntime  # noqa: F401  (its extra may be missing)
     with reading(path, "the ONNX file cannot be read", "export it again"):

@@ -1,4 +1,4 @@
-"""A result in a terminal, and as a folder: its JSON, figures as PNG, and a self-contained HTML page."""
+"""A result on a terminal, and as a folder: its JSON, figures as PNG, and a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Row = Sequence[str]
 
 @dataclass(frozen=True)
 class Report:
-    """A result as people look at it.
+    """How a result is shown.
 
-    marker: the name of its JSON file and, with another ending, of the template of its page. found: a result
-    with ``to_json``, and with what the last part of ``base.html.j2`` shows. figures: what makes each, by
-    name. show: prints what comes before the warnings and notes. context: what the template needs besides.
+    marker: the name of its JSON file and, with another ending, of its page's template. found: a result with
+    ``to_json`` and the fields that the last part of ``base.html.j2`` shows. figures: functions that draw
+    them, by name. show: prints the part before warnings and notes. context: further values for the template.
     """
 
     marker: str
@@ -36,11 +36,11 @@ class Report:
     context: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, out: Path, force: bool, run: Mapping[str, Any]) -> Path:
-        """``marker``, ``plots/*.png``, ``report.html`` and run.json in ``out``; returns the page's path.
+        """Write ``marker``, ``plots/*.png``, ``report.html`` and run.json to ``out``; return the page's path.
 
-        An earlier report is replaced only with ``force`` and only once the new one is complete. run: the
-        content of run.json, where all that differs from one day to the next belongs: all else should be the
-        same bytes every time.
+        An earlier report is replaced only with ``force``, and only when the new one is complete. run: content
+        of run.json, which holds everything that varies between runs; the other files should always be the
+        same bytes.
         """
         check_results(out, force, self.marker)
         with atomic_folder(out, True, result_files(self.marker)) as folder:
@@ -56,10 +56,11 @@ class Report:
         return out / "report.html"
 
     def render(self, figures: Mapping[str, str]) -> str:
-        """The page as text, by the template of this folder that is named as ``marker``.
+        """The page as text, from the template of this folder named after ``marker``.
 
         In a template ``figures.name`` is an SVG element (mark it safe), and the functions of
-        `koffline.report.words` are filters: ``| number`` gives four digits, ``| setting`` what a setting is.
+        `koffline.report.words` are filters: ``| number`` shows four digits, ``| setting`` a setting's
+        description.
         """
         from jinja2 import Environment, FileSystemLoader
 
@@ -72,7 +73,7 @@ class Report:
         return template.render(found=self.found, figures=figures, command=shown_command(), **self.context)
 
     def print(self, page: Path | None = None) -> None:
-        """Print result, warnings, notes on the log, what was found in a sentence, and where the page is."""
+        """Print the result, warnings, notes on the log, the verdict and the path of the page."""
         console, notes = make_console(), getattr(self.found, "notes", ())
         self.show(console)
         for warning in self.context.get("warnings", self.found.warnings):
@@ -97,7 +98,7 @@ def _svg(figure: Figure) -> str:
 
 
 def make_console(width: int = _WIDTH) -> Console:
-    """Console as wide as the terminal, else wide enough to break no number. No markup."""
+    """Console as wide as the terminal, or wide enough not to break numbers; without markup."""
     from rich.console import Console
 
     console = Console(emoji=False, markup=False)
@@ -111,7 +112,7 @@ def print_table(
 ) -> None:
     """Print a table with its title on the left and a line between its parts.
 
-    columns: their heads; none for names and values, a line each. right: the columns of numbers.
+    columns: their headings; empty for lines of name and value. right: the columns of numbers.
     """
     from rich.table import Table
 
@@ -128,7 +129,7 @@ def print_table(
 
 
 def print_labelled(console: Console, label: str, text: str, style: str = "yellow") -> None:
-    """One long line behind a coloured label."""
+    """Print one long line after a coloured label."""
     from rich.text import Text
 
     console.print(Text.assemble((f"{label}:", style), f" {text}"), soft_wrap=True)

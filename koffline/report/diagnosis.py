@@ -1,4 +1,4 @@
-"""A diagnosis in a terminal and as a folder with a page: figures of where the Bellman equation fails."""
+"""A diagnosis on a terminal and as a folder with a page; figures of where the Bellman equation fails."""
 
 from __future__ import annotations
 
@@ -88,9 +88,10 @@ def _cells(region: Region) -> list[str]:
 
 
 def _plot_maps(diagnosis: Diagnosis) -> Figure:
-    """Kernel-weighted mean residual over two-dimensional states, one panel per action, one scale for all.
+    """Kernel-weighted mean residual over two-dimensional states, one panel per action, one common scale.
 
-    Places without rows are grey (white is zero); dots fill places that noise alone would rarely bring.
+    Places without rows are grey (white is zero); dots mark places where noise alone would rarely reach such
+    values.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""One estimate, every estimator's, and a ranking of policies: in a terminal, and as a folder with a page."""
+"""Reports of one estimate, all estimators and a ranking: on a terminal, and as a folder with a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NO_FOLDERS = re.compile(r"[^:]*/(?=.)")  # of the names of policies in the figu
 
 
 def report_estimate(truth: float | None, found: Estimate) -> Report:
-    """The report of one estimate, beside the truth if that is known."""
+    """The report of one estimate, with the truth if it is known."""
     figures, seen = {"estimate": partial(_plot_estimate, found, truth)}, found.evidence
     if seen is not None:
         about = ("mean = the estimate", "V(s) of an initial state", "initial states")
@@ -38,7 +38,7 @@ def report_estimate(truth: float | None, found: Estimate) -> Report:
 
 
 def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
-    """The estimate beside the policy that wrote the log, or the mean return of its episodes."""
+    """The estimate beside the logging policy's, or beside the mean return of the log's episodes."""
     lines = [plots.Line(f"policy ({found.estimator})", found.value, found.interval)]
     logged, more = found.diagnostics.get("logged_return"), found.uplift
     if more is not None:
@@ -50,7 +50,7 @@ def _plot_estimate(found: Estimate, truth: float | None) -> Figure:
 
 
 def _show_estimate(truth: float | None, found: Estimate, console: Any) -> None:
-    """Print value, interval and the diagnostics a person needs, then the groups."""
+    """Print value, interval and the most important diagnostics, then the groups."""
     print_table(console, f"What {found.policy} is worth", (), _facts(found, truth))
     if found.groups:
         together = f"{percent(found.settings['level'])}, together"
@@ -90,7 +90,7 @@ def _facts(estimate: Estimate, truth: float | None) -> Iterator[tuple[str, str]]
 
 
 def report_estimates(truth: float | None, found: EstimateTable) -> Report:
-    """The report of every estimator's answer, beside the truth if that is known."""
+    """The report of all estimators, with the truth if it is known."""
     of_all = [("all", text) for text in found.warnings]
     own = [(row.name, text) for row in found.rows if row.estimate for text in row.estimate.warnings]
     interval, error = f"{percent(found.level)} interval", () if truth is None else ("error",)
@@ -107,7 +107,7 @@ def report_estimates(truth: float | None, found: EstimateTable) -> Report:
 
 
 def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
-    """One line per estimator, one per bound; the policy that wrote the log and the truth."""
+    """One line per estimator and per bound; the logging policy and the truth."""
     made = {row.name: row.estimate for row in found.rows if row.estimate}
     lines = [plots.Line(name, each.value, each.interval) for name, each in made.items()]
     lines += [plots.Line(bound.kind, None, bound.interval) for bound in found.bounds if bound.interval]
@@ -117,7 +117,7 @@ def _plot_estimates(found: EstimateTable, truth: float | None) -> Figure:
 
 
 def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: Any) -> None:
-    """Print a line per estimator, then what goes for all: verdict, truth, bounds and reasons."""
+    """Print a line per estimator, then what applies to all: verdict, truth, bounds and reasons."""
     truth = context["truth"]
     families = groupby(found.rows, attrgetter("family"))
     parts = [[_cells(row, found, truth) for row in rows] for _, rows in families]
@@ -140,7 +140,7 @@ def _show_estimates(found: EstimateTable, context: Mapping[str, Any], console: A
 
 
 def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[str]:
-    """Cells of an estimator's line, with a bandit's name for it on a bandit's log; empty after a dash."""
+    """Cells of an estimator's line, with its bandit name for one-step logs; a dash if it has no estimate."""
     alias, estimate = BANDIT.get(row.name) if words.is_one_step(found) else None, row.estimate
     name = f"{row.name} ({alias})" if alias else row.name
     if estimate is None:
@@ -156,7 +156,7 @@ def _cells(row: EstimateRow, found: EstimateTable, truth: float | None) -> list[
 
 
 def _collected(said: Iterable[tuple[str, str | None]]) -> dict[str, list[str]]:
-    """Each sentence once, with the names that it concerns."""
+    """Each sentence once, with the names to which it applies."""
     collected: dict[str, list[str]] = {}
     for name, text in said:
         if text:
@@ -177,7 +177,7 @@ def report_ranking(ranking: PolicyRanking) -> Report:
 
 
 def _show_ranking(ranking: PolicyRanking, context: Mapping[str, Any], console: Any) -> None:
-    """Print places, intervals and what differs."""
+    """Print ranks, intervals and differences."""
     title, right = f"What the policies are worth (γ = {ranking.gamma:.10g})", ("", "value")
     print_table(console, title, context["columns"], context["rows"], right=right)
     for line in context["sentences"]:
@@ -186,7 +186,7 @@ def _show_ranking(ranking: PolicyRanking, context: Mapping[str, Any], console: A
 
 
 def describe_differences(ranking: PolicyRanking) -> list[str]:
-    """Two sentences: who may be the best, and how many pairs differ."""
+    """Two sentences: which policies may be the best, and how many pairs differ."""
     if not ranking.comparisons:
         return ["Which policies differ was not judged."]
     names = [policy.name for policy in ranking.candidates]
@@ -200,7 +200,7 @@ def describe_differences(ranking: PolicyRanking) -> list[str]:
 
 
 def _policy_cells(policy: RankedPolicy, ranking: PolicyRanking) -> dict[str, str]:
-    """Cells of a policy's line by the heads of their columns, which are the same for all policies."""
+    """Cells of a policy's line by column heading; the headings are the same for all policies."""
     best, interval = ranking.best, policy.interval
     head = "interval" if best.interval is None else f"{percent(ranking.level)} {best.interval.kind} interval"
     cells = {"": str(policy.rank), "policy": policy.name, "value": words.number(policy.value)}

@@ -1,4 +1,4 @@
-"""Common figures of results, and figures of intervals. Each function returns a figure."""
+"""Figures that several results share, and figures of intervals. Each function returns a figure."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LINES: dict[str, tuple[str, str | tuple[float, tuple[float, float]], float]] = 
 def make_figure(
     draw: Callable[[Axes], None], width: float = 6.0, height: float = 3.4, xlabel: str = "", ylabel: str = ""
 ) -> Figure:
-    """One pair of axes in the house style, with a legend of what has a label. No global state is touched."""
+    """One pair of axes in our style, with a legend of labelled items. No global state is changed."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -93,9 +93,9 @@ def plot_coverage(ratios: np.ndarray, weights: np.ndarray) -> Figure:
 
 
 class Line(NamedTuple):
-    """A line of a figure of intervals: what has no value is an interval alone.
+    """A line in a figure of intervals; without a value it is an interval only.
 
-    color: of value and interval; without one it is that of the interval's promise.
+    color: of value and interval; by default the colour of the interval's kind of guarantee.
     """
 
     name: str
@@ -107,10 +107,11 @@ class Line(NamedTuple):
 def plot_intervals(
     lines: Sequence[Line], xlabel: str, marks: Sequence[tuple[str, float | None]] = ()
 ) -> Figure:
-    """One line per entry, the first on top; marks: names and numbers to compare with, as lines across.
+    """One line per entry, the first at the top; marks: names and numbers to compare with, as vertical lines.
 
-    The axis holds all values and marks, the first estimator's interval and what fits of the others: an
-    arrow says that one goes on. Certified intervals are dashed and of another colour than calibrated ones.
+    The axis shows all values and marks, the first estimator's interval, and the other intervals where they
+    fit; an arrow marks an interval that continues. Certified intervals are dashed and have another colour
+    than calibrated ones.
     """
     window = _window(lines, [mark for _, mark in marks if mark is not None])
 
@@ -150,7 +151,7 @@ def _draw_interval(axes: Axes, y: int, line: Line, interval: Interval, window: t
 
 
 def _window(lines: Sequence[Line], marks: Sequence[float]) -> tuple[float, float]:
-    """Limits that show every value and mark, the first estimator's interval and the narrower two thirds."""
+    """Limits that show all values and marks, the first estimator's interval and the narrower two thirds."""
     made = [line.interval for line in lines if line.value is not None and line.interval]
     narrow = sorted(made, key=lambda interval: interval.width)[: (2 * len(made) + 2) // 3]
     shown = [*marks, *(line.value for line in lines if line.value is not None)]

@@ -1,4 +1,4 @@
-"""Results in words that a reader knows: numbers, intervals, diagnostics, settings, estimators."""
+"""Results in plain words: numbers, intervals, diagnostics, settings, estimators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WORDS = {  # words for diagnostics; others are shown by their key
 
 
 def describe_interval(interval: Interval | None) -> str:
-    """Ends, level and kind."""
+    """Ends, level and kind of an interval."""
     if interval is None:
         return "none; the verdict and the warnings say why"
     return f"{ends(interval)}   ({percent(interval.level)} {interval.kind}, {promise(interval)})"
@@ -70,7 +70,7 @@ def uplift(more: Uplift | None) -> str:
 
 
 def group_rows(found: Any) -> list[tuple[str, str, str, str]]:
-    """Cells for each group of start states: name, start states, value, interval or why there is none."""
+    """Cells for each group of start states: name, start states, value, interval or the reason for none."""
     return [
         (row.group, f"{row.starts:,}", number(row.value), within(row.interval).strip(" ()") or row.reason)
         for row in found.groups
@@ -83,12 +83,12 @@ def within(interval: Interval | None) -> str:
 
 
 def ends(interval: Interval | Spread) -> str:
-    """Low and high end, four significant digits each; a dash where they are not known."""
+    """Low and high end with four significant digits each; a dash if they are unknown."""
     return "–" if math.isnan(interval.low) else f"{interval.low:.4g} … {interval.high:.4g}"
 
 
 def number(value: object) -> str:
-    """Number with four significant digits; a dash for None, yes or no for a truth value."""
+    """Number with four significant digits; a dash for None, yes or no for a boolean."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
@@ -108,7 +108,7 @@ def describe_log(found: Any) -> str:
 
 
 def promise(interval: Interval) -> str:
-    """Label of an interval: ``calibrated``, ``certified``, or certified if guessed bounds hold."""
+    """Label of an interval: ``calibrated``, ``certified``, or certified provided that guessed bounds hold."""
     if interval.kind.split(" ")[0] not in CERTIFIED_KINDS:
         return CALIBRATED
     return UNCERTAIN if interval.is_guess else CERTIFIED

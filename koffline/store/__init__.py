@@ -1,4 +1,4 @@
-"""Files on disk: outputs that are never an input of their command, and folders of runs with one writer."""
+"""Files on disk: checks that outputs never replace a command's inputs; folders of runs with one writer."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: str = "the target") -> None:
-    """Raise ConfigError if writing ``target`` would replace an input or a part of it; links are followed.
+    """Raise ConfigError if writing ``target`` would replace an input or a part of one; links are followed.
 
-    A folder of results within an input folder is allowed. Names without a file are ignored.
+    A folder of results inside an input folder may be replaced. Names without a file are ignored.
     """
     place = path_of(str(target))
     for name in dict.fromkeys(str(name) for name in reads if name is not None):
@@ -38,7 +38,7 @@ def check_apart(reads: Iterable[str | Path | None], target: str | Path, option: 
 
 
 def _overlap(read: Path, target: Path) -> bool:
-    """Whether an existing target is the input, contains it, or is a part of it and no folder of results."""
+    """Whether the target is the input, contains it, or is a part of it that is no folder of results."""
     if any(part.samefile(target) for part in _lineage(read)):
         return True
     return not (target / FILE).is_file() and any(part.samefile(read) for part in _lineage(target))
@@ -54,9 +54,8 @@ def _lineage(path: Path) -> list[Path]:
 def locked(target: Path, wait: bool = False) -> Iterator[None]:
     """Lock a file or folder for one writing process. Raises ConfigError for a second one unless ``wait``.
 
-    The lock is on a file beside the target, which goes away with it; the system lets go of it when the
-    process ends, however it ends, and the file of one that was killed goes away with the next lock on the
-    same target.
+    The lock file lies beside the target and is removed with the lock. The system releases the lock when the
+    process ends, however it ends; the next lock on the same target removes the lock file of a killed process.
     """
     path = target.with_name(f".{target.name}{LOCK}")
     if path.parent.is_file():
@@ -79,7 +78,7 @@ def locked(target: Path, wait: bool = False) -> Iterator[None]:
 
 
 def _open_locked(path: Path, wait: bool) -> int:
-    """Open and lock a file; one that its previous owner has removed meanwhile does not count."""
+    """Open and lock a file; try again if its previous owner removed it in the meantime."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
@@ -101,11 +100,11 @@ def _open_locked(path: Path, wait: bool) -> int:
 def open_run(
     out: Path, record: Record, identity_of: Callable[[Record], dict[str, Any]], resume: bool
 ) -> Iterator[Record]:
-    """Create or continue a run's folder and give its record; no second process gets in.
+    """Create or continue a run's folder and yield its record; other processes are locked out.
 
-    record: of the run as it begins, with its ``config``; identity_of: what of a record makes two runs the
-    same. Raises ConfigError, before anything is written, for a folder that exists (without resume), that is
-    no run of this kind, or that belongs to another one. Other versions than it was begun with are warned of.
+    record: record of the new run, with its ``config``. identity_of: the parts of a record that must agree to
+    continue a run. Raises ConfigError, before anything is written, if the folder exists (without resume), is
+    no run of this kind, or belongs to another run. Warns if package versions have changed.
     """
     with locked(out / RECORD):
         stored = stored_run(out, record["kind"], resume)
@@ -122,27 +121,27 @@ def open_run(
 
 
 def read_record(out: Path, kind: str = "train") -> dict[str, Any] | None:
-    """run.json of a folder, None where there is none. Raises ConfigError for a damaged or foreign one."""
+    """run.json of a folder; None if there is none. Raises ConfigError if it is damaged or of another kind."""
     try:
         content = read_json(out / RECORD)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         raise ConfigError(f"{out / RECORD} cannot be read; the folder is damaged: choose another") from None
-    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # once unsaid
+    is_ours = isinstance(content, dict) and content.get("kind", "train") == kind  # absent in old records
     if not is_ours or not isinstance(content.get("config"), dict):
         raise ConfigError(f"{out / RECORD} is not of {_NAMES[kind]}; choose another folder")
     return content
 
 
 def write_record(out: Path, record: Record) -> None:
-    """Replace run.json, whole or not at all."""
+    """Replace run.json atomically."""
     write_text(out / RECORD, json.dumps(record, indent=2) + "\n")
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
-    """Write a config with every default filled in, whole or not at all."""
-    import yaml  # not for every command that names a file
+    """Write a config with all defaults filled in, atomically."""
+    import yaml  # slow import, not needed by all commands
 
     write_text(path, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
 
@@ -153,7 +152,7 @@ def is_free(out: Path) -> bool:
 
 
 def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
-    """The record of the run that may go on in a folder, None where one may begin. Raises ConfigError."""
+    """The record of the run to continue in a folder, or None if a new run may start. Raises ConfigError."""
     if is_free(out):
         return None
     stored = read_record(out, kind)
@@ -166,7 +165,7 @@ def stored_run(out: Path, kind: str, resume: bool) -> Record | None:
 
 
 def _check_same(out: Path, found: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a stored run is of other settings than those asked for."""
+    """Raise ConfigError if a stored run has other settings than the requested ones."""
     for name in {**asked, **found}:
         if found.get(name) != asked.get(name):
             there, here = (str(said.get(name, "not set"))[:20] for said in (found, asked))

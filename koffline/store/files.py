@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all, and reading errors that say what to do.
+"""Atomic files, which appear complete or not at all, and errors of readers that say what to do.
 
-Unfinished files lie beside their target, named by the writing process (``.TARGET.OWNER.….tmp``). Those of a
-killed process are removed when the same target is written again.
+Unfinished files lie beside their target, with the writing process in their name (``.TARGET.OWNER.….tmp``).
+Those of a killed process are removed when the same target is written again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MINARI = "minari:"  # prefix of Minari's dataset names
 
 @contextlib.contextmanager
 def reading(source: str | Path, kind: str) -> Iterator[None]:
-    """Turn the errors of a reader into one DataError; our own pass as they are."""
+    """Turn the errors of a reader into one DataError; our own errors pass unchanged."""
     with one_line_errors(source, f"a truncated or corrupt {kind} file", "copy or export it again"):
         try:
             yield
@@ -41,10 +41,10 @@ def reading(source: str | Path, kind: str) -> Iterator[None]:
 
 
 def check_target(target: Path, force: bool, own_files: Sequence[str] | None = None) -> None:
-    """Raise DataError where nothing may be written: the target exists (no ``force``), its folder does not.
+    """Raise DataError if the target exists (without ``force``) or its folder does not.
 
-    own_files: for a folder, patterns of the files that may be replaced with it; others are never deleted.
-    Without it a file is to be written.
+    own_files: for a folder, patterns of files that may be deleted with it; other files are never deleted.
+    None: the target is a file.
     """
     if os.path.lexists(target):
         if not force:
@@ -61,16 +61,16 @@ def check_target(target: Path, force: bool, own_files: Sequence[str] | None = No
 
 
 def _foreign_files(folder: Path, own_files: Sequence[str]) -> list[str]:
-    """Names of the files below a folder that fit none of the patterns."""
+    """Names of the files below a folder that match none of the patterns."""
     there = (Path("/", p.relative_to(folder)) for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
     return sorted(str(path)[1:] for path in there if not any(path.match(f"/{own}") for own in own_files))
 
 
 @contextlib.contextmanager
 def atomic_file(target: Path, force: bool, own_files: Sequence[str] | None = None) -> Iterator[Path]:
-    """Give a temporary path beside ``target``; it takes the final name only when the block ends well.
+    """Yield a temporary path beside ``target``, which gets the final name only if the block ends well.
 
-    Raises DataError where `check_target` does, or the target cannot be written.
+    Raises DataError as `check_target` does, or if the target cannot be written.
     """
     remove_abandoned(target)
     check_target(target, force, own_files)
@@ -95,7 +95,7 @@ def atomic_file(target: Path, force: bool, own_files: Sequence[str] | None = Non
 
 @contextlib.contextmanager
 def atomic_folder(target: Path, force: bool, own_files: Sequence[str]) -> Iterator[Path]:
-    """`atomic_file` for a folder; with ``force`` one that holds only ``own_files`` is replaced."""
+    """`atomic_file` for a folder; with ``force`` it replaces a folder that holds only ``own_files``."""
     with atomic_file(target, force, own_files) as temporary:
         temporary.mkdir()
         yield temporary
@@ -108,7 +108,7 @@ def finite_json(content: Any, indent: int = 2) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all."""
+    """Replace a text file atomically."""
     with atomic_file(path, force=True) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -129,7 +129,7 @@ def digest_of(path: Path) -> str:
 
 
 def minari_folder(name: str) -> Path:
-    """Folder of ``minari:<id>`` on this machine, which need not exist. Raises DataError."""
+    """Folder of ``minari:<id>`` on this machine, which may not exist. Raises DataError."""
     identifier = name.removeprefix(MINARI)
     if not re.fullmatch(r"[-\w]+(/[-\w]+)*", identifier):
         raise DataError(f"{name} is no Minari id; give {MINARI}name-v0 or {MINARI}group/name-v0")
@@ -142,21 +142,21 @@ _RETIRED = ".old.tmp"
 
 
 def temporary_beside(target: Path, ending: str = ".tmp") -> Path:
-    """Unused name in the target's folder that identifies this process."""
+    """An unused name in the target's folder that identifies this process."""
     return target.with_name(f".{target.name}.{_this_place()}-{os.getpid()}-{secrets.token_hex(4)}{ending}")
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove the temporary files that ended processes of this machine left beside the target.
+    """Remove temporary files that ended processes of this machine left beside the target.
 
-    An old folder that one of them had set aside and not yet replaced gets its name back.
+    If such a process had set an old folder aside and not yet replaced it, the old folder gets its name back.
     """
     with contextlib.suppress(OSError):
         for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
             found = _NAME.fullmatch(path.name)
             if found is None or found["target"] != target.name or found["place"] != _this_place():
                 continue
-            import psutil  # where something was left, which is rare
+            import psutil  # imported only if a temporary file was left, which is rare
 
             if psutil.pid_exists(int(found["process"])):
                 continue
@@ -167,9 +167,9 @@ def remove_abandoned(target: Path) -> None:
 
 
 def put_in_place(finished: Path, target: Path) -> None:
-    """Give what is finished its name; an existing folder is first set aside, then removed.
+    """Give a finished file or folder its name; an existing folder is first set aside, then removed.
 
-    Raises OSError; then everything is as it was.
+    Raises OSError; then everything is as before.
     """
     if not (finished.is_dir() and os.path.lexists(target)):
         os.replace(finished, target)
@@ -185,7 +185,7 @@ def put_in_place(finished: Path, target: Path) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Wait until a file, or a folder's list of names, is on the disk."""
+    """Wait until a file, or a folder's list of names, is stored on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -202,7 +202,7 @@ def _discard(path: Path) -> None:
 
 @functools.cache
 def _this_place() -> str:
-    """Eight digits of machine, boot and container, equal for all processes that can see each other."""
+    """Eight digits for machine, boot and container; the same for all processes that can see each other."""
     known = [platform.node()]
     with contextlib.suppress(OSError):
         known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8"))

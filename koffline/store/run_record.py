@@ -1,7 +1,7 @@
 """Record for repeating a run: its command line, digests of its inputs, threads and versions.
 
-Every folder of results gets this record as run.json, with all that differs from one day to the next: dates,
-seconds, the machine. The other files of the folder depend on the inputs, the settings and the seed alone.
+Every folder of results has this record as run.json, with everything that varies between runs: dates, seconds,
+the machine. The other files of the folder depend on the inputs, the settings and the seed only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _arguments: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
 
 @contextlib.contextmanager
 def command_line(arguments: Sequence[str]) -> Iterator[None]:
-    """Context of a command; arguments: its words after ``koffline``."""
+    """Context of a command; arguments: the words after ``koffline``."""
     token = _arguments.set(tuple(arguments))
     try:
         yield
@@ -44,17 +44,17 @@ def command_line(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def full_command() -> str:
-    """The running command line as typed, or the program's for a call from Python."""
+    """The running command line as typed, or the program's arguments for a call from Python."""
     return shlex.join(["koffline", *_running()])
 
 
 def shown_command() -> str:
-    """The command line without output options, which results may quote."""
+    """The command line without output options, for quoting in results."""
     return shlex.join(["koffline", *without_place(_running())])
 
 
 def without_place(arguments: Sequence[str]) -> list[str]:
-    """The words without --out, --resume and --force, and their values."""
+    """The words without --out, --resume and --force and their values."""
     kept: list[str] = []
     words = iter(arguments)
     for word in words:
@@ -62,15 +62,15 @@ def without_place(arguments: Sequence[str]) -> list[str]:
         if option not in _WHERE:
             kept.append(word)
         elif not assigned and (option == "--out" or (option == "--resume" and arguments[0] == "online")):
-            next(words, None)  # its value
+            next(words, None)  # skip the option's value
     return kept
 
 
 def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any) -> dict[str, Any]:
-    """Content of run.json as a run of the command ``kind`` begins; digests of its inputs are taken now.
+    """Content of run.json at the start of a run of the command ``kind``; digests of inputs are taken now.
 
-    inputs: files and folders that it reads without being named on the command line. known: more entries.
-    ``call`` repeats the run; it is None unless the running command is ``kind``.
+    inputs: further files and folders that the run reads, not named on the command line. known: more entries.
+    ``call``: what is needed to repeat the run; None unless the running command is ``kind``.
     """
     arguments, call = _arguments.get(), None
     if arguments[:1] == (kind,):
@@ -88,13 +88,13 @@ def start_run(kind: str, inputs: Iterable[str | Path | None] = (), **known: Any)
 
 
 def digests_of(names: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of every existing file or folder by name; modules and minari:<id> included."""
+    """SHA-256 of every existing file or folder by name, including modules and minari:<id>."""
     found = {name: path_of(name) for name in dict.fromkeys(names)}
     return {name: digest_of(path) for name, path in found.items() if path is not None}
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that decide numbers and files; those that are not installed are left out."""
+    """Versions of Python and of the installed packages that affect numbers and files."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -103,7 +103,7 @@ def versions() -> dict[str, str]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use; libraries start as many threads unless they are told otherwise."""
+    """Number of cores that this process may use; by default, libraries start as many threads."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
@@ -113,17 +113,17 @@ def _running() -> tuple[str, ...]:
 
 
 def named_in(words: Iterable[str]) -> list[str]:
-    """All parts of the words that may name a file: KEY=A,B too, as a name may hold = and commas."""
+    """All parts of the words that may name a file, including A and B of KEY=A,B."""
     values = ((word, word.partition("=")[2]) for word in words)
     return [name for word, value in values for name in (word, value, *value.split(","))]
 
 
 def path_of(name: str) -> Path | None:
-    """File or folder of a name, file://…, minari:<id> and epsilon:0.1:… included; None if there is none."""
+    """File or folder of a name, also of file://…, minari:<id> and epsilon:0.1:…; None if there is none."""
     name = _EPSILON.sub("", name.removeprefix("file://"))
     if name.startswith("-") or name in ("", "/"):
         return None
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # a name too long, of no user's home
+    with contextlib.suppress(OSError, ValueError, RuntimeError):  # too long a name, or an unknown user's home
         path = Path(name).expanduser()
         if path.is_file() or path.is_dir():  # pipes and devices are never opened
             return path
@@ -135,7 +135,7 @@ def path_of(name: str) -> Path | None:
 
 
 def _module_file(name: str) -> Path | None:
-    """Source file of ``package.module:name``, found without an import."""
+    """Source file of ``package.module:name``, found without importing it."""
     module, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(map(str.isidentifier, module.split("."))):
         return None
@@ -150,7 +150,7 @@ def now() -> str:
 
 
 def check_results(out: Path, force: bool, marker: str) -> None:
-    """Make the folder above ``out``; DataError before any work when ``out`` is a file, or holds something.
+    """Make the parent folder of ``out``. Raises DataError, before any work, if ``out`` is in use.
 
     marker: the JSON file of the result; results of other commands are not replaced, even with ``force``.
     """
@@ -161,6 +161,6 @@ def check_results(out: Path, force: bool, marker: str) -> None:
 
 
 def result_files(marker: str) -> tuple[str, ...]:
-    """Patterns of the files in the folder of a result."""
+    """Patterns of the files in a folder of results."""
     results = _ESTIMATES if marker in _ESTIMATES else (marker,)
     return (*results, FILE, "report.html", "plots/*.png")

@@ -1,4 +1,4 @@
-"""Training any d3rlpy algorithm, stock or ours, over a log, from one config file."""
+"""Training of d3rlpy's and koffline's algorithms on a log, from one config file."""
 
 from importlib import import_module
 from typing import Any

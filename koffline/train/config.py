@@ -1,4 +1,4 @@
-"""A training config and the plan of a sweep: YAML and ``key=value`` strings become frozen records."""
+"""Training configs and plans of sweeps: YAML and ``key=value`` strings become frozen records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FALLS = ("td_error", "continuous_action_diff")
 
 
 class SplitSettings(Section):
-    """Which episodes are kept from training; rows where the log has no episodes.
+    """Held-out episodes, which training does not see; rows if the log has no episodes.
 
     held_out: their share. seed: of the draw.
     """
@@ -35,13 +35,13 @@ class SplitSettings(Section):
 
 
 class DataSettings(Section):
-    """The log that is learned from.
+    """The log to learn from.
 
-    source: a file, a folder or minari:<id>; in a file relative to that file's folder. split: episodes that
-    are kept from training. discrete: declares so many discrete actions. continuous: declares continuous
-    actions within these two bounds. lazy: leaves the rows on disk and draws from shuffled blocks; unset,
-    it does so for a folder of shards that would take more than the memory below. memory: what the rows
-    that are held may take, 2GB where it is unset.
+    source: a file, a folder or minari:<id>; in a config file relative to its folder. split: episodes
+    held out from training. discrete: declares that number of discrete actions. continuous: declares
+    continuous actions within these two bounds. lazy: leaves the rows on disk and draws from shuffled blocks;
+    by default only for a folder of shards that needs more than ``memory``. memory: limit for the rows in
+    memory, by default 2GB.
     """
 
     source: str = Field(min_length=1)
@@ -56,7 +56,7 @@ class AlgoSettings(Section):
     """The algorithm, in d3rlpy's own form.
 
     type: its name, d3rlpy's or koffline's. params: what differs from the defaults of that type; a factory
-    inside is {type, params} too, or its type alone. policy: the .d3 file that fqe and kloss_fqe evaluate.
+    inside is {type, params} too, or its type only. policy: the .d3 file that fqe and kloss_fqe evaluate.
     """
 
     type: Any = None
@@ -67,9 +67,9 @@ class AlgoSettings(Section):
 class TrainSettings(Section):
     """How long to train.
 
-    n_steps: gradient steps; a last epoch that is not full is trained as well. n_steps_per_epoch: steps
-    between two evaluations. seed: of networks and mini-batches. save_interval: epochs between two model
-    files; the last model is always saved. threads: of this process.
+    n_steps: gradient steps; the last epoch may be shorter. n_steps_per_epoch: steps between two evaluations.
+    seed: of networks and mini-batches. save_interval: epochs between two model files; the last model is
+    always saved. threads: of this process.
     """
 
     n_steps: int = Field(10_000, ge=1)
@@ -82,7 +82,7 @@ class TrainSettings(Section):
 class LogEvaluatorSettings(Section):
     """An average over logged rows.
 
-    type: what is averaged, by d3rlpy's names. part: train or held_out; held_out where there is such a part.
+    type: what is averaged, by d3rlpy's names. part: train or held_out; by default held_out if there is one.
     """
 
     type: Literal[
@@ -97,10 +97,10 @@ class LogEvaluatorSettings(Section):
 
 
 class SoftOPCSettings(Section):
-    """Q(s, a) in episodes of a high return, minus that in all.
+    """Mean Q(s, a) in episodes of high return, minus the mean in all episodes.
 
-    type: soft_opc. part: train or held_out; held_out where there is such a part. return_threshold: the least
-    return that is high.
+    type: soft_opc. part: train or held_out; by default held_out if there is one. return_threshold: smallest
+    return that counts as high.
     """
 
     type: Literal["soft_opc"]
@@ -109,7 +109,7 @@ class SoftOPCSettings(Section):
 
 
 class EnvironmentSettings(Section):
-    """Mean return of episodes played in a Gymnasium environment, from the same starts every time.
+    """Mean return of episodes played in a Gymnasium environment, always from the same starts.
 
     type: environment. env: its Gymnasium name. episodes: how many. seed: of the starts.
     """
@@ -135,7 +135,7 @@ class LoggerSettings(Section):
 
 
 class TrainConfig(Section):
-    """Everything that decides a run, besides the rows of the log and the device."""
+    """Everything that determines a run, besides the rows of the log and the device."""
 
     data: DataSettings
     algo: AlgoSettings
@@ -144,17 +144,17 @@ class TrainConfig(Section):
     logger: LoggerSettings = Field({}, validate_default=True)
 
     def files(self) -> list[str]:
-        """The names of the log and the policy that a run reads."""
+        """Names of the log and the policy that a run reads."""
         return [name for name in (self.data.source, self.algo.policy) if name is not None]
 
 
 def load_config(
     path: str | Path | Mapping[str, Any], assignments: Iterable[str] = (), data: str | Path | None = None
 ) -> TrainConfig:
-    """The config of a YAML file (or of a mapping), with ``algo.params.gamma=0.98`` laid over it.
+    """The config of a YAML file (or mapping), overridden by assignments such as ``algo.params.gamma=0.98``.
 
-    data: replaces ``data.source``. Paths in a file are relative to the file's folder, all others to the
-    current one. Raises ConfigError in one line; an unknown key or type at any depth names the nearest.
+    data: replaces ``data.source``. Paths in a file are relative to the file's folder, others to the current
+    folder. Raises ConfigError in one line, with the nearest name for an unknown key or type at any depth.
     """
     laid = parse_assignments(assignments) | ({} if data is None else {"data.source": str(data)})
     content = {name: part for name, part in read_layers(path, laid, FILES).items() if part is not None}
@@ -170,7 +170,7 @@ def load_config(
 
 
 def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]:
-    """Settings by name; without a type the name is the type."""
+    """Evaluator settings by name; without a type, the name is the type."""
     if not isinstance(given, Mapping) or not all(isinstance(each, Mapping | None) for each in given.values()):
         raise ConfigError(f"evaluators is {given!r}; write it as lines of 'key: value'")
     made = {}
@@ -191,7 +191,7 @@ def _read_evaluators(given: Any, held_out: bool) -> dict[str, EvaluatorSettings]
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of the grid. values: the short name of each swept key, and its value in words."""
+    """One point of the grid. values: the value of each swept key as text, by the key's short name."""
 
     values: Mapping[str, str]
     config: TrainConfig
@@ -204,7 +204,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """Settings and seeds of a sweep, and the metric of its ranking. maximize: larger is better."""
+    """Settings and seeds of a sweep, and the metric for ranking. maximize: larger values are better."""
 
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
@@ -213,7 +213,7 @@ class SweepPlan:
 
     @property
     def inputs(self) -> list[str]:
-        """The logs and policies that the settings name."""
+        """All logs and policies in the settings."""
         return [name for setting in self.settings for name in setting.config.files()]
 
 
@@ -226,11 +226,11 @@ def make_plan(
     metric: str | None = None,
     maximize: bool | None = None,
 ) -> SweepPlan:
-    """Every combination of the values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
+    """Combine all values of ``grid`` (``key=1e-3,3e-4`` each) with ``seeds`` seeds.
 
-    Seeds count up from the config's ``train.seed``. metric: an evaluator's name, or a loss; without one the
-    return in an environment, else the only evaluator. Errors, losses and distances are better when small,
-    unless ``maximize`` says otherwise. Raises ConfigError in one line where one of the configs is wrong.
+    Seeds count up from the config's ``train.seed``. metric: an evaluator's name, or a loss; by default the
+    return in an environment, else the only evaluator. Errors, losses and distances are minimised, unless
+    ``maximize`` says otherwise. Raises ConfigError in one line if one of the configs is wrong.
     """
     axes = _parse_grid(grid)
     if seeds < 1:
@@ -255,7 +255,7 @@ def make_plan(
 
 
 def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
-    """``key=a,b,c`` as the items of a YAML list: commas in brackets or quotes do not separate them."""
+    """``key=a,b,c`` as a YAML list; commas in brackets or quotes do not separate values."""
     axes: dict[str, list[Any]] = {}
     for text in grid:
         key, _, values = text.partition("=")
@@ -274,7 +274,7 @@ def _parse_grid(grid: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _choose_metric(config: TrainConfig, name: str | None) -> tuple[str, bool]:
-    """The metric's name, and whether less of it is better."""
+    """The metric's name, and whether smaller values are better."""
     types = {key: settings.type for key, settings in config.evaluators.items()}
     if name is None:
         played = [key for key, kind in types.items() if kind == "environment"] or list(types)

@@ -46,8 +46,8 @@ _LOG = logging.getLogger(__name__)
 class TrainData:
     """Data of a run for training and evaluation.
 
-    rows, held_out: the two parts of a log in memory; of a log on disk, whole episodes of either part.
-    statistics: of a log on disk, of what is trained on.
+    rows, held_out: the two parts of a log in memory; for a log on disk, samples of whole episodes from them.
+    statistics: for a log on disk, those of the training part.
     """
 
     log: AnyLog
@@ -100,11 +100,11 @@ def _lazy_data(log: LazyTransitions, settings: DataSettings) -> TrainData:
 def prepared(config: TrainConfig, device: str, data: TrainData | None = None) -> Iterator[Parts]:
     """Make the parts of a run, with threads and random generators set by the config; writes nothing.
 
-    data: the log of the config, where it has been opened already. Raises KofflineError for what does not fit.
+    data: the config's log, if it is open already. Raises KofflineError for parts that do not fit together.
     """
     kind = config.algo.type
     with contextlib.ExitStack() as stack, quiet(), warnings.catch_warnings():
-        # Of the libraries that d3rlpy and Gymnasium need; an overflow shows as divergence.
+        # Warnings of the libraries behind d3rlpy and Gymnasium; overflows are reported as divergence.
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         named = r"(dataclasses_json|gymnasium|torch)\b"
         warnings.filterwarnings("ignore", category=UserWarning, module=named)
@@ -128,10 +128,10 @@ def prepared(config: TrainConfig, device: str, data: TrainData | None = None) ->
 
 
 def _make_buffer(algo: Any, config: TrainConfig, data: TrainData) -> Any:
-    """The log as the algorithm draws from it: rows, or paths for Trust-PCL.
+    """The log as the algorithm samples it: rows, or paths for Trust-PCL.
 
-    Raises DataError for paths of a log without episodes, and ConfigError where the algorithm needs more than
-    single rows, all that a log on disk provides.
+    Raises DataError for paths of a log without episodes, and ConfigError if the log is on disk, which
+    provides single rows only, and the algorithm needs more.
     """
     path_length = getattr(algo.config, "path_length", 1)
     if isinstance(data.log, Transitions):
@@ -172,7 +172,7 @@ def _record(config: TrainConfig, data: TrainData, device: str) -> dict[str, Any]
     if data.statistics is not None:
         trained, held_out = data.statistics.rows, rows - data.statistics.rows
     counts = {"rows": rows, "train_rows": trained, "held_out_rows": held_out}
-    is_lazy = isinstance(data.log, LazyTransitions)  # then the rows here are only some of those trained on
+    is_lazy = isinstance(data.log, LazyTransitions)  # then data.rows is only a sample of the training rows
     some = np.sort(counted_rows(data.rows))[: 0 if is_lazy else _FINGERPRINTS].astype("<u8").tobytes().hex()
     source = {"source": config.data.source, **counts, "lazy": is_lazy, "fingerprints": some}
     known = {"data": source, "digests": digests, "seed": config.train.seed, "device": device}
@@ -194,9 +194,9 @@ def _flat(value: Any, path: str) -> dict[str, Any]:
 
 
 class EnvironmentEvaluator:
-    """Mean return of greedy episodes, always from the same starts, played side by side.
+    """Mean return of greedy episodes, always from the same starts, played in parallel.
 
-    Raises ConfigError for an environment whose spaces are not the log's.
+    Raises ConfigError if the environment's spaces are not the log's.
     """
 
     def __init__(self, identifier: str, log: Transitions, episodes: int, seed: int) -> None:
@@ -208,7 +208,7 @@ class EnvironmentEvaluator:
         check_spaces(identifier, space, shape, *about, told, ConfigError)
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
-        """Mean undiscounted return. Raises ConfigError where the environment fails."""
+        """Mean undiscounted return. Raises ConfigError if the environment fails."""
         space, returns = self._copies.action_space, np.zeros(len(self._seeds))
         with own_randomness(self._seeds.start):
             observations, running = self._copies.reset(self._seeds), np.arange(len(returns))

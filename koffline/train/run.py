@@ -1,4 +1,4 @@
-"""A training run: any d3rlpy algorithm over a log, epoch by epoch, each ending in a checkpoint."""
+"""A training run: any d3rlpy algorithm on a log, in epochs that each end with a checkpoint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DivergedError(ConfigError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a run. metrics: of the last epoch; seconds: of training, over all its processes."""
+    """Progress of a run. metrics: of the last epoch; seconds: training time of all its processes."""
 
     epochs: int = 0
     steps: int = 0
@@ -59,12 +59,13 @@ def train(
     resume: bool = False,
     show_progress: bool = False,
 ) -> TrainResult:
-    """Train what the config says and leave a d3rlpy run directory in `out`.
+    """Train as the config says and write a d3rlpy run folder to `out`.
 
-    out: gets params.json, a CSV per metric, model_*.d3, config.yaml (every default filled in), run.json (data
-    digest, versions, seed, result) and checkpoint.pt. With `resume` a killed run goes on where its last epoch
-    ended and gives the same numbers as one that was never killed; a finished one is only reported, a missing
-    folder begun. Global random generators are left as they were. Raises KofflineError in one line.
+    out: gets params.json, a CSV per metric, model_*.d3, config.yaml (with all defaults), run.json (data
+    digest, versions, seed, result) and checkpoint.pt. With `resume` a killed run continues after its last
+    complete epoch and gives the same numbers as an uninterrupted run; a finished run is only reported, and a
+    missing folder is started. The global random generators are left unchanged. Raises KofflineError in one
+    line.
     """
     folder, total = Path(out), config.train.n_steps
     with prepared(config, device) as parts, open_run(folder, parts.record, identity_of, resume) as record:
@@ -105,7 +106,7 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
             with_timestamp=False,
             logger_adapter=RunLogger(algo, folder, config.logger.gradients, before),
             show_progress=False,
-            save_interval=2,  # never: epoch 1 is the only one that `fit` sees, models are saved by the run
+            save_interval=2,  # never reached: `fit` sees epoch 1 only; the run saves models
             evaluators=parts.evaluators,
             callback=lambda _, __, step: show(progress.steps + step),
         )
@@ -131,7 +132,7 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
 
 
 def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress) -> None:
-    """Save the model of an epoch whose checkpoint is there, if it is due and not there yet."""
+    """Save the model of a checkpointed epoch if it is due and not saved yet."""
     path, is_last = folder / f"model_{progress.steps}.d3", progress.steps == config.train.n_steps
     is_due = is_last or progress.epochs % config.train.save_interval == 0
     if progress.epochs and is_due and not path.exists():
@@ -140,7 +141,7 @@ def _keep_model(config: TrainConfig, folder: Path, algo: Any, progress: Progress
 
 
 def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress) -> None:
-    """Write the checkpoint; the one before stays until the new one is whole."""
+    """Write the checkpoint; the previous one stays until the new one is complete."""
     algo, model = parts.algo, io.BytesIO()
     algo.impl.save_model(model)
     state = {
@@ -158,10 +159,10 @@ def save_state(folder: Path, fingerprint: str, parts: Parts, progress: Progress)
 
 
 def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
-    """Restore algorithm, draws and generators from the checkpoint, and cut files back to it.
+    """Restore algorithm, draws and generators from the checkpoint, and cut log files back to it.
 
-    Raises ConfigError, with everything left as it is, for a checkpoint that is damaged, of another run, or
-    gone while models are there.
+    Raises ConfigError, and changes nothing, if the checkpoint is damaged, belongs to another run, or is
+    missing although there are models.
     """
     algo, path = parts.algo, folder / CHECKPOINT
     try:
@@ -182,7 +183,7 @@ def restore_state(folder: Path, fingerprint: str, parts: Parts) -> Progress:
     except (KeyError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{path} is of another version ({type(error).__name__}); train elsewhere") from None
     algo.set_grad_step(state["grad_step"])
-    for name, parameter in parameters_of(algo):  # some sum up over steps; optimisers skip what has none
+    for name, parameter in parameters_of(algo):  # some accumulate gradients; optimisers skip None
         parameter.grad = gradients[name].to(parameter) if name in gradients else None
     set_random_state(state["random"])
     parts.buffer.load_state_dict(json.loads(state["random"]["buffer"]))

@@ -1,7 +1,8 @@
-"""Sweeps: a config under every combination of a grid's values, each with every seed, ranked by a metric.
+"""Sweeps: a config with every combination of a grid's values and every seed, ranked by a metric.
 
-The folder of a run ends with a digest of all that decides its numbers: settings, seed, content of log and
-policy. It is trained once, whatever the grid. Settings are ranked by their interquartile mean over seeds.
+A run's folder name ends with a digest of everything that determines its numbers: settings, seed, contents of
+log and policy. It is therefore trained once, whatever the grid. Settings are ranked by their interquartile
+mean over seeds.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _OURS = (f"runs/*-{'[0-9a-f]' * 10}", "summary.md", "summary.json", "best.yaml",
 
 @dataclass(frozen=True)
 class Row(Spread):
-    """Scores of a setting, one per finished seed; ``diverged`` are infinitely bad. missing: other seeds."""
+    """Scores of a setting, one per finished seed; ``diverged`` of them are infinite. missing: other seeds."""
 
     setting: Setting
     scores: tuple[float, ...]
@@ -50,7 +51,7 @@ class Row(Spread):
 
 @dataclass(frozen=True)
 class SweepSummary:
-    """A sweep's outcome. rows: the best setting first, those that lack seeds last; failures: by run."""
+    """Result of a sweep. rows: the best setting first, settings without all seeds last; failures: by run."""
 
     plan: SweepPlan
     rows: tuple[Row, ...]
@@ -58,7 +59,7 @@ class SweepSummary:
 
     @property
     def best(self) -> Row | None:
-        """The first setting, where it has all seeds and a finite score."""
+        """The first setting, if it has all seeds and a finite score; else None."""
         first = self.rows[0]
         return None if first.missing or not math.isfinite(first.iqm) else first
 
@@ -73,12 +74,12 @@ def run_sweep(
     command: str = "",
     show_progress: bool = True,
 ) -> SweepSummary:
-    """Train what is not finished yet and write the summary; force: delete earlier runs first.
+    """Train all unfinished runs and write the summary; force: delete earlier runs first.
 
-    ``out`` gets runs/NAME (a run directory each), summary.json, .md and best.yaml. A killed sweep goes on;
-    values and seeds may be added or taken away. A run that fails is reported and the others go on. Raises
-    KofflineError, before anything is written, for what any run would refuse, for a cluster that is not there
-    and for a folder that is no sweep's.
+    ``out`` gets runs/NAME (a run folder each), summary.json, .md and best.yaml. A killed sweep is continued;
+    values and seeds may be added or removed. If a run fails, it is reported and the others go on. Raises
+    KofflineError, before anything is written, if any run would be refused, the cluster does not answer, or
+    the folder is no sweep's.
     """
     started = start_run("sweep", plan.inputs)
     names = _name_runs(plan, device)
@@ -106,13 +107,13 @@ def run_sweep(
 
 
 def train_run(record: Path, config: TrainConfig, device: str) -> None:
-    """Train in the folder of the record, going on where it was; divergence is a result too."""
+    """Train in the record's folder, resuming if possible; divergence counts as a result."""
     with contextlib.redirect_stdout(sys.stderr), _silent(), contextlib.suppress(DivergedError):
         train(config, record.parent, device=device, resume=True)
 
 
 def _name_runs(plan: SweepPlan, device: str) -> list[dict[str, TrainConfig]]:
-    """Check every setting as `train` will; give for each its configs with the seeds, by name of the run."""
+    """Check every setting as `train` does; return for each its configs by seed, under the run's name."""
     names: list[dict[str, TrainConfig]] = []
     labels: dict[str, str] = {}
     opened = None
@@ -140,7 +141,7 @@ def _name_run(setting: Setting, seed: int, digests: Mapping[str, str]) -> tuple[
 
 
 def _take_folder(out: Path, force: bool) -> None:
-    """Make the folder or continue in it. Raises ConfigError for a folder that is no sweep's."""
+    """Create or continue the folder. Raises ConfigError if it is no sweep's."""
     kind = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         kind = read_json(out / RECORD)["kind"]
@@ -152,7 +153,7 @@ def _take_folder(out: Path, force: bool) -> None:
 
 
 def _read_finished(path: Path) -> dict[str, Any] | None:
-    """The record, by its file, of a run that has ended with a model or has diverged, else None."""
+    """The record of a run that has ended with a model or has diverged; None for any other."""
     try:
         record = read_record(path.parent) or {}
     except ConfigError:  # damaged, which training reports
@@ -176,9 +177,9 @@ def _silent() -> Iterator[None]:
 def summarise(
     plan: SweepPlan, records: Sequence[Sequence[Record | None]], failures: Mapping[str, KofflineError]
 ) -> SweepSummary:
-    """Rank the settings. records: run.json of each setting and seed, None where the run is not finished.
+    """Rank the settings. records: run.json of each setting and seed, None if the run is not finished.
 
-    Raises ConfigError where no run has the metric.
+    Raises ConfigError if no run has the metric.
     """
     sign = -1.0 if plan.maximize else 1.0
     known = {name for found in records for run in found if run for name in run.get("metrics", {})}
@@ -189,7 +190,7 @@ def summarise(
     for setting, found in zip(plan.settings, records, strict=True):
         done = [run.get("metrics", {plan.metric: None}) for run in found if run is not None]
         scores = [metrics[plan.metric] for metrics in done if plan.metric in metrics]
-        kept = tuple(sign * math.inf if s is None else s for s in scores)  # not finite, or diverged
+        kept = tuple(sign * math.inf if s is None else s for s in scores)  # None: not finite, or diverged
         counts = {"diverged": sum(map(math.isinf, kept)), "missing": len(found) - len(kept)}
         rows.append(Row(**vars(spread_of(np.array(kept))), setting=setting, scores=kept, **counts))
     # Complete settings first, then by interquartile mean.
@@ -198,7 +199,7 @@ def summarise(
 
 
 def write_summary(summary: SweepSummary, folder: Path, command: str) -> None:
-    """Write best.yaml, summary.md and, last of all, summary.json."""
+    """Write best.yaml, summary.md and, at the end, summary.json."""
     (folder / "best.yaml").unlink(missing_ok=True)
     if summary.best is not None:
         write_config(folder / "best.yaml", summary.best.setting.config.resolved())

@@ -1,9 +1,9 @@
 """Untrusted arrays and models: NumPy files, pickles, torch.save and ONNX, read without imports.
 
-Every size is checked before memory is taken. A pickle may build numbers, texts and containers: its unpickler
-refuses every import. torch.load(weights_only=True) imports nothing but what rebuilds tensors; what an archive
-declares to hold is added up before. An ONNX tensor may say that its numbers lie in another file, by a path of
-the model's choice.
+Every size is checked before memory is allocated. A pickle may build numbers, texts and containers: its
+unpickler refuses every import. torch.load(weights_only=True) imports only what rebuilds tensors; the declared
+sizes in an archive are added up first. ONNX tensors may name another file for their numbers, by any path;
+these are refused.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class Header:
 
 
 class CheckedArchive:
-    """An open .npz, whose arrays are checked on access, as those of an HDF5 file are.
+    """An open .npz whose arrays are checked on access, as for HDF5 files.
 
-    datasets: names of everything in it, as numpy gives them.
+    datasets: names of all its entries, as numpy gives them.
     """
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
@@ -64,7 +64,7 @@ class CheckedArchive:
     def arrays(self, names: Collection[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
         """Some arrays; their memory is added up before the first is read. Raises Refused.
 
-        twice: those of the names that count twice, as more columns will be made of them.
+        twice: names that count twice, because further columns will be made of them.
         """
         headers = {name: self.dataset(name) for name in names}
         needed = {name: kept_bytes(header.shape, header.dtype) for name, header in headers.items()}
@@ -72,20 +72,20 @@ class CheckedArchive:
         return {name: _read(self._archive.open(self._members[name])) for name in names}
 
     def text(self, name: str) -> str | None:
-        """The text that an array holds; None where there is none. Raises Refused."""
+        """The text in an array; None if there is no such array. Raises Refused."""
         return str(self.arrays([name])[name]) if name in self else None
 
 
 @contextlib.contextmanager
 def open_npz(path: Path) -> Iterator[CheckedArchive]:
-    """Open an .npz for reading. Raises Refused for two arrays of one name; BadZipFile where it is none."""
+    """Open an .npz for reading. Raises Refused for two arrays of one name; BadZipFile if it is no .npz."""
     check_regular(path)
     with zipfile.ZipFile(path) as archive:
         yield CheckedArchive(archive)
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of an .npz: numbers and text. Raises Refused for anything else."""
+    """All arrays of an .npz, numbers and text. Raises Refused for anything else."""
     with open_npz(path) as archive:
         return archive.arrays([name for name in archive.datasets if name in archive])
 
@@ -101,9 +101,9 @@ def read_array(path: Path) -> np.ndarray:
 
 
 def _header(file: IO[bytes], name: str, size: int) -> Header:
-    """The header of an .npy of ``size`` bytes that begins here: its array takes just the rest of them.
+    """The header of an .npy of ``size`` bytes; its array must take exactly the bytes after the header.
 
-    Raises Refused for any header that cannot be parsed.
+    Raises Refused for a header that cannot be parsed.
     """
     head, numpy = io.BytesIO(file.read(min(size, _LONGEST_HEADER))), np.lib.format
     try:
@@ -126,7 +126,7 @@ def _header(file: IO[bytes], name: str, size: int) -> Header:
 
 
 def _read(file: IO[bytes]) -> np.ndarray:
-    """The array of an .npy whose header was looked at."""
+    """The array of an .npy whose header was checked."""
     with file, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         read = np.lib.format.read_array
@@ -148,9 +148,9 @@ def _refused_import(wanted: str) -> Refused:
 
 
 def load_tensors(source: Path | bytes) -> Any:
-    """The content of a file of torch.save, on the CPU.
+    """The content of a file written by torch.save, on the CPU.
 
-    Raises Refused, OSError, zipfile.BadZipFile, and what torch raises for a broken pickle.
+    Raises Refused, OSError, zipfile.BadZipFile, and torch's errors for a broken pickle.
     """
     import torch
 
@@ -172,7 +172,7 @@ def load_tensors(source: Path | bytes) -> Any:
 
 
 def check_onnx(content: bytes) -> None:
-    """Raise Refused where a model keeps numbers in other files, or is no model at all."""
+    """Raise Refused if the model keeps numbers in other files, or is no ONNX model."""
     import onnx
     from google.protobuf.message import DecodeError
 

@@ -1,7 +1,8 @@
-"""HDF5 files: untrusted ones are read without links out of them, in the memory allowed; ours are written.
+"""HDF5 files: untrusted ones are read within the file and the memory limit; ours are written.
 
 An HDF5 file may name other files in three ways: external links, external raw storage and virtual datasets.
-All three are refused before anything is followed. What is to be read is added up before memory is taken.
+All three are refused before anything is followed. The sizes of what will be read are added up before memory
+is allocated.
 
 After a failed write, for example on a full disk, closing an HDF5 file may abort the process. Files are
 therefore written through an object that keeps the first error and ignores all later writes. The library sees
@@ -48,14 +49,14 @@ class CheckedFile:
         return name in self._known
 
     def dataset(self, name: str) -> Any:
-        """The h5py.Dataset, for its shape and dtype: numbers that are in this file. Raises Refused."""
+        """The h5py.Dataset, for its shape and dtype; it must hold numbers in this file. Raises Refused."""
         check_dataset(self.raw[name], name)
         return self.raw[name]
 
     def slices(self, names: Sequence[str]) -> dict[str, Any]:
-        """Datasets to be read by slices: any slice takes little memory, all rows are in the file.
+        """Datasets to be read in slices: any slice takes little memory, and all rows are in the file.
 
-        Raises Refused, also for arrays beyond the memory limit that are compressed implausibly well.
+        Raises Refused, also for arrays beyond the memory limit whose compression is implausibly strong.
         """
         found, allowed = {name: self.raw[name] for name in names}, limits.memory_allowance()
         for name, array in found.items():
@@ -67,9 +68,9 @@ class CheckedFile:
         return found
 
     def arrays(self, names: Sequence[str], twice: Collection[str] = ()) -> dict[str, np.ndarray]:
-        """All numbers of some arrays, added up before the first is read. Raises Refused.
+        """All numbers of some arrays, whose memory is added up before the first is read. Raises Refused.
 
-        twice: those of the names that count twice, as more columns will be made of them.
+        twice: names that count twice, because further columns will be made of them.
         """
         needed = {name: max(check_dataset(self.raw[name], name)) for name in names}
         self._check_declared(names)
@@ -78,14 +79,14 @@ class CheckedFile:
         return {name: np.asarray(self.raw[name][()]) for name in names}
 
     def _check_declared(self, names: Iterable[str]) -> None:
-        """Raise Refused for arrays beyond the memory limit that are larger than the file can unpack to."""
+        """Raise Refused for arrays that exceed the memory limit and all that the file can unpack to."""
         size, declared = self._path.stat().st_size, sum(self.raw[name].nbytes for name in names)
         if declared > max(limits.memory_allowance(), size * limits.EXPANSION):
             remedy = "it is damaged or made to be read without end: export it again"
             raise Refused(f"it declares {shown_bytes(declared)} and has {shown_bytes(size)}; {remedy}")
 
     def text(self, attribute: str) -> str | None:
-        """The text of a root attribute; None where there is none. Raises Refused for anything else."""
+        """The text of a root attribute; None if there is none. Raises Refused for anything else."""
         if attribute not in self.raw.attrs:
             return None
         found = self.raw.attrs.get_id(attribute)
@@ -99,7 +100,7 @@ class CheckedFile:
         return text
 
     def episodes(self, count: int) -> range:
-        """Numbers of ``count`` episodes, each of one array or more. Raises Refused where there are fewer."""
+        """Numbers of ``count`` episodes, each with at least one array. Raises Refused if there are fewer."""
         if not 0 <= count <= len(self.datasets):
             raise Refused(f"it promises {count} episodes, which it does not hold; write it again")
         return range(count)
@@ -107,14 +108,14 @@ class CheckedFile:
 
 @contextlib.contextmanager
 def open_hdf5(path: Path) -> Iterator[CheckedFile]:
-    """Open a file for reading. Raises Refused for links that leave it; OSError where it is none."""
+    """Open a file for reading. Raises Refused for links to other files; OSError if it is no HDF5 file."""
     limits.check_regular(path)
     with h5py.File(path, "r", rdcc_nbytes=_CACHED_BYTES) as file:
         yield CheckedFile(file, path)
 
 
 class _KeptErrors(io.FileIO):
-    """A new file for HDF5; after ``error``, the first OSError of writing, nothing more is written."""
+    """A new file for HDF5; after the first OSError, kept in ``error``, nothing more is written."""
 
     error: OSError | None = None
 
@@ -127,7 +128,7 @@ class _KeptErrors(io.FileIO):
         return len(view)
 
     def readinto(self, buffer: Any) -> int:
-        """Read what was written; lost bytes are zeros."""
+        """Read the written bytes; lost bytes are zeros."""
         view = memoryview(buffer).cast("B")
         count = super().readinto(view)
         view[count:] = bytes(len(view) - count)
@@ -149,7 +150,7 @@ class _KeptErrors(io.FileIO):
 
 @contextlib.contextmanager
 def new_hdf5(path: Path) -> Iterator[Any]:
-    """A new h5py.File, whole at the end. Raises OSError where the disk does not take it."""
+    """A new h5py.File, complete at the end. Raises OSError if the disk refuses."""
     with _KeptErrors(path, "x+") as output:
         try:
             with h5py.File(output, "w", libver="v108") as file:
@@ -160,12 +161,12 @@ def new_hdf5(path: Path) -> Iterator[Any]:
 
 
 def write_text(file: Any, name: str, text: str) -> None:
-    """Store a text as a root attribute of fixed length, which readers find without HDF5's heaps."""
+    """Store a text as a root attribute of fixed length, so that readers need no HDF5 heap."""
     file.attrs[name] = np.bytes_(text.encode("utf-8"))
 
 
 def _walk(file: Any) -> list[str]:
-    """Paths of all arrays. Raises Refused at a link that leaves the file."""
+    """Paths of all arrays. Raises Refused for a link to another file."""
     links: list[tuple[str, Any]] = []
 
     def take(path: str, link: Any) -> bool | None:
@@ -182,9 +183,9 @@ def _walk(file: Any) -> list[str]:
 
 
 def check_dataset(found: Any, name: str) -> tuple[int, int]:
-    """Bytes of an array as a column, and of its smallest piece that can be read.
+    """Bytes of an array as a column, and of the smallest piece that can be read.
 
-    Raises Refused unless ``found`` is a readable array of numbers kept inside its file.
+    Raises Refused unless ``found`` is a readable array of numbers stored inside its file.
     """
     if not isinstance(found, h5py.Dataset):
         raise Refused(f"{name} is a {type(found).__name__.lower()}, not an array; store its numbers in one")

@@ -1,7 +1,7 @@
-"""Limits on untrusted files (memory, sizes, kinds), and the texts in them: JSON and plain YAML.
+"""Limits on untrusted files (memory, sizes, kinds), and their texts: JSON and plain YAML.
 
-`Refused` carries the sentence without the file's name; `one_line_errors` turns it, and whatever else reading
-or calling what others wrote may raise, into an error of ours.
+`Refused` has a sentence without the file's name. `one_line_errors` turns it, and any other error from reading
+or calling what others wrote, into one of our errors.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _INT, _FLOAT, _TEXT = (f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", 
 
 
 class Refused(ValueError):
-    """Raised with the reason why a file is not read, in words that follow its name."""
+    """Raised with the reason why a file is not read, worded to follow the file's name."""
 
 
 @contextlib.contextmanager
 def one_line_errors(
     name: str | Path, what: str, remedy: str, kind: type[KofflineError] = DataError
 ) -> Iterator[None]:
-    """Turn errors, of any type in damaged or hostile content, into one of ``kind``: name, what, and remedy.
+    """Turn errors of any type from damaged or hostile content into one of ``kind``: name, what, remedy.
 
-    Errors of that kind get the name in front if they lack it; our other errors pass as they are.
+    Errors of that kind get the name in front if they lack it; our other errors pass unchanged.
     """
     try:
         yield
@@ -57,7 +57,7 @@ def one_line_errors(
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first part of an exception's message in one line; of a TorchScript program its cause alone."""
+    """Type and beginning of an exception's message in one line; for a TorchScript program only its cause."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text, kind = str(error).strip(), type(error).__name__
@@ -69,16 +69,16 @@ def one_line(error: BaseException) -> str:
 
 
 def check_memory(declared: int, remedy: str = "") -> None:
-    """Raise Refused where ``declared`` bytes are more than the content of one file may take."""
+    """Raise Refused if ``declared`` bytes exceed what the content of one file may take."""
     if declared > (allowed := memory_allowance()):
         said = f"it takes {shown_bytes(declared)} in memory, {shown_bytes(allowed)} are allowed"
         raise Refused(f"{said}; set {MAX_BYTES} to {declared} or more if this machine has them{remedy}")
 
 
 def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
-    """Bytes of an array once it is a column: vectors of 64 bits, pictures as they are, the rest as floats.
+    """Bytes of an array as a column: vectors with 64 bits, images as they are, others as floats.
 
-    A file may declare flags and bytes where a log keeps floats: the size after conversion counts.
+    A file may declare flags and bytes where a log has floats: the size after conversion counts.
     """
     least = 8 if len(shape) < 2 else 1 if len(shape) > 2 and dtype == "uint8" else 4
     return math.prod(shape) * max(least, int(dtype.itemsize))
@@ -87,7 +87,7 @@ def kept_bytes(shape: Sequence[int], dtype: Any) -> int:
 def memory_allowance() -> int:
     """Bytes that the content of one file may take: KOFFLINE_MAX_BYTES, else a quarter of the memory.
 
-    Raises ConfigError where the variable holds no number of bytes.
+    Raises ConfigError if the variable is no number of bytes.
     """
     asked = os.environ.get(MAX_BYTES)
     if asked is None:
@@ -113,9 +113,9 @@ def machine_memory() -> int:
 
 
 def check_regular(path: Path) -> None:
-    """Raise Refused for pipes, devices and files of the system, whose reading may never end.
+    """Raise Refused for pipes, devices and system files, whose reading may never end.
 
-    OSError as the system gives it.
+    Raises OSError as the system does.
     """
     found = path.stat()
     made_up = any(os.path.isdir(root) and os.stat(root).st_dev == found.st_dev for root in ("/proc", "/sys"))
@@ -134,7 +134,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The value in a JSON file. Raises Refused, also for what is no JSON, and OSError."""
+    """The value in a JSON file. Raises OSError, and Refused also for invalid JSON."""
     return parse_json(read_bytes(path, TEXT_BYTES))
 
 
@@ -158,14 +158,14 @@ def shown_bytes(count: int) -> str:
 
 
 def check_inside(folder: Path, path: Path) -> None:
-    """Raise Refused where ``path`` is no regular file, or leads out of ``folder`` by a link or by ``..``."""
+    """Raise Refused if ``path`` is no regular file, or leads out of ``folder`` by a link or ``..``."""
     if not path.resolve().is_relative_to(folder.resolve()):
         raise Refused(f"{path.name} leads out of the folder; copy the file into it")
     check_regular(path)
 
 
 def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any, Any]:
-    """Top-level mapping of a file. name, kind: its name in errors, and their type."""
+    """Top-level mapping of a YAML file. name, kind: the file's name in errors, and their type."""
     remedy = "write lines of 'key: value'"
     with one_line_errors(name, "cannot be read", "check the path", kind):
         content = read_bytes(path, LARGEST_YAML)
@@ -177,10 +177,10 @@ def read_yaml_file(path: Path, name: str, kind: type[KofflineError]) -> dict[Any
 
 
 def parse_yaml(text: str | bytes) -> Any:
-    """Value of a YAML text of plain values.
+    """Value of a YAML text with plain values.
 
-    Raises Refused for one that is too deep, repeats keys, repeats values by aliases or names types by tags,
-    and yaml.YAMLError for what is no YAML.
+    Raises Refused for texts that are too deep, repeat keys, or use aliases or tags, and yaml.YAMLError for
+    invalid YAML.
     """
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
@@ -198,13 +198,13 @@ def parse_yaml(text: str | bytes) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """The safe loader, which refuses duplicate keys and reads 1:30 as a text.
+    """The safe loader, except that it refuses duplicate keys and reads 1:30 as text.
 
-    YAML 1.1 reads numbers with colons to the base 60, in a time that grows with the square of their length.
+    YAML 1.1 reads numbers with colons in base 60, in a time that grows with the square of their length.
     """
 
     def resolve(self, kind: Any, value: Any, implicit: Any) -> str:
-        """The tag of a node that states none."""
+        """The tag of a node without an explicit tag."""
         tag: str = super().resolve(kind, value, implicit)
         return _TEXT if tag in (_INT, _FLOAT) and ":" in value else tag
 

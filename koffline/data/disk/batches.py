@@ -1,8 +1,8 @@
-"""Mini-batches from a log on disk: a pool of random blocks in memory, drawn to its end, then the next one.
+"""Mini-batches from a log on disk: a pool of random blocks is read into memory, used up, and replaced.
 
-A row at random from a file costs milliseconds, a row of a block microseconds. Blocks are visited in random
-order, every row once in an epoch. A batch takes its rows from different blocks in turn, so that rows that lie
-side by side in the log hardly ever meet in a batch.
+Reading a random row from a file takes milliseconds, a row of a block microseconds. Blocks are visited in
+random order, each row once per epoch. A batch takes its rows from different blocks in turn, so that rows that
+are neighbours in the log are rarely in the same batch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ _ORDER, _ROWS = 1, 2  # independent random streams of one seed
 
 
 class BlockSampler:
-    """Draws mini-batches; every row comes once in an epoch, and a batch has rows of many blocks.
+    """Draws mini-batches from a log on disk: each row once per epoch, each batch from many blocks.
 
     pool_rows: rows of the pool; block_rows: rows read at once. part: draw only from that side of a split by
-    units. A pool is a function of the seed, its number and how the log is cut into
-    shards: the same seed on the same shards gives the same batches. Raises DataError for a shard that cannot
-    be read.
+    units. A pool depends on the seed, its number and the shards: the same seed on the same shards gives the
+    same batches. Raises DataError for a shard that cannot be read.
     """
 
     def __init__(
@@ -63,9 +62,9 @@ class BlockSampler:
         self._order = np.zeros(0, dtype=np.int64)  # of the rows in the pool
 
     def draw(self, count: int) -> dict[str, np.ndarray]:
-        """``count`` rows: columns of d3rlpy's mini-batches by name. Raises DataError for an unreadable shard.
+        """Draw ``count`` rows, as columns of d3rlpy's mini-batches. Raises DataError for an unreadable shard.
 
-        ``next_actions`` (B, ...) are those of the row below in the same episode, else the row's own.
+        ``next_actions`` (B, ...): actions of the next row in the same episode, else the row's own.
         """
         pieces: list[dict[str, np.ndarray]] = []
         while count:
@@ -81,7 +80,7 @@ class BlockSampler:
         return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
     def state_dict(self) -> dict[str, Any]:
-        """State, as plain values, from which ``load_state_dict`` continues with identical batches."""
+        """State as plain values; after ``load_state_dict`` the batches continue identically."""
         return {"of": self._identity, "pool": self._pool, "drawn": self._drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -48,9 +48,9 @@ class Column:
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """One file of a log: its path or URL, the rows and episodes (0 where there are none) in it.
+    """One file of a log: its path or URL, and its numbers of rows and episodes (0 without episodes).
 
-    ``sha256`` is that of the file as written. A manifest names it within its folder.
+    ``sha256``: digest of the file as written. In a manifest, the name is relative to the folder.
     """
 
     name: Annotated[str, Field(alias="file", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")]
@@ -61,11 +61,11 @@ class ShardInfo:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LazyTransitions:
-    """A log that stays on disk: N rows in shards, each checked like ``Transitions`` when it is read.
+    """A log that stays on disk: N rows in shards, which are checked like ``Transitions`` when they are read.
 
-    ``open_transitions(…, lazy=True)`` gives it. It is small, can be pickled and sent to other processes and
-    machines that see the same files. ``columns``: dtype and row shape of each column that the log has. An
-    episode never crosses shards; within each, ``episode_ids`` count 0, 1, 2, … .
+    Returned by ``open_transitions(…, lazy=True)``. The object is small and can be pickled and sent to
+    processes and machines that see the same files. ``columns``: dtype and row shape of each column of the
+    log. Every episode lies within one shard; in each shard, ``episode_ids`` count 0, 1, 2, … .
     """
 
     shards: tuple[ShardInfo, ...]
@@ -101,13 +101,13 @@ class LazyTransitions:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row in memory, its step and unit included."""
+        """Bytes of one row in memory, including its step and unit."""
         kept = sum(column.row_bytes for name, column in self.columns.items() if name not in COUNTED)
         return kept + (8 if self.has_episodes else 0) + 8
 
     @property
     def shard_names(self) -> tuple[str, ...]:
-        """Names of the shards in messages."""
+        """Names of the shards for messages."""
         return tuple(shard.name for shard in self.shards)
 
     def block_rows_for(self, memory_bytes: int) -> int:
@@ -115,12 +115,12 @@ class LazyTransitions:
         return max(1, int(memory_bytes) // self.row_bytes)
 
     def blocks(self, block_rows: int | None = None) -> Iterator[Transitions]:
-        """All rows in order, by blocks that do not cross shards but may begin inside an episode."""
+        """All rows in order, in blocks; a block lies in one shard but may begin inside an episode."""
         for shard in range(len(self.shards)):
             yield from self.shard_blocks(shard, block_rows)
 
     def shard_blocks(self, shard: int, block_rows: int | None = None) -> Iterator[Transitions]:
-        """The rows of one shard in order. Raises DataError naming the shard and the row that is wrong."""
+        """The rows of one shard in order. Raises DataError that names the shard and the wrong row."""
         size = self.block_rows_for(BLOCK_BYTES) if block_rows is None else block_rows
         if size < 1:
             raise DataError(f"block_rows is {block_rows}; give at least one row")
@@ -135,7 +135,7 @@ class LazyTransitions:
 
     @contextlib.contextmanager
     def open_shard(self, shard: int) -> Iterator[OpenShard]:
-        """Open one shard for several reads. Raises DataError naming it, also for errors inside the block."""
+        """Open a shard for several reads. DataErrors, also those raised in the context, name the shard."""
         name, keys = self.shards[shard].name, [column.key for column in self.columns.values()]
         with reading(name, "HDF5"), remote.local_file(name) as path, open_hdf5(path) as file:
             yield OpenShard(self, shard, file.slices([key for key in keys if key in file]))
@@ -155,9 +155,9 @@ class LazyTransitions:
 
     @cached_property
     def sha256(self) -> str:
-        """Digest of the rows, the same as ``Transitions.sha256`` of the loaded log, however it is cut.
+        """Digest of the rows; equals ``Transitions.sha256`` of the loaded log, whatever the shards.
 
-        Recorded in the manifest; else computed in one pass, column by column.
+        It is taken from the manifest, else computed in one pass, column by column.
         """
         return self.metadata.sha256 or checks.digest_columns(
             (name, (len(self), *column.shape), np.dtype(column.dtype), self._parts(name, column))
@@ -182,7 +182,7 @@ class LazyTransitions:
 
 
 class OpenShard:
-    """An open shard. Raises DataError unless its arrays still have the shapes and kinds they had."""
+    """An open shard. Raises DataError if shapes or kinds of its arrays differ from the log's columns."""
 
     def __init__(self, log: LazyTransitions, shard: int, arrays: Mapping[str, Any]) -> None:
         self._log, self._info, self._arrays = log, log.shards[shard], arrays
@@ -195,7 +195,7 @@ class OpenShard:
                 raise DataError(f"{said} {column.dtype}; copy or write the file again")
 
     def column(self, name: str, start: int, stop: int) -> np.ndarray:
-        """(B, ...) values of a column, in its dtype but otherwise unchecked."""
+        """Values (B, ...) of a column, in its dtype but otherwise unchecked."""
         column = self._log.columns[name]
         values = np.asarray(self._arrays[column.key][start:stop])
         # whole numbers and flags are checked before they are cast
@@ -206,7 +206,7 @@ class OpenShard:
         return {name: self.column(name, start, stop) for name in self._log.columns if name not in COUNTED}
 
     def block(self, start: int, stop: int) -> Transitions:
-        """Checked rows start … stop − 1; ``units`` count within the shard. Raises DataError."""
+        """Checked rows start … stop − 1, with units counted within the shard. Raises DataError."""
         space, info = self._log.action_space, self._info
         checked = checks.row_columns(self.columns(start, stop), space, start)
         if not self._log.has_episodes:
@@ -226,7 +226,7 @@ AnyLog = Transitions | LazyTransitions
 
 
 def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
-    """Yield the rows of one shard in blocks of whole units: no episode lies in two blocks."""
+    """Yield the rows of one shard in blocks of whole units, so that no episode is split between blocks."""
     waiting: list[Transitions] = []
     for block in blocks:
         if block.steps is None:
@@ -246,7 +246,7 @@ def in_whole_units(blocks: Iterable[Transitions]) -> Iterator[Transitions]:
 
 
 def joined(parts: Sequence[Transitions]) -> Transitions:
-    """Rows of consecutive parts of a log."""
+    """Concatenate consecutive parts of a log."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
@@ -255,7 +255,7 @@ def joined(parts: Sequence[Transitions]) -> Transitions:
 
 
 def _check_episodes(block: Transitions, start: int) -> None:
-    """Raise DataError unless steps count 0, 1, 2, … in each unit and flags stand at last rows only."""
+    """Raise DataError unless steps count 0, 1, 2, … in each unit and only last rows are flagged."""
     if block.steps is not None:
         begun = np.diff(block.units)  # 1 where an episode begins, 0 inside, others wrong
         counted = np.where(begun == 0, block.steps[:-1] + 1, -np.abs(begun - 1))

@@ -1,7 +1,8 @@
-"""A folder of shards, at a path or a URL, and its ``manifest.json``, which says what the log is.
+"""A folder of shards, at a path or a URL, and its ``manifest.json``, which describes the log.
 
-Each shard is a flat koffline HDF5 file. A folder is written whole or not at all, in memory bounded by the
-rows of one `append`, and opened from the manifest alone. Any other log is first made into such a folder.
+Each shard is a flat koffline HDF5 file. A folder is written atomically, with memory bounded by the rows of
+one `append`, and is opened from its manifest alone. Other kinds of logs are first converted into such a
+folder.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def open_lazy(source: str | os.PathLike[str], action_space: SpaceRequest | None 
 
 
 class _Manifest(BaseModel):
-    """The content of ``manifest.json``, and the metadata by the names of its fields."""
+    """The content of ``manifest.json``; further keys are the fields of the metadata."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -63,7 +64,7 @@ class _Manifest(BaseModel):
 
 
 def write_manifest(folder: Path, log: LazyTransitions) -> None:
-    """Write ``manifest.json`` into a folder that nobody reads yet; its shards are named by their paths."""
+    """Write ``manifest.json`` into a folder that is not in use yet; shards are given by their paths."""
     shards = [dataclasses.asdict(shard) for shard in log.shards]
     described = {
         "format": SHARDS,
@@ -108,19 +109,19 @@ def _read_manifest(folder: str) -> LazyTransitions:
 
 
 def _refuse_link(name: str) -> None:
-    """Raise DataError for a symbolic link: one within the folder would count a shard twice."""
+    """Raise DataError for a symbolic link, since a link within the folder could count a shard twice."""
     path = remote.local_path(name)
     if path is not None and path.is_symlink():
         raise DataError(f"{name} is a link, which is not followed; copy the folder with the files themselves")
 
 
 class ShardWriter:
-    """Append logs of whole episodes; they are cut into shards of at most ``shard_rows`` rows.
+    """Append logs of whole episodes to a new folder of shards with at most ``shard_rows`` rows each.
 
-    An episode longer than that has a shard of its own. Use it as a context manager: the folder takes its name
-    when the block ends well; otherwise nothing stays. ``metadata`` may be set until then; without it, that of
-    the first log appended is kept. Where the shards are cut depends on the episodes alone, not on how they
-    come in. force: replaces a folder of shards of that name. Raises DataError.
+    A longer episode gets a shard of its own. Use it as a context manager: the folder appears when the block
+    ends without an error; otherwise nothing is left behind. ``metadata`` may be set until then; default: that
+    of the first appended log. Where shards are cut depends on the episodes only, not on how they are
+    appended. force: replace a folder of shards with that name. Raises DataError.
     """
 
     def __init__(self, target: str | os.PathLike[str], shard_rows: int, force: bool = False) -> None:
@@ -181,7 +182,7 @@ class ShardWriter:
             done, row = fitting, stop
 
     def _write(self, columns: dict[str, np.ndarray]) -> None:
-        """Write rows of whole episodes to the open shard and number the episodes within it."""
+        """Write rows of whole episodes to the open shard, and number the episodes within the shard."""
         start, stop = self._rows, self._rows + len(columns["rewards"])
         if not start:
             self._open_shard()

@@ -1,1 +1,1 @@
-"""Tables as people keep them (Parquet, Arrow, CSV): columns by name in, transitions out."""
+"""Tables (Parquet, Arrow, CSV, arrays) as logs: columns are given by name and become transitions."""

@@ -1,4 +1,4 @@
-"""Rows of whole episodes, as they stand in a table, made into the columns of transitions."""
+"""Make the columns of transitions from rows of whole episodes, as they are in a table."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from koffline.errors import DataError, counted
 
 
 def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
-    """Aligned columns of a piece that holds whole episodes; None where no row is left.
+    """Aligned columns of a piece with whole episodes; None if no row is left.
 
-    Episodes and rows are in the order of `_ordered`; ``table.counts`` gets what was done. Raises DataError
-    with all that is wrong.
+    Episodes and rows are in the order of `_ordered`; ``table.counts`` records what was done. Raises DataError
+    with all problems.
     """
     roles, counts = table.roles, table.counts
     if table.is_open:
@@ -50,7 +50,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
         log["weights"] = _numbers(frame[roles.weight])
     if roles.behavior is not None:
         found = _numbers(frame[roles.behavior])
-        with np.errstate(divide="ignore", invalid="ignore"):  # what is none is a problem, see below
+        with np.errstate(divide="ignore", invalid="ignore"):  # bad values are reported below
             log["behavior_log_probabilities"] = np.log(found) if roles.behavior_probability else found
     if not roles.stands_alone or roles.one_step:
         log["episode_ids"] = counts.episodes + episodes
@@ -79,7 +79,7 @@ def assemble(frame: pl.DataFrame, table: Table) -> RawLog | None:
 
 
 def _check_numbers(log: dict[str, np.ndarray], table: Table) -> None:
-    """Add as problems, by the names that the table has for them, numbers that no log may hold."""
+    """Add problems for numbers that no log may hold, with the table's names for the columns."""
     roles = table.roles
     named = {"rewards": roles.reward, "weights": roles.weight, "behavior_log_probabilities": roles.behavior}
     for key, name in named.items():
@@ -128,10 +128,10 @@ def _last(episodes: np.ndarray) -> np.ndarray:
 def _cut(
     frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table
 ) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows before the first missing value of each episode, where that is to end it.
+    """Cut episodes before their first row with a value missing in a ``cut`` column; changes ``log``.
 
-    Where only the rest of that row is missing, its observation is the last one: it stays as a row that has no
-    next observation, and if it is flagged terminal, the row above it is. Changes the flags in ``log``.
+    If that row still has its observation, it is kept as the last row, which has no next observation; if it is
+    flagged terminal, the row before it becomes terminal.
     """
     roles = table.roles
     named = [name for name in frame.columns if roles.impute.get(name) == CUT and table.missing[name]]
@@ -167,10 +167,10 @@ def _cut(
 def _without_next(
     frame: pl.DataFrame, episodes: np.ndarray, log: dict[str, np.ndarray], table: Table
 ) -> tuple[pl.DataFrame, np.ndarray]:
-    """The rows whose next observation is there; a terminal row needs none, and its own one stands in.
+    """The rows that have a next observation; a terminal row needs none and gets its own. Changes ``log``.
 
-    A last row without one is left out, like the last row of a table that has no next observations; any other
-    is a problem. Changes the flags in ``log``.
+    A last row without a next observation is left out, as in tables without next observations; elsewhere it is
+    a problem.
     """
     roles = table.roles
     named = [name for name in roles.next_observations if table.missing[name] and name not in roles.impute]
@@ -196,10 +196,10 @@ def _without_next(
 
 
 def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
-    """Rows by episode and time, two at one time are a problem; episodes in the order of their first dates.
+    """Rows by episode and time; episodes by their first dates, else by the places of their first steps.
 
-    Else they are in the order in which the table has their first steps: not of first appearance, since long
-    episodes appear early where rows are mixed up.
+    The place is that of the first step, not of the first row, because long episodes appear early if rows are
+    mixed. Two rows of an episode at the same time are a problem.
     """
     roles, counts = table.roles, table.counts
     row = pl.int_range(pl.len(), dtype=pl.Int64)
@@ -241,7 +241,7 @@ def _ordered(frame: pl.DataFrame, table: Table) -> pl.DataFrame:
 
 
 def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.DataFrame:
-    """Rows in order, missing values replaced as asked for; those that nothing can replace are a problem."""
+    """Rows in order, missing values replaced as requested; values that cannot be replaced are a problem."""
     columns = []
     for name, how in table.roles.impute.items():
         if how == CUT or not table.missing[name]:
@@ -268,7 +268,7 @@ def _imputed(frame: pl.DataFrame, episodes: np.ndarray, table: Table) -> pl.Data
 
 
 def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.ndarray:
-    """(N, d) in row order, or in the shape of an observation that koffline wrote as lists."""
+    """Observations (N, d) in row order, or in the stored shape if koffline wrote them as lists."""
     found, shape = _matrix(frame, columns, table.observation_type, table), table.observation_shape
     if shape is not None and int(np.prod(shape)) != found.shape[1]:
         raise DataError(f"{table.source}: the koffline description is damaged; write the file again")
@@ -276,7 +276,7 @@ def _vectors(frame: pl.DataFrame, columns: tuple[str, ...], table: Table) -> np.
 
 
 def _matrix(frame: pl.DataFrame, columns: tuple[str, ...], kind: Any, table: Table) -> np.ndarray:
-    """(N, d) from columns of numbers, or one of lists of them."""
+    """(N, d) from columns of numbers, or from one column of lists."""
     if (width := table.widths.get(columns[0])) is None:
         return frame.select(pl.col(columns).cast(kind)).to_numpy(order="c")
     return frame[columns[0]].explode(empty_as_null=False).cast(kind).to_numpy().reshape(-1, width)

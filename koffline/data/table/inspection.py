@@ -1,4 +1,4 @@
-"""A first look at a stranger's table: its columns, guessed roles, everything wrong, and a mapping to edit."""
+"""A first look at an unknown table: its columns, guessed roles, all problems, and a mapping to edit."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _CHOICES = {
     "drop_duplicates": "exact, or first or last of rows of one episode and time",
 }
 _SEVERAL = ("observations", "next_observations", "action")
-_FEW_VALUES = 20  # a column with more does not say how an episode ended
-_BY_CHANCE = 5  # rows: fewer may be last ones by chance
+_FEW_VALUES = 20  # a column with more values cannot be an end flag
+_BY_CHANCE = 5  # fewer rows may be last rows by chance
 
 
 @dataclass
 class Inspection:
-    """Columns of the first ``rows`` rows of a log, what is wrong, and for a table the guessed mapping.
+    """Columns of the first ``rows`` rows of a log, problems, and for a table the guessed mapping.
 
-    ``is_open``: only the user knows which rows are an episode.
+    ``is_open``: only the user can say which rows form an episode.
     """
 
     source: str
@@ -63,7 +63,7 @@ class Inspection:
         return {**vars(self), "columns": columns}
 
     def to_yaml(self) -> str:
-        """The mapping with its problems and what else may be chosen, to be edited and used."""
+        """The mapping as YAML to edit, with problems and alternatives as comments."""
         lines = [
             f"# Columns of {printable(self.source)}, guessed from its first {self.rows} rows. Edit, then:",
             "#   koffline evaluate FILE --mapping THIS_FILE --policy POLICY --gamma 0.99",
@@ -84,7 +84,7 @@ class Inspection:
 
 
 def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspection:
-    """Look at the first rows of a table and guess a mapping. Raises DataError, also for what needs none."""
+    """Look at the first rows of a table and guess a mapping. Raises DataError, also if none is needed."""
     name = os.fspath(source)
     has_roles = is_log_source(name)
     if not has_roles:
@@ -129,7 +129,7 @@ def inspect_table(source: str | os.PathLike[str], rows: int = 100_000) -> Inspec
 
 
 def _check_ends(found: Inspection) -> None:
-    """Ask about a feature with values that stand in last rows of episodes alone: they may be its ends."""
+    """Find features with values that occur in last rows of episodes only: they may mark terminations."""
     roles = {each.role: each.values for each in found.columns}
     if "episode" not in roles or "terminal" in roles or 2 * roles["episode"].n_unique() > found.rows:
         return
@@ -156,7 +156,7 @@ def _check_ends(found: Inspection) -> None:
 
 
 def _check_states(found: Inspection) -> None:
-    """Leave out features whose every value occurs with one action only: they may be results of the action."""
+    """Leave out features whose values each occur with one action only: they may be results of the action."""
     actions = [each for each in found.columns if each.role == "action" and each.distinct > 1]
     for each in found.columns if len(actions) == 1 else ():
         if each.role == "observations" and 2 <= each.distinct <= found.rows // 10:
@@ -169,7 +169,7 @@ def _check_states(found: Inspection) -> None:
 
 
 def _propose(found: Inspection, held: pl.DataFrame) -> None:
-    """Write the mapping: roles, encodings, missing values, ends of episodes, repeated rows."""
+    """Fill in the mapping: roles, encodings, missing values, ends of episodes, repeated rows."""
     mapping = found.mapping
     for each in found.columns:
         if each.role in _SEVERAL:
@@ -201,7 +201,7 @@ def _propose(found: Inspection, held: pl.DataFrame) -> None:
     if repeated and {"episode", "time"} <= mapping.keys():
         found.problems.append(said)
         mapping["drop_duplicates"] = "exact"
-    elif repeated and "episode" in mapping:  # without one a decision may well be like another
+    elif repeated and "episode" in mapping:  # without episodes, equal rows are plausible
         found.notes.append(said)
 
 

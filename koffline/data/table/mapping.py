@@ -1,4 +1,4 @@
-"""A mapping: which columns of a table are which parts of a transition; its formulas."""
+"""Mappings: which columns of a table are which parts of a transition; formulas over columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OWN_ROLES = """observations action reward next_observations terminal truncated 
 EXAMPLE = "--observations 'x_*' --action a --reward r --episode id --time t --terminal done"
 INSPECT = "`koffline data inspect FILE --out mapping.yaml` writes a first mapping"
 CUT = "cut"
-# A row that is an episode by itself has none of these.
+# Fields that do not apply to one-step episodes.
 _OF_EPISODES = ("episode", "terminal", "truncated", "next_observations", "last_row", "drop_duplicates")
 
 
@@ -71,7 +71,7 @@ _Imputed = Annotated[
 class TableMapping(pydantic.BaseModel):
     """Columns of a table by their part in a transition; the keys of a YAML mapping file are the same.
 
-    Raises DataError where the record contradicts itself.
+    Raises DataError if fields contradict each other.
 
     observations, action, next_observations: one column or several, with ``*`` and ``?`` for any text and any
     letter; matches are taken in natural order (x_2 before x_10).
@@ -80,17 +80,17 @@ class TableMapping(pydantic.BaseModel):
     time: a column of numbers or times.
     behavior_probability, behavior_log_probability: the column of the logged action's probability.
     weight: a column of numbers of at least 0.
-    cluster: a column of ids of what several episodes share (a user), so that they depend on each other.
-    action_names: the values of a discrete action in the order of their numbers; else texts are sorted.
+    cluster: a column of ids (such as the user's) that several dependent episodes share.
+    action_names: the values of a discrete action in the order of their numbers; by default texts are sorted.
     impute: what replaces missing values (zero, mean, forward, a number; cut ends the episode before the row).
     encode: which observations are categories, one-hot or ordinal by column, or {ordinal: [small, large]}.
     one_step: true if every row is an episode of one step, false if all rows are one episode.
-    last_row: terminal or cut, what the last row of an episode is that has no flag.
+    last_row: terminal or cut: what an episode's last row without a flag means.
     decimal_comma: true if the text 1,5 means 1.5.
     drop_duplicates: of rows of one episode and time, drop those that are equal (exact), or keep one (first,
     last).
     gamma: the log's discount hint, inside (0, 1).
-    by: a column that tells groups of episodes apart by what it holds in their first row.
+    by: a column whose value in an episode's first row defines the episode's group.
     """
 
     model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
@@ -150,19 +150,19 @@ class TableMapping(pydantic.BaseModel):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column that is read."""
+        """All columns that are read."""
         return _each(*self.needed, self.by)
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Every column that rows are made of."""
+        """All columns that transitions are made of."""
         time = None if self.one_step else self.time  # rows that are episodes have no order
         flags = (self.terminal, self.truncated)
         return _each(*self.numbers, *self.action, self.episode, time, *flags, self.cluster)
 
     @property
     def stands_alone(self) -> bool:
-        """Whether every row is a transition by itself."""
+        """Whether every row is a transition without links to other rows."""
         linked = self.episode is not None or self.time is not None or self.one_step is not None
         return bool(self.one_step) or (bool(self.next_observations) and not linked)
 
@@ -192,7 +192,7 @@ MappingRequest = TableMapping | Mapping[str, Any] | str | os.PathLike[str]
 
 
 def as_mapping(given: MappingRequest) -> TableMapping:
-    """The record itself, a dict with its keys, or the path of a YAML file with them. Raises DataError."""
+    """A mapping from the record itself, a dict with its keys, or a YAML file. Raises DataError."""
     if isinstance(given, TableMapping):
         return given
     if not isinstance(given, Mapping):
@@ -201,7 +201,7 @@ def as_mapping(given: MappingRequest) -> TableMapping:
 
 
 def own_mapping(names: Iterable[str]) -> TableMapping | None:
-    """The mapping of a table that koffline wrote, told by its column names; None for any other."""
+    """The mapping of a table that koffline wrote, recognised by its column names; None for other tables."""
     present = set(names)
     found: dict[str, Any] = {}
     for role, (key, *_) in zip(_OWN_ROLES, KEYS.values(), strict=True):
@@ -224,18 +224,18 @@ _CALLED: dict[str, Callable[..., pl.Expr]] = {"min": pl.min_horizontal, "max": p
 
 @dataclass(frozen=True)
 class Formula:
-    """Arithmetic over columns, which polars computes; nothing of the text is executed.
+    """Arithmetic over columns, computed by polars; the text is never executed.
 
-    ``value`` is a column named by the text: null where a number that it needs is missing.
+    ``value``: a column named by the text, null where a needed number is missing.
     """
 
     text: str
-    columns: Mapping[str, bool]  # that are read: whether compared with texts, else as numbers
+    columns: Mapping[str, bool]  # columns in the formula: True if compared with texts, else numbers
     value: pl.Expr = field(repr=False, compare=False)
 
 
 def parse_formula(text: str) -> Formula | None:
-    """The formula that a text is; None for a single word. Raises DataError for anything else."""
+    """Parse a formula; None for a single word. Raises DataError for anything else."""
     quoted: list[str] = re.findall(r"`([^`]+)`", text)
     names = {f"_quoted_{i}": name for i, name in enumerate(quoted)}
     places, columns = iter(names), dict[str, bool]()
@@ -253,7 +253,7 @@ def parse_formula(text: str) -> Formula | None:
 
 
 def _read(name: str, is_text: bool) -> pl.Expr:
-    """A column as texts, an empty cell as '', or as numbers."""
+    """A column as texts (an empty cell as ''), or as numbers."""
     column = pl.col(name)
     if is_text:
         return column.cast(pl.String).str.strip_chars().fill_null("")
@@ -261,9 +261,9 @@ def _read(name: str, is_text: bool) -> pl.Expr:
 
 
 def _expression(node: ast.expr, names: Mapping[str, str], columns: dict[str, bool]) -> pl.Expr:
-    """polars' expression of a tree; ``columns`` gets what it reads and whether as texts.
+    """The polars expression of a syntax tree; adds to ``columns`` what it reads, and whether as text.
 
-    Raises ValueError or KeyError for what is not in the grammar.
+    Raises ValueError or KeyError for anything outside the grammar.
     """
 
     def of(each: ast.expr) -> pl.Expr:

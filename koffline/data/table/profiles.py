@@ -29,9 +29,9 @@ NEXT = re.compile(r"^(?:next|new)[_. -]?(.+)$|^(.+)[_. -]next$", re.I)
 
 @dataclass
 class Profile:
-    """One column of the rows looked at: its ``values`` as they would be read, their ``kind`` in words.
+    """One column of the inspected rows: its ``values`` as they would be read, and their ``kind`` in words.
 
-    ``texts``: what a column of text holds; ``problem``: what may be wrong with them, and a remedy.
+    ``texts``: the original texts of a text column; ``problem``: what may be wrong with them, and a remedy.
     """
 
     name: str
@@ -58,12 +58,12 @@ class Profile:
 
     @property
     def is_number(self) -> bool:
-        """Whether values are numbers or yes and no."""
+        """Whether values are numbers or booleans."""
         return self.values.dtype.is_numeric() or self.values.dtype == pl.Boolean
 
     @property
     def is_time(self) -> bool:
-        """Whether values are instants, dates or durations, or meant as such."""
+        """Whether values are instants, dates or durations, or texts that seem to be meant as times."""
         return self.kind == _MIXED or self.values.dtype.is_temporal()
 
     @property
@@ -85,7 +85,7 @@ class Profile:
         return str(value).removesuffix("+00:00") + " UTC" * str(value).endswith("+00:00")
 
     def rank(self, role: str) -> int:
-        """Place of the likeliest word of the name among those of the role; `_NONE` without one."""
+        """Position of the likeliest word of the name among the role's words; `_NONE` without one."""
         words = _ROLES[role][0].split()
         parts = [part.lower() for part in re.findall(r"[A-Za-z][a-z]*|[A-Z]+(?![a-z])", self.name)]
         whole = "".join(parts)
@@ -94,7 +94,7 @@ class Profile:
         return min((words.index(part) for part in parts if part in words and len(part) > 1), default=_NONE)
 
     def time_rule(self) -> str:
-        """Rule by which a column of times is read, with an example; empty if it cannot be read."""
+        """How a column of times is read, with an example; empty if it cannot be read."""
         if self.kind == _MIXED:
             return ""
         if self.values.dtype.is_numeric():
@@ -173,7 +173,7 @@ _ROLES: dict[str, tuple[str, Callable[[Profile], bool], str]] = {
 
 
 def guess_roles(profiles: Sequence[Profile]) -> None:
-    """Set the role of each column and its reason, by its name and by its values."""
+    """Set the role of each column, with a reason, from its name and values."""
     names = {each.name for each in profiles}
     for each in profiles:
         if not each.name or is_pattern(each.name):
@@ -221,7 +221,7 @@ def guess_roles(profiles: Sequence[Profile]) -> None:
 
 
 def _as_observation(each: Profile) -> tuple[str, str]:
-    """Role of a column without a telling name, observation or ignored, and the reason."""
+    """Role (observation or ignored) and reason for a column whose name does not tell its role."""
     if each.distinct == 1:
         return IGNORED, "the same value in every row"
     if each.is_time:

@@ -1,7 +1,8 @@
 """Readers of a table's files: CSV, Parquet, Arrow, HDF5 and NPZ as frames; their errors.
 
-pyarrow reads Parquet and Arrow: polars ends the process on a damaged page or message (it allocates the length
-declared there), decodes a row group at a time, and tells no sizes before it reads.
+Parquet and Arrow are read by pyarrow. polars would abort the process on a damaged page or message (it
+allocates the length declared there), decodes a whole row group at a time, and does not tell sizes before it
+reads.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _Frames = Iterator[pl.DataFrame]
 
 @dataclass(frozen=True)
 class Reader:
-    """An open file of a table: names and types of its columns, and what is written beside them.
+    """An open file of a table: names and types of its columns, and its metadata (``described``).
 
-    frames: columns, of the types asked for where that is possible, in frames of at most N rows. declared:
-    bytes of columns in memory for numbers of at least ``itemsize``, and of what is decoded at once; 0 where a
-    format tells no sizes.
+    frames: yields columns, if possible with the requested types, in frames of at most N rows. declared: bytes
+    of columns in memory, for numbers of at least ``itemsize``, and bytes that are decoded at once; 0 if the
+    format does not tell sizes.
     """
 
     fields: list[tuple[str, Any]]
@@ -47,7 +48,7 @@ class Reader:
 
 @contextlib.contextmanager
 def table_reader(name: str, kind: str) -> Iterator[Reader]:
-    """Open a file of a table. Raises DataError, also for arrays that are no columns."""
+    """Open a file of a table. Raises DataError, also if its arrays are no columns."""
     with faults(name, kind), contextlib.ExitStack() as stack:
         if kind == CSV:
             yield _csv_reader(name)
@@ -69,12 +70,12 @@ def table_reader(name: str, kind: str) -> Iterator[Reader]:
 
 @contextlib.contextmanager
 def faults(name: str, kind: str) -> Iterator[None]:
-    """Turn the errors of polars, pyarrow and the storage into one DataError; our own pass as they are."""
+    """Turn errors of polars, pyarrow and the storage into one DataError; our own errors pass unchanged."""
     with remote.storage_faults(name) if remote.is_url(name) else reading(name, kind):
         try:
             yield
         except Refused:
-            raise  # no ValueError of a library
+            raise  # our own error, not a library's ValueError
         except (pl.exceptions.PanicException, pl.exceptions.PolarsError, ValueError) as error:
             reason = " ".join(str(error).partition("You might want")[0].split())[:300]
             if "utf" in reason.lower():
@@ -84,9 +85,9 @@ def faults(name: str, kind: str) -> Iterator[None]:
 
 
 def open_bytes(name: str) -> Any:
-    """A file to be opened by ``with``; a local one is Arrow's own.
+    """A file for use with ``with``; local files are opened by Arrow itself.
 
-    Its threads then hold no Python object when the process ends, which would abort it.
+    Then Arrow's threads hold no Python object when the process ends, which would abort it.
     """
     if remote.is_url(name):
         import fsspec
@@ -97,7 +98,7 @@ def open_bytes(name: str) -> Any:
 
 
 def width_of(kind: Any) -> int:
-    """Bytes of a value of fixed size (in a list, of one of its numbers), or of the reference to any other."""
+    """Bytes of a value of fixed size (of a list: of one number), or of the reference to any other value."""
     kind = getattr(kind, "inner", kind)
     found = re.search(r"\d+", str(kind)) if kind.is_numeric() else None
     return int(found.group()) // 8 if found and not kind.is_decimal() else 1 if kind == pl.Boolean else 8
@@ -109,7 +110,7 @@ _MISSING = ["", "#N/A", "#N/A N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", 
 
 
 def _csv_reader(name: str) -> Reader:
-    """A CSV file as its first line tells: names without blanks around them. Raises DataError."""
+    """A CSV file as described by its first line; names are stripped of blanks. Raises DataError."""
     with open_bytes(name) as file:
         mark = file.read(4)
         file.seek(0)
@@ -134,9 +135,9 @@ def _csv_reader(name: str) -> Reader:
 def _csv_frames(
     name: str, names: list[str], options: Mapping[str, Any], columns: Columns, rows: int
 ) -> _Frames:
-    """Numbers where all are, as asked for, else texts.
+    """Frames with the requested types; if some numbers cannot be parsed, the rest is read as texts.
 
-    With numbers all columns are read, so that rows of more fields than the header has are found.
+    With numbers, all columns are read, so that rows with more fields than the header are found.
     """
     done = 0
     with remote.local_file(name) as path:
@@ -162,14 +163,14 @@ def _csv_frames(
                     raise DataError(f"{name} {found}; check its separators and quotes") from None
                 if "could not parse" not in str(error):
                     raise
-                if not types:  # as texts, anything can be read but this
+                if not types:  # as text, only this can fail
                     found = "has a quote mark that is not closed, or a blank before one"
                     raise DataError(f"{name} {found}; mend that row") from None
 
 
 @cache
 def polars_type(kind: Any) -> Any:
-    """The type that polars has for one of Arrow's, below dictionaries; Unknown for none."""
+    """The polars type for an Arrow type, or for a dictionary's values; Unknown if there is none."""
     if pa.types.is_dictionary(kind):
         value = polars_type(kind.value_type)
         return pl.Unknown() if value.is_nested() else value  # one list in every row: a small file, long rows
@@ -182,7 +183,7 @@ def polars_type(kind: Any) -> Any:
 
 
 def _frame(batch: Any) -> pl.DataFrame:
-    """Convert a record batch, dictionaries decoded, to a frame. Raises ArrowInvalid if it is damaged."""
+    """Convert a record batch to a frame, with dictionaries decoded. Raises ArrowInvalid if it is damaged."""
     batch.validate(full=True)  # an untrusted file may hold wrong offsets or invalid texts
     return pl.DataFrame(pa.Table.from_batches([batch])).with_columns(pl.col(pl.Categorical).cast(pl.String))
 
@@ -205,7 +206,7 @@ def _parquet_reader(source: Any) -> Reader:
 
 
 def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int) -> tuple[int, int]:
-    """Bytes of the columns in memory, and of the largest lists that a row group may have in one row."""
+    """Bytes of the columns in memory, and of the largest lists that a row group may hold in one row."""
     metadata, kinds = opened.metadata, {name: found[name] for name in columns}
     paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
     # the numbers of a list lie one or two levels below it
@@ -230,7 +231,7 @@ def _parquet_sizes(opened: Any, found: Columns, columns: Columns, itemsize: int)
 
 
 def _arrow_reader(source: Any) -> Reader:
-    """A stream, or a file whose end says where its batches are; neither declares sizes."""
+    """An Arrow stream or file; neither declares the sizes of its columns."""
     opening = pa.ipc.open_stream if source.read(4) == STREAM else pa.ipc.open_file
     source.seek(0)
     with opening(source) as opened:
@@ -250,7 +251,7 @@ def _arrow_reader(source: Any) -> Reader:
 
 
 def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
-    """Arrays of one number (or text) a row, or of a list of numbers, in memory or read by slices."""
+    """Arrays with one number, text or list of numbers per row, in memory or read by slices."""
 
     def series(name: str, rows: slice) -> pl.Series:
         array = arrays[name][rows]
@@ -268,9 +269,9 @@ def _arrays_reader(arrays: Mapping[str, Any]) -> Reader:
 
 
 def _columns(found: Mapping[str, Any], name: str) -> list[str]:
-    """Arrays with one row per transition; that is the most frequent number of rows.
+    """Arrays with one row per transition: those with the most frequent number of rows.
 
-    Raises DataError where there are none, or episodes are groups of their own.
+    Raises DataError if there are none, or if episodes are groups of their own.
     """
     is_other = any(each.startswith(("episode_0/", "num_episodes")) for each in found)  # Minari's, d3rlpy's
     kept = {

@@ -1,4 +1,4 @@
-"""Tables as logs, all at once or piece by piece in bounded memory; logs as tables."""
+"""Read tables as logs, at once or piece by piece in bounded memory; write logs as tables."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def read_table(
 ) -> RawLog:
     """A whole table (a file, folder, pattern or URL) as aligned columns. Raises DataError in one line.
 
-    Episodes are in the order of their first dates, or of their first steps in the table where times are no
-    dates, and rows in time order, whatever the order of the table.
-    ``metadata.notes`` say what was derived, left out or replaced; ``metadata.extra["action_names"]`` are the
-    values of a categorical action in the order of their numbers.
+    Episodes are ordered by their first dates or, if times are no dates, by the places of their first steps in
+    the table; rows are in time order, whatever the order of the table. ``metadata.notes`` say what was
+    derived, left out or replaced; ``metadata.extra["action_names"]`` are the values of a categorical action
+    in the order of their numbers.
     """
     table = prepare_table(source, mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
@@ -54,7 +54,7 @@ def read_table(
 
 
 def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]:
-    """Columns of the pieces in which a row is left. Raises DataError if there is no such piece."""
+    """Columns of all pieces in which rows are left. Raises DataError if there are none."""
     any_row = False
     for found in filter(None, (assemble(frame, table) for frame in frames)):
         any_row = True
@@ -66,11 +66,11 @@ def _assembled(table: Table, frames: Iterable[pl.DataFrame]) -> Iterator[RawLog]
 
 
 class TableStream:
-    """A table of any length as pieces of whole episodes, the same rows in the same order as ``read_table``.
+    """A table of any length as pieces of whole episodes, with the same rows and order as ``read_table``.
 
-    Two passes: one that counts (missing values, actions, episodes), one that gives the rows. Episodes whose
-    rows lie together need memory for ``piece_rows`` (by default 65,536, or 64 MB of wide rows) and the
-    longest episode; where rows of several episodes are mixed they are first sorted into temporary files of
+    Two passes: one counts (missing values, actions, episodes), one yields the rows. If the rows of each
+    episode are contiguous, memory holds ``piece_rows`` (by default 65,536, or 64 MB of wide rows) and the
+    longest episode. If rows of several episodes are mixed, they are first sorted into temporary files of
     about ``piece_rows`` each. ``metadata.notes`` are complete after the last piece.
     """
 
@@ -88,7 +88,7 @@ class TableStream:
 
     @property
     def contiguous(self) -> bool:
-        """Whether the rows of every episode lie together, and episodes that have dates in their order."""
+        """Whether every episode's rows are contiguous and dated episodes are in order."""
         runs = self._table.runs
         if runs is None:
             return True
@@ -101,7 +101,7 @@ class TableStream:
         return self._table.noted
 
     def __iter__(self) -> Iterator[Transitions]:
-        """Pieces in order. Raises DataError."""
+        """Yield the pieces in order. Raises DataError."""
         table = self._table
         table.counts = TableCounts(reordered=not self.contiguous)
         pieces = _contiguous_pieces if self.contiguous else _gathered_pieces
@@ -111,7 +111,7 @@ class TableStream:
 
 
 def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
-    """Consecutive rows, at least ``piece_rows`` where there are as many, cut where an episode begins."""
+    """Pieces of consecutive rows, at least ``piece_rows`` if possible, cut where an episode begins."""
     waiting = pl.DataFrame(schema=table.rows.schema)
     cut = taken = 0
     for frame in table.rows.frames(again=True):
@@ -132,8 +132,8 @@ def _contiguous_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
 def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
     """Rows, except the first, at which an episode begins.
 
-    Raises DataError without an episode column where rows are not in order: nothing else tells which belong
-    together.
+    Without an episode column, raises DataError if rows are not in time order, because then nothing tells
+    which rows belong together.
     """
     roles = table.roles
     if roles.stands_alone:
@@ -149,9 +149,9 @@ def _starts(frame: pl.DataFrame, table: Table) -> np.ndarray:
 
 
 def _gathered_pieces(table: Table, piece_rows: int) -> Iterator[pl.DataFrame]:
-    """Rows gathered by episode, in the order of `assemble`, through files that are removed afterwards.
+    """Rows gathered by episode, in the order of `assemble`, through temporary files.
 
-    A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError where they
+    A part holds as many whole episodes as fit into ``piece_rows`` (at least one). Raises DataError if files
     cannot be written.
     """
     assert table.runs is not None, "called after a census"
@@ -202,11 +202,12 @@ _GROUP_ROWS = 65_536
 
 
 def write_table(log: Transitions, path: Path, format: str, force: bool = False) -> None:
-    """Write ``parquet``, ``arrow`` or ``csv``, whole or not at all. Raises DataError.
+    """Write ``parquet``, ``arrow`` or ``csv`` atomically. Raises DataError.
 
     Columns are observations_0 …, actions (or actions_0 …), rewards, next_observations_0 …, terminals,
-    timeouts, episode_ids, steps and what else the log has. CSV holds the rows alone: numbers are written so
-    that they read back exactly, but action space and metadata are lost, so that late ends are left out.
+    timeouts, episode_ids, steps and the log's optional columns. CSV stores rows only: numbers are written so
+    that they read back exactly, but action space and metadata are lost; therefore late ends are removed
+    first.
     """
     import pyarrow.csv
     import pyarrow.parquet

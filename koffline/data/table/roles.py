@@ -1,4 +1,4 @@
-"""A mapping applied to the columns of a table: patterns, formulas, encodings, and what they need to be."""
+"""Apply a mapping to the columns of a table: patterns, formulas, encodings, and required types."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SIGNS = set("+-*/<>=!(`")
 def resolved(
     mapping: TableMapping, names: Sequence[str], problems: Problems
 ) -> tuple[TableMapping, tuple[Formula, ...]]:
-    """The mapping with columns for its patterns, by column where it imputes and encodes; and its formulas.
+    """The mapping with patterns replaced by columns and ``impute`` and ``encode`` by column; its formulas.
 
-    A column that is not there is a problem.
+    Missing columns are problems.
     """
     names = [name for name in names if not is_pattern(name)]
     found: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def resolved(
 
 
 def _methods(mapping: TableMapping, names: Sequence[str], problems: Problems) -> dict[str, Any]:
-    """Method that replaces missing values, by column."""
+    """Method for replacing missing values, by column."""
     methods: dict[str, Any] = {}
     states, reward = (*mapping.observations, *mapping.next_observations), mapping.reward or ""
     for name, method in sorted(mapping.impute.items(), key=lambda pair: pair[0] != ""):
@@ -91,7 +91,7 @@ def _methods(mapping: TableMapping, names: Sequence[str], problems: Problems) ->
 def _fitting(
     names: Sequence[str], patterns: Iterable[str], role: str, taken: set[Any], problems: Problems
 ) -> tuple[str, ...]:
-    """Columns of exactly these names, else columns without another role that match the wildcards."""
+    """Columns with exactly these names, else columns without another role that match the wildcards."""
     found: dict[str, None] = {}
     present = set(names)
     for pattern in patterns:
@@ -121,9 +121,9 @@ def _are_numbers(kind: Any) -> bool:
 def column_types(
     stored: Mapping[str, Any], roles: TableMapping, formulas: Sequence[Formula], problems: Problems
 ) -> dict[str, Any]:
-    """Types of the columns that are used; decimals, and texts of what is to be numbers, are float64.
+    """Types of the used columns; decimals, and texts that must be numbers, are float64.
 
-    Columns of a wrong type, and lists beside others, are problems.
+    Columns of a wrong type, and lists beside other columns, are problems.
     """
     parts = {name: is_text for formula in formulas for name, is_text in formula.columns.items()}
     terms = [name for name, is_text in parts.items() if not is_text]
@@ -166,9 +166,9 @@ def column_types(
 
 
 def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: str) -> dict[str, str]:
-    """How texts are read, by column: times, and in CSV, where all are texts, actions and our own ids.
+    """How texts are read, by column: times; in CSV, where all values are texts, also actions and ids.
 
-    Episode ids given with a mapping stay as they are. Raises DataError for times that cannot be read.
+    Episode ids stay texts, unless koffline wrote the table. Raises DataError for times that cannot be read.
     """
     meant = [*roles.action, roles.cluster, roles.episode if is_own else None] if rows.kind == CSV else []
     wanted: dict[Any, Sequence[str]] = {**dict.fromkeys(meant, TEXT_WAYS[:2]), roles.time: TEXT_WAYS}
@@ -190,7 +190,7 @@ def ways_of_texts(rows: TableRows, roles: TableMapping, is_own: bool, source: st
 
 
 def gather(values: set[Any], column: pl.Series) -> None:
-    """Add the values of a column of categories, until they are too many; of texts the beginning."""
+    """Add the values of a column of categories to ``values``, up to a limit; long texts are shortened."""
     if len(values) <= _MOST_CATEGORIES:
         shown = column.str.head(_LONGEST + 1) if column.dtype == pl.String else column
         shown = shown.drop_nulls().unique()
@@ -202,7 +202,7 @@ def _are_too_many(categories: Collection[Any], most: int) -> bool:
 
 
 def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[str, Encoding]:
-    """Encodings by column, categories that are not declared looked up, in natural order.
+    """Encodings by column; categories that are not declared are looked up, in natural order.
 
     A next observation has the categories of its observation.
     """
@@ -233,7 +233,7 @@ def look_up(rows: TableRows, roles: TableMapping, problems: Problems) -> dict[st
 
 
 def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[TableMapping, dict[str, str]]:
-    """Roles that name features in place of categories, and the columns by the features that they became."""
+    """Roles with features in place of categories, and the original column of each feature."""
     origin = {name: column for column, each in encodings.items() for name in each.names(column)}
     changes: dict[str, Any] = {}
     for role in ("observations", "next_observations"):
@@ -245,9 +245,9 @@ def encoded(roles: TableMapping, encodings: Mapping[str, Encoding]) -> tuple[Tab
 
 
 def ordered_actions(values: set[Any], roles: TableMapping, source: str) -> tuple[Any, ...]:
-    """Values of a category, sorted or in the order of ``action_names``.
+    """Values of a categorical action, sorted or in the order of ``action_names``.
 
-    Raises DataError for unknown ones, or too many.
+    Raises DataError for unknown values, or too many.
     """
     names, column = roles.action_names, roles.action[0]
     if _are_too_many(values, _MOST_CATEGORIES):

@@ -1,4 +1,4 @@
-"""The rows of a table's files as typed frames: read each time, or held in memory; their bounds."""
+"""The rows of a table's files as typed frames, read in each pass or held in memory, with limits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IN_PIECES = "convert it in pieces (`koffline data convert … --shard-rows N`)"
 
 
 def header_of(name: str, kind: str) -> Reader:
-    """The columns of a file, to be asked for no rows. Raises DataError for too many, or two of one name."""
+    """The columns of a file, without rows. Raises DataError for too many columns or repeated names."""
     with table_reader(name, kind) as found:
         if len(found.fields) > _MOST_COLUMNS:
             said = f"{name} has {len(found.fields)} columns, more than {_MOST_COLUMNS}"
@@ -53,7 +53,7 @@ def check_room(total: int, remedy: str = _SHORTER, at_once: int = 0) -> None:
 
 
 def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
-    """Bytes of a frame: numbers count at least ``itemsize``, repeated texts count every time."""
+    """Bytes of a frame: numbers count at least ``itemsize``, and repeated texts count every time."""
     total = 0
     for column in frame:
         kind: Any = column.dtype
@@ -68,9 +68,9 @@ def frame_bytes(frame: pl.DataFrame, itemsize: int = 1) -> int:
 
 @dataclass(frozen=True)
 class TableRows:
-    """The columns ``types`` of files of one kind, or those ``computed`` of them, in frames of ``batch_rows``.
+    """Columns ``types`` of files of one kind, or columns ``computed`` from them, in frames of ``batch_rows``.
 
-    ``itemsize`` is that of an observation's number, ``held`` has all columns in memory.
+    ``itemsize``: bytes of an observation's number; ``held``: all columns, if they are in memory.
     """
 
     kind: str
@@ -89,12 +89,12 @@ class TableRows:
         return empty.clear().select(self.computed).schema if self.computed else empty.schema
 
     def only(self, columns: Sequence[str]) -> TableRows:
-        """These columns alone, as they are read."""
+        """The same rows with these columns only, as stored."""
         held = None if self.held is None else self.held.select(columns)
         return replace(self, types={name: self.types[name] for name in columns}, computed=(), held=held)
 
     def computing(self, columns: Sequence[pl.Expr]) -> TableRows:
-        """Frames of these columns. Raises Refused where those in memory do not fit."""
+        """The same rows with these computed columns. Raises Refused if they do not fit into memory."""
         found = replace(self, computed=columns)
         if self.held is None:
             return found
@@ -103,7 +103,7 @@ class TableRows:
         return replace(found, computed=(), held=self.held.select(columns))
 
     def frames(self, again: bool = False) -> Iterator[pl.DataFrame]:
-        """All rows; ``again`` after a first pass. Raises DataError."""
+        """All rows; ``again``: a first pass has checked their sizes. Raises DataError."""
         if self.held is not None:
             yield from self.held.iter_slices(self.batch_rows)
             return
@@ -121,10 +121,10 @@ class TableRows:
             yield frame
 
     def stored(self, sized: bool = False, whole: bool = False) -> Iterator[pl.DataFrame]:
-        """The columns as the files have them, texts unread, in the first file's types.
+        """The columns as stored in the files, texts unparsed, in the first file's types.
 
-        sized: their size in memory was checked before; else it is now, with ``whole`` that of all together.
-        Raises DataError.
+        sized: their memory was checked before; otherwise it is checked now, with ``whole`` for all files
+        together. Raises DataError.
         """
         wanted, together = dict(self.types), 0
         for file in self.files:
@@ -143,7 +143,7 @@ class TableRows:
                     above += frame.height
 
     def _fitted(self, frame: pl.DataFrame, file: str, above: int) -> pl.DataFrame:
-        """The frame in the first file's types; ``above``: rows of the file before it. Raises DataError."""
+        """The frame in the first file's types; ``above``: rows before it in the file. Raises DataError."""
         columns = []
         for name, kind in self.types.items():
             column = frame[name]
@@ -172,9 +172,9 @@ class TableRows:
 
 
 def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRows:
-    """The rows in frames of about 64 MB, or as is allowed, going by the first ones.
+    """The rows in frames of about 64 MB, or less if memory is limited, judged by the first rows.
 
-    hold: all of them in memory, or the ``first``. Raises Refused where they do not fit.
+    hold: all rows in memory, or the ``first``. Raises Refused if they do not fit.
     """
     probe = next(rows.stored(), None)
     row_bytes = 1 if probe is None else max(1, frame_bytes(probe) // probe.height)
@@ -195,7 +195,7 @@ def open_rows(rows: TableRows, hold: bool, first: int | None = None) -> TableRow
 
 
 def shared_ids(rows: TableRows, count: int, used: set[str]) -> Iterator[str]:
-    """Notes on columns outside ``used`` that look like ids of several of the ``count`` rows."""
+    """Yield notes on columns outside ``used`` that look like ids shared by several of the ``count`` rows."""
     for name, kind in header_of(rows.files[0], rows.kind).fields:
         if name in used or not looks_like_id(name) or not (kind.is_integer() or kind == pl.String):
             continue

@@ -1,4 +1,4 @@
-"""Preparation of a table: apply the mapping, check it, and pass over the rows once."""
+"""Prepare a table: apply the mapping, check it, and make a first pass over the rows."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _A_DATE = 1e7  # 20240131, or seconds since 1970; no step of an episode
 
 @dataclass(eq=False)
 class Table:
-    """Rows, the columns' roles, what a first pass finds, and the actions with what was assumed about them.
+    """Rows, the columns' roles, results of the first pass, and the action space.
 
-    By column: values that are ``missing``, numbers in a list (``widths``), ``means``. ``flagged``: flags that
-    a row has. ``seen``: whole-number actions, the least and the greatest of each frame. ``categories`` of the
-    action in their order. ``runs``: rows of one id that lie together in a frame, with the first time of them.
-    ``origin``: columns of categories by the features that they became. ``counts``: what is done to the rows
-    afterwards. ``cut_rows``: flagged truncated, ``done_rows`` of them also terminal. ``earliest``: least time
-    that is a number.
+    By column: number of ``missing`` values, lengths of lists (``widths``), ``means``. ``flagged``: flags that
+    occur. ``seen``: smallest and largest whole-number action of each frame. ``categories``: values of the
+    action, in order. ``runs``: consecutive rows with one id in a frame, with their earliest time. ``origin``:
+    the column of each feature that encodes a category. ``counts``: what is done to the rows later.
+    ``cut_rows``: rows flagged truncated, ``done_rows`` of them also terminal. ``earliest``: smallest numeric
+    time.
     """
 
     source: str
@@ -71,12 +71,12 @@ class Table:
 
     @property
     def is_done(self) -> bool:
-        """Whether ``terminal`` means that an episode is over for any reason: truncated rows have it, too."""
+        """Whether ``terminal`` marks every end of an episode: all truncated rows have it, too."""
         return not self.is_own and self.cut_rows == self.done_rows >= _NOT_BY_CHANCE
 
     @property
     def is_dated(self) -> bool:
-        """Whether times are dates, or count seconds since one: then episodes are in their order."""
+        """Whether times are dates, or count seconds since a date; episodes are then ordered by them."""
         time, counts = self.roles.time or "", _A_DATE <= self.earliest < np.inf
         kind = self.rows.schema.get(time)
         is_date = counts or kind == pl.Date or isinstance(kind, pl.Datetime)
@@ -97,10 +97,10 @@ def prepare_table(
     in_memory: bool,
     first: int | None = None,
 ) -> Table:
-    """Find the files, apply the mapping, look through the rows once: what is wrong is in ``problems``.
+    """Find the files, apply the mapping, and pass over the rows once; errors are in ``problems``.
 
-    Without ``in_memory`` the rows are read from the files in every pass, and episodes are counted. first: no
-    more rows are read into memory. Raises DataError for all that is wrong with the mapping.
+    Without ``in_memory``, rows are read from the files in every pass, and episodes are counted. first: the
+    most rows to read into memory. Raises DataError for all that is wrong with the mapping.
     """
     name, is_own = os.fspath(source), mapping is None
     kind, files = find_tables(name, is_table=not is_own)
@@ -120,7 +120,7 @@ def prepare_table(
     problems.refuse()
     states = (*roles.observations, *roles.next_observations)
     observed = [pl.Int16() if column in roles.encode else types[column] for column in states]
-    number = values.number_type(observed, bytes_stay=not roles.impute)  # a mean is no whole number
+    number = values.number_type(observed, bytes_stay=not roles.impute)  # imputed means are not whole numbers
     with faults(name, kind):
         rows = TableRows(kind, files, types, width_of(number), bool(roles.decimal_comma))
         rows = open_rows(rows, in_memory, first)
@@ -146,7 +146,7 @@ def prepare_table(
 
 
 def _describe(table: Table, asked: SpaceRequest | None, described: FileDescription | None) -> None:
-    """Settle categories, action space and metadata; what is wrong with the actions is a problem."""
+    """Settle categories, action space and metadata; errors of the actions are problems."""
     extra = described.metadata.extra if described else {} if table.is_own else _features(table).to_extra()
     names, settled = table.roles.action, tuple[str, ...]()
     declared = described.action_space if described else None
@@ -166,7 +166,7 @@ def _describe(table: Table, asked: SpaceRequest | None, described: FileDescripti
 
 
 def _features(table: Table) -> Features:
-    """Names of the numbers of an observation; numbers of a list are named by position."""
+    """Names of an observation's numbers; those of a list are named by position."""
     names, encodings = table.roles.observations, table.encodings
     if names[0] in table.widths:
         names = tuple(f"{names[0]}[{i}]" for i in range(table.widths[names[0]]))
@@ -174,7 +174,7 @@ def _features(table: Table) -> Features:
 
 
 def _open_questions(table: Table) -> list[str]:
-    """Notes on what the mapping leaves open and how it was decided."""
+    """Notes on what the mapping leaves open, and how it was decided."""
     roles, time, notes = table.roles, table.roles.time or "", list[str]()
     kind, way = table.rows.schema.get(time), table.texts.get(time)
     if way == values.LOCAL or (isinstance(kind, pl.Datetime) and kind.time_zone is None):

@@ -1,4 +1,4 @@
-"""Values in a table: texts as numbers and times, flags, categories; what is wrong and what was done."""
+"""Values in a table: texts as numbers and times, flags, categories; problems and counts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TIME = (
 
 
 def _instants(texts: pl.Expr) -> pl.Expr:
-    """Times with an offset as instants to the nanosecond, null where a text is none."""
+    """Times with an offset as instants to the nanosecond; null if a text is no such time."""
     clock, second = pl.field("clock").fill_null("00:00"), pl.field("second").fill_null(":00")
     told = pl.concat_str(pl.field("date"), pl.lit("T"), clock, second, pl.field("zone")).alias("told")
     whole = texts.str.extract_groups(_TIME).struct.with_fields(told).struct.field("told")
@@ -47,20 +47,21 @@ TEXT_WAYS = tuple(_WAYS)
 
 
 def as_read(column: str, way: str) -> pl.Expr:
-    """A column of texts as integers, floats or date-times, null where a text is none."""
+    """A column of texts as integers, floats or date-times; null if a text is none."""
     return _WAYS[way](pl.col(column).str.strip_chars()).alias(column)
 
 
 def unread(column: pl.Series, ways: Iterable[str]) -> dict[str, pl.Series]:
-    """By way to read texts, which of them it does not read."""
+    """For each way to read texts, a mask of the texts that it cannot read."""
     read = {way: column.to_frame().select(as_read(column.name, way)).to_series() for way in ways}
     return {way: values.is_null() & column.is_not_null() for way, values in read.items()}
 
 
 def number_type(kinds: Iterable[Any], bytes_stay: bool = False) -> Any:
-    """Common type of columns of these types as numbers; it depends on the types alone, never on values.
+    """Common numeric type of columns of these types; it depends on the types only, never on values.
 
-    uint8 may stay where all are; float16, float32 and integers of at most 16 bits are float32; else float64.
+    uint8 may stay if all are; float16, float32 and integers of at most 16 bits become float32, others
+    float64.
     """
     bases = [getattr(kind, "inner", kind) for kind in kinds]
     if bytes_stay and all(base == pl.UInt8 for base in bases):
@@ -107,7 +108,7 @@ _ID = re.compile(
 
 
 class Problems:
-    """Sentences about a table, each once; ``refuse`` raises one DataError with all of them."""
+    """Sentences on what is wrong with a table, each once; ``refuse`` raises one DataError with all."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -121,7 +122,7 @@ class Problems:
             self.found.append(sentence)
 
     def unknown(self, name: str, role: str, names: Sequence[str]) -> None:
-        """Add that a column is not there, with the nearest name."""
+        """Add that a column does not exist, with the nearest name."""
         remedy = "name single columns here" if is_pattern(name) else nearest_name(name, names)
         self.add(f"has no column '{name}' ({role}); {remedy}")
 
@@ -146,7 +147,7 @@ class Problems:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether polars takes the name of a column for a pattern of names; such columns have no role."""
+    """Whether polars reads a column's name as a pattern of names; such columns get no role."""
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
@@ -170,9 +171,9 @@ _FEW_LATE, _LATE = 5, 0.1  # episodes, and share of them, that begin after the f
 
 @dataclass
 class StepLengths:
-    """Histogram of time steps between rows of an episode, by the logarithm of length, with one example each.
+    """Histogram of time steps within episodes, by the logarithm of their length, with one example each.
 
-    ``unit``: seconds, where times are not plain numbers.
+    ``unit``: seconds per unit of time, unless times are plain numbers.
     """
 
     counts: Counter[int] = field(default_factory=Counter)
@@ -180,7 +181,7 @@ class StepLengths:
     unit: float | None = None
 
     def add(self, times: pl.Series, inside: pl.Series) -> None:
-        """Add times in order; ``inside``: whether a row continues the episode of the row above."""
+        """Add times in order; ``inside``: whether a row continues the episode of the row before."""
         if times.dtype.is_integer() and len(times) and times.is_between(19_000_101, 20_991_231).all():
             days = times.cast(pl.String).str.to_date("%Y%m%d", strict=False)  # whole numbers: 20241027
             times = times if days.null_count() else days
@@ -197,11 +198,11 @@ class StepLengths:
             self.first.setdefault(length, (str(before), example))
 
     def sentences(self) -> list[str]:
-        """Note on outlying time steps, where rows may be missing.
+        """Notes on outlying time steps, where rows may be missing.
 
-        Most steps of a regular log have one length, and any longer step is a gap; so it is where lengths vary
-        but heap up again at twice the usual one. In any other log only steps whose logarithm is an outlier
-        are gaps.
+        If most steps have one length, the log is regular, and any longer step is a gap. The same holds if
+        lengths vary but cluster again at twice the usual length. In other logs, only steps whose logarithm is
+        an outlier are gaps.
         """
         if not self.counts:
             return []
@@ -241,8 +242,9 @@ class StepLengths:
 class TableCounts:
     """Counts of changes to the rows, summed over all pieces of a table.
 
-    ``left_out``: rows without a next observation; None where none was taken from the row that follows.
-    ``ends_lost``: rows flagged terminal among those left out. ``firsts``: episodes by their first step.
+    ``left_out``: rows left out because they have no next observation; None if every row of the table has one.
+    ``ends_lost``: rows flagged terminal that were left out. ``firsts``: number of episodes by their first
+    step.
     """
 
     episodes: int = 0
@@ -257,7 +259,7 @@ class TableCounts:
     firsts: Counter[int] = field(default_factory=Counter)
 
     def sentences(self, is_timed: bool) -> Iterator[str]:
-        """Notes for people, in the order in which things were done."""
+        """Yield notes for people, in the order of the changes."""
         if self.repeated:
             yield f"{counted(self.repeated, 'repeated row', 'was', 'were')} dropped"
         for (column, how), count in sorted(self.imputed.items()):

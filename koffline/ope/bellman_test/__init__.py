@@ -24,14 +24,14 @@ _SHOWN = {"level", "gamma", "draws", "seed"}
 
 @dataclass(frozen=True, eq=False)
 class BellmanTest(Record):
-    """Test of H0: E[residual | state, action] = 0, that is of Q = Q^π where the log has rows.
+    """Test of H0: E[residual | state, action] = 0, that is, Q = Q^π where the log has rows.
 
-    ``statistic`` is T = n·V̂ in squared units of the reward, ``p_value`` how often T is as large under H0.
-    ``power`` is the chance of a rejection if values were off everywhere by ``alternative``, in units of the
-    return; ``detectable`` the smallest such error found with 80 % power. ``n`` rows count, ``units`` got a
-    random sign that changes T. ``kernel_loss`` is the U-statistic: free of bias for independent rows, may be
+    ``statistic``: T = n·V̂ in squared units of the reward. ``p_value``: probability of so large a T under H0.
+    ``power``: probability of a rejection if all values are off by ``alternative``, in units of the return;
+    ``detectable``: the smallest such error found with 80 % power. ``n``: rows of positive weight; ``units``:
+    rows whose random sign changes T. ``kernel_loss``: the U-statistic, unbiased for independent rows; may be
     negative. ``witness``: where residuals of one sign gather. ``held_out``: no row was trained on; None:
-    unknown. ``features``: 0 for the exact kernel. ``rows``: residuals, values and weights row by row.
+    unknown. ``features``: 0 for the exact kernel. ``rows``: residuals, values and weights by row.
     """
 
     statistic: float
@@ -63,7 +63,7 @@ class BellmanTest(Record):
 
     @property
     def kernel_ratio(self) -> float:
-        """The V-statistic over what noise alone leaves: 1 is perfect. NaN where all residuals are zero."""
+        """The V-statistic divided by its expectation for the true Q: 1 is perfect. NaN without residuals."""
         own = self.rows.own_products
         return self.statistic * self.n / own if own > 0.0 else math.nan
 
@@ -74,7 +74,7 @@ class BellmanTest(Record):
 
     @property
     def conclusion(self) -> str:
-        """One or two sentences for a person."""
+        """The result in one or two sentences."""
         numbers = f"p = {self.p_value:.3g}, level {self.level:g}"
         if self.rejects:
             return (
@@ -93,7 +93,7 @@ class BellmanTest(Record):
         return "\n".join([self.conclusion, *(f"warning: {sentence}" for sentence in self.warnings)])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types, without arrays; numbers that are not finite become None."""
+        """The record as plain JSON types, without arrays; numbers that are not finite become None."""
         return {**super().as_dict(), "rejects": self.rejects, "conclusion": self.conclusion}
 
 
@@ -110,16 +110,14 @@ def bellman_test(
 ) -> BellmanTest:
     """Test H0: E[r + discount · E_{a'~π} Q(s', a') − Q(s, a) | s, a] = 0 with T = n·V̂, the kernel loss.
 
-    q: whatever `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
-    (observations, actions) -> (N,) …), or what `koffline.cross_fit` made of these rows (every model is tested
-    on the rows it has not seen, T is the sum over models).
-    policy, gamma: as in `koffline.evaluate`.
-    trained_on: the rows q was fitted to, where q does not know them; on those a test says nothing and is
-    refused unless ``allow_training_rows``. options: fields of
-    `koffline.config.BellmanSettings`.
-    Along trajectories one-step residuals are martingale differences, so rows need not be independent.
-    ``power`` and ``detectable`` take what the alternative adds to a residual as given by (s, a); they are
-    approximate where it depends on the transition, as with termination at random.
+    q: anything `koffline.ope.value_functions.as_value_function` reads (a d3rlpy model or .d3 file, a function
+    (observations, actions) -> (N,) …), or what `koffline.cross_fit` made of these rows; then every model is
+    tested on the rows it has not seen, and T is the sum over models. policy, gamma: as in
+    `koffline.evaluate`. trained_on: the rows q was fitted to, if q does not store them. A test on those rows
+    says nothing and is refused unless ``allow_training_rows``. options: fields of
+    `koffline.config.BellmanSettings`. Rows need not be independent: along trajectories, one-step residuals
+    are martingale differences. ``power`` and ``detectable`` treat the alternative's effect on a residual as a
+    function of (s, a); they are approximate where it depends on the transition, as with random termination.
     Raises KofflineError (DataError, PolicyError, ConfigError) in one line.
     (Feng et al. 2019, equ:vstat)
     """

@@ -29,9 +29,9 @@ _ULPS = 4.0  # residuals smaller than this many rounding errors of their terms a
 class BellmanCase:
     """A value function, a log and a policy, ready for the statistic; (N,) arrays in the user's units.
 
-    ``residuals``: δ; ``values``: Q(s, a); ``weights``: the log's own, of mean one over the rows where they
-    are positive. ``folds``: rows of each of several value functions, whose residuals must not be
-    multiplied with each other's.
+    ``residuals``: δ; ``values``: Q(s, a); ``weights``: the log's own, scaled to mean one over rows of
+    positive weight. ``folds``: rows of each value function; products of residuals are only taken within a
+    fold.
     """
 
     transitions: Transitions
@@ -45,11 +45,11 @@ class BellmanCase:
 
     @property
     def inputs(self) -> Float[Tensor, "row k"]:
-        """Rows as the kernel compares them."""
+        """Inputs of the kernel for all rows."""
         return torch.as_tensor(self.problem.kernel_inputs)
 
     def place(self, observations: np.ndarray, actions: np.ndarray) -> Float[Tensor, "row k"]:
-        """The like of ``inputs`` for other observations (Q, …) and actions (Q,) or (Q, a)."""
+        """Inputs of the kernel for other observations (Q, …) and actions (Q,) or (Q, a)."""
         placed = self.problem.standardise(observations, actions)
         if self.problem.n_actions is not None:
             placed = np.concatenate([placed, np.eye(self.problem.n_actions)[np.asarray(actions)]], axis=1)
@@ -101,10 +101,10 @@ def make_case(
 ) -> BellmanCase:
     """Check the inputs and compute δ = r + discount · E_{a'~π} Q(s', a') − Q(s, a) and derived arrays.
 
-    A continuous random policy is asked for ``action_draws`` actions per row, drawn for that row alone: under
-    H0 the residual keeps its mean of zero and only its noise grows, whatever the number of draws, and random
-    signs carry that noise too. So the test needs no second, independent set of draws.
-    Raises KofflineError in one line.
+    With a continuous random policy, ``action_draws`` actions are drawn per row, separately for each row.
+    Under H0 the residual then keeps its mean of zero for any number of draws; only its noise grows, which the
+    random signs include. So the test needs no second, independent set of draws. Raises KofflineError in one
+    line.
     """
     generator, transitions = np.random.default_rng(settings.seed), without_late_ends(transitions)
     problem = prepare_problem(transitions, policy, settings.gamma, 1, np.random.default_rng(settings.seed))
@@ -138,8 +138,9 @@ def _residuals(
 ) -> np.ndarray:
     """Residuals δ (N,); pure rounding errors are set to zero.
 
-    Random signs see equal residuals of 1e-16 as clearly as any others: within a few ulps of its terms, and of
-    their size over the log, a residual is zero. Values that float32 holds exactly are taken for float32 ones.
+    Random signs would detect equal residuals of 1e-16 like any others. Therefore a residual counts as zero if
+    it is within a few rounding errors of its terms, or of their typical size over the log. Values that
+    float32 represents exactly are assumed to be computed in float32.
     """
     rewards = problem.rewards * problem.reward_scale
     with np.errstate(over="ignore", invalid="ignore"):

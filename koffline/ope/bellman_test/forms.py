@@ -1,7 +1,7 @@
 """T = ‖Σ_g f_g‖²: the statistic as a quadratic form of G scores, its law under H0, its power.
 
 f_g is score g in the kernel's space, divided by √n. Random signs ε turn T into T* = ‖Σ_g ε_g f_g‖². An
-alternative of c units adds c·s_g to score g, and whoever then tests makes the null anew from shifted
+alternative of c units adds c·s_g to score g. A tester then computes the null distribution from the shifted
 residuals: its mean grows by Σ_g (2c f_gᵀs_g + c² s_gᵀs_g), its variance by products of different scores. So
 only what an alternative adds to products of different scores counts for the power.
 """
@@ -32,11 +32,12 @@ _DETECTABLE_POWER = 0.8
 
 
 class SignDraws(NamedTuple):
-    """T, B draws of its law under H0 by random signs of the residuals, and what an alternative adds.
+    """T, B draws of its law under H0 by random signs of the residuals, and the effect of an alternative.
 
-    ``statistics (B,)``: T*, of mean ``mean`` = Σ m_gg and variance ``variance`` = 2 Σ_{g≠h} m_gh², with
-    m_gh = f_gᵀf_h. An alternative c adds 2c·``linear`` (B,) + c²·``quadratic`` to T − mean; the variance of
-    the null made anew is variance + c²·``growth_2`` + c⁴·``growth_4``. A test rejects where p ≤ level.
+    ``statistics (B,)``: T*, with mean ``mean`` = Σ m_gg and variance ``variance`` = 2 Σ_{g≠h} m_gh², m_gh =
+    f_gᵀf_h. An alternative c adds 2c·``linear`` (B,) + c²·``quadratic`` to T − mean; the null distribution
+    from the shifted residuals has the variance variance + c²·``growth_2`` + c⁴·``growth_4``. A test rejects
+    if p ≤ level.
     """
 
     statistic: float
@@ -54,19 +55,19 @@ class SignDraws(NamedTuple):
         return (1.0 + float(as_large.sum())) / (len(as_large) + 1.0)
 
     def critical(self, level: float) -> float:
-        """Critical value: T above it is rejected."""
+        """Critical value: a larger T is rejected."""
         allowed = math.floor(level * (len(self.statistics) + 1) + 1e-9)  # rejected if fewer draws reach T
         return float(np.sort(self.statistics)[-allowed])
 
     def power(self, shift: float, level: float) -> float:
         """Probability that H0 is rejected with c = shift, tested against the null of the shifted residuals.
 
-        The share of draws that the alternative lifts above their critical value.
+        It is the share of draws that the alternative lifts above their critical value.
         """
         if not (self.mean > 0.0 and self.variance > _NO_SPREAD * self.mean**2):
             return 0.0
         spread = math.sqrt(1.0 + (shift**2 * self.growth_2 + shift**4 * self.growth_4) / self.variance)
-        renewed = self.mean + (self.critical(level) - self.mean) * spread  # without the change of the mean
+        renewed = self.mean + (self.critical(level) - self.mean) * spread  # the shift of the mean is left out
         lifted = self.statistics + 2.0 * shift * self.linear + shift**2 * self.quadratic
         return float(np.mean(lifted > renewed))
 
@@ -84,10 +85,10 @@ class SignDraws(NamedTuple):
 
 
 def draw_signs(case: BellmanCase, features: int, generator: np.random.Generator) -> SignDraws:
-    """T = Σ_k T_k and its draws, of separate value functions on separate rows.
+    """T = Σ_k T_k and its draws, summed over folds k with their own value functions and rows.
 
     Products across folds would be biased under cross-fitting: a fold's noise enters its own residuals and,
-    through the models fitted to it, the others' with the opposite sign.
+    through the models fitted to it, those of other folds with the opposite sign.
     """
     kernel, inputs, draws, drawn = case.kernel, case.inputs, case.settings.draws, []
     if features:
@@ -112,7 +113,7 @@ def draw_signs(case: BellmanCase, features: int, generator: np.random.Generator)
 
 
 def count_features(case: BellmanCase) -> int:
-    """Number of random features, 0 for the exact kernel. Raises ConfigError for too many rows of that."""
+    """Number of random features; 0 for the exact kernel. Raises ConfigError if it has too many rows."""
     count, rows = case.settings.features, len(case.transitions)
     if count is None:
         return 0 if rows <= _EXACT_ROWS else _FEATURES
@@ -155,11 +156,11 @@ def draw_by_features(
     draws: int,
     generator: np.random.Generator,
 ) -> SignDraws:
-    """T = ‖Σ_g f_g‖² and T* = ‖Σ_g ε_g f_g‖² for B draws, block by block: O(G m B) time, never O(G m) memory.
+    """T = ‖Σ_g f_g‖² and T* = ‖Σ_g ε_g f_g‖² for B draws, in blocks: O(G m B) time, never O(G m) memory.
 
-    f_g is ``scores[g]`` times the m features of ``inputs[g]``, which have length one, s_g ``shifts[g]`` times
-    them; rows: n. The growth of the null's spread is left out: among thousands of scores alternatives of
-    interest are small.
+    f_g is ``scores[g]`` times the m features of ``inputs[g]``, which have length one, and s_g is
+    ``shifts[g]`` times them; rows: n. The growth of the null's variance is neglected: with thousands of
+    scores, relevant alternatives are small.
     """
     # Scores with the signs of every draw, with their own, and shifts, each as a row.
     totals = torch.zeros(draws + 2, 2 * features.frequencies.shape[1], dtype=torch.float64)

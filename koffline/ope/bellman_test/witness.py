@@ -1,6 +1,6 @@
-"""Location of the error: the witness function of the kernel loss, and mean residuals along one number.
+"""Location of the error: the witness function of the kernel loss, and mean residuals along one variable.
 
-The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* points to where residuals of one sign gather.
+The kernel loss is the squared norm of f*(x) = E[δ k(X, x)]: f* is large where residuals of one sign gather.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Numbers = Float[np.ndarray, " row"]
 class WitnessValues(NamedTuple):
     """Values at Q places. ``witness``: f*; ``mean``: kernel-weighted mean residual in units of the reward.
 
-    ``standard_error`` is that of the mean if the residual had no local mean: |mean|/standard_error never
-    exceeds the root of ``effective_rows`` = (Σk)²/Σk², so one odd row is no evidence. Where the log has no
-    rows near, mean and standard error are NaN and effective_rows is 0.
+    ``standard_error``: of the mean, if the local mean is zero. |mean|/standard_error never exceeds the root
+    of ``effective_rows`` = (Σk)²/Σk², so that one odd row is no evidence. If the log has no rows nearby, mean
+    and standard error are NaN and effective_rows is 0.
     """
 
     witness: np.ndarray
@@ -45,14 +45,14 @@ class WitnessValues(NamedTuple):
 
     @property
     def z_scores(self) -> np.ndarray:
-        """mean / standard_error; 0 where either says nothing."""
+        """mean / standard_error; 0 if either is zero or unknown."""
         known = (self.effective_rows > 0.0) & (self.standard_error > 0.0)
         return np.divide(self.mean, self.standard_error, out=np.zeros_like(self.mean), where=known)
 
 
 @dataclass(frozen=True, eq=False)
 class WitnessMap:
-    """For one action, over a grid of states of two numbers: ``axes`` x (W,), y (H,), ``values`` (H, W)."""
+    """Values for one action over a grid of two-number states: ``axes`` x (W,), y (H,), ``values`` (H, W)."""
 
     axes: tuple[np.ndarray, np.ndarray]
     values: WitnessValues
@@ -63,10 +63,10 @@ class WitnessMap:
 class Region(Record):
     """Rows around a place where the Bellman equation fails most.
 
-    ``center``: mean observation of its rows, flat. ``action``: theirs (an int) or their mean action (k,).
-    ``size``: number of rows; ``mean_residual`` ± ``standard_error`` over them. ``z_score``: of
-    the kernel-weighted mean at the region's seed row; ``threshold``: what the largest |z| over all places
-    exceeds with probability level under H0; ``is_significant``: z beyond it. ``rows``: row numbers.
+    ``center``: mean observation of its rows, flat. ``action``: their action (an int), or their mean action
+    (k,). ``size``: number of rows; ``mean_residual`` ± ``standard_error`` over them. ``z_score``: of the
+    kernel-weighted mean at the region's central row. ``threshold``: exceeded by the largest |z| over all
+    places with probability level under H0; ``is_significant``: |z| exceeds it. ``rows``: row numbers.
     """
 
     center: np.ndarray
@@ -82,7 +82,7 @@ class Region(Record):
 
 @dataclass(frozen=True, eq=False)
 class Witness:
-    """f*(x) = Σ_i w_i δ_i k(x_i, x) / Σ_i w_i of the residuals of a case's rows.
+    """f*(x) = Σ_i w_i δ_i k(x_i, x) / Σ_i w_i, from the residuals of a case's rows.
 
     (Feng et al. 2019, thm:rkhs)
     """
@@ -104,7 +104,7 @@ class Witness:
         return WitnessValues(witness, total[:, 0] / mass, np.sqrt(spread[:, 0]) / mass, effective)
 
     def map(self, action: Any, resolution: int = 50) -> WitnessMap:
-        """Evaluate at an action over a grid of states of two numbers. Raises ConfigError for other states."""
+        """Evaluate for one action over a grid of two-number states. Raises ConfigError for other states."""
         shape, states = self.case.transitions.observation_shape, self._flat(self.case.weights > 0.0)
         if states.shape[1] != 2:
             raise ConfigError(f"a map needs states of two numbers, these have {shape}; use top_regions")
@@ -115,7 +115,7 @@ class Witness:
         return WitnessMap((x, y), shaped, action)
 
     def top_regions(self, k: int = 5) -> list[Region]:
-        """At most k separate regions, the largest |z| first; the thresholds hold for all places at once.
+        """At most k separate regions, the largest |z| first; the threshold holds for all places at once.
 
         Places are 400 rows drawn with the seed. A region holds the rows of one action within one bandwidth
         (kernel value above e⁻¹) of its place.
@@ -140,9 +140,9 @@ class Witness:
         return regions
 
     def _sums(self, places: np.ndarray, signs: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Sums at places (Q, k): Σ k·(wδ, w) and Σ k²·(w²δ², w²) (Q, 2).
+        """Sums at places (Q, k): Σ k·(wδ, w) and Σ k²·(w²δ², w²), (Q, 2) each.
 
-        With signs of rows the first go on with Σ k·wδ·sign (Q, 2 + B).
+        With signs of rows, the first has further columns Σ k·wδ·sign, (Q, 2 + B).
         """
         weights, residual = self.case.weights, self.case.residuals * self.case.weights
         signs = np.zeros((len(residual), 0)) if signs is None else signs
@@ -156,7 +156,7 @@ class Witness:
         return total, spread
 
     def _region(self, row: int, score: float, threshold: float) -> Region:
-        """Rows of positive weight within a bandwidth of one row; of its action where actions are discrete."""
+        """Rows of positive weight within a bandwidth of one row, with its action if actions are discrete."""
         log, is_discrete = self.case.transitions, self.case.problem.n_actions is not None
         close = self.case.kernel.gram(self.case.inputs[row : row + 1], self.case.inputs)[0].numpy()
         inside = (close >= np.exp(-1.0)) & (self.case.weights > 0.0)
@@ -178,10 +178,10 @@ class Witness:
 
 @dataclass(frozen=True, eq=False)
 class Profile(Record):
-    """Rows in bins of nearly equal weight, in the order of a number.
+    """Residuals in bins of nearly equal weight along a variable.
 
-    (B,) each: ``center``: weighted mean of the number; ``mean`` ± ``standard_error`` of the residual;
-    ``low``, ``high``: its 10 % and 90 % quantiles; ``rows``: how many.
+    (B,) each: ``center``: weighted mean of the variable; ``mean`` ± ``standard_error`` of the residual;
+    ``low``, ``high``: 10 % and 90 % quantiles of the residual; ``rows``: number of rows.
     """
 
     center: np.ndarray
@@ -193,7 +193,7 @@ class Profile(Record):
 
 
 def make_profile(numbers: Numbers, residuals: Numbers, weights: Numbers) -> Profile:
-    """Bins by quantiles of ``numbers``; equal numbers share a bin. Rows of weight zero are no evidence."""
+    """Bins by quantiles of ``numbers``; equal numbers share a bin. Rows of weight zero are left out."""
     kept = np.flatnonzero(weights > 0.0)
     order = kept[np.argsort(numbers[kept], kind="stable")]
     numbers, residuals, weights = numbers[order], residuals[order], weights[order]

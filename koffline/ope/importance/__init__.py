@@ -44,9 +44,9 @@ def estimate_one(
     reward_range: tuple[float, float] | None = None,
     seed: int = 0,
 ) -> PointEstimate:
-    """Run one of ``names.OVER_EPISODES`` on prepared episodes; ``model``: values over the whole log.
+    """Run one of ``names.OVER_EPISODES`` on prepared episodes. model: values at all rows of the log.
 
-    interval: one of ``EPISODE_KINDS``; every other kind that applies is in ``diagnostics["intervals"]``.
+    interval: one of ``EPISODE_KINDS``; ``diagnostics["intervals"]`` holds every kind that applies.
     reward_range: possible rewards, for certified kinds (default: the log's range). Raises DataError if the
     estimator does not apply.
     """
@@ -134,7 +134,7 @@ def _why_not(name: str, problem: EpisodeProblem, model: RowValues | None) -> str
 def _warnings(
     name: str, problem: EpisodeProblem, model: RowValues | None, size: float, interval: str, found: bool
 ) -> tuple[str, ...]:
-    """Sentences about this estimate, those on the weights first."""
+    """Sentences about this estimate; those on the weights come first."""
     episodes, gone, cut = problem.n_episodes, problem.weightless_from, problem.cut_share
     rest = "rewards from there are left out" if model is None else "the model stands alone there"
     few = size < _FEW_EPISODES

@@ -37,7 +37,7 @@ _FEWEST_DRAWS = 0.9  # share of draws that must be finite
 def student_interval(
     value: float, deviations: Float[np.ndarray, " episode"], level: float, effective_size: float
 ) -> Interval | None:
-    """value ± t quantile · jackknife standard error, two-sided; None where there is no standard error.
+    """value ± t quantile · jackknife standard error, two-sided; None if there is no standard error.
 
     Degrees of freedom: the effective number of episodes minus one, at least one.
     """
@@ -53,8 +53,9 @@ def student_interval(
 def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, seed: int) -> Interval | None:
     """Bias-corrected and accelerated percentiles over resampled episodes, acceleration from the jackknife.
 
-    More are drawn if fewer than five would lie beyond each end. None for a single episode or one with all the
-    weight, for a level that needs over 100,000 draws, and if more than a tenth of the draws have no weight.
+    More samples are drawn if fewer than five would lie beyond each end. None for a single episode or one with
+    all the weight, for a level that needs over 100,000 draws, and if more than a tenth of the draws have no
+    weight.
     (Efron 1987)
     """
     deviations = statistic.deviations
@@ -73,7 +74,7 @@ def bootstrap_interval(statistic: EpisodeStatistic, level: float, draws: int, se
 def resample(
     statistic: EpisodeStatistic, numbers: Int[np.ndarray, " episode"], draws: int, seed: int
 ) -> Float[np.ndarray, " draw"]:
-    """The statistic of episodes resampled by numbers, in batches; draws without any weight are left out."""
+    """The statistic on episodes resampled by their numbers, in batches; draws without weight are left out."""
     batch, found = max(1, min(draws, MOST_NUMBERS // max(len(numbers), STEPS))), []
     for start in range(0, draws, batch):
         counts = poisson_counts(seed, range(start, min(start + batch, draws)), numbers)
@@ -98,7 +99,7 @@ def bca_levels(
     tails = []
     for z in (special.ndtri(0.5 - level / 2.0), special.ndtri(0.5 + level / 2.0)):
         moved = shift + float(z)
-        # Beyond a(z0 + z) = 1 the correction changes sign; the last draw is meant there.
+        # Beyond a(z0 + z) = 1 the correction changes sign; then take the extreme draw.
         stretch = 1.0 - acceleration * moved
         tails.append(float(special.ndtr(shift + moved / stretch) if stretch > 0.0 else moved > 0.0))
     return tails
@@ -111,17 +112,16 @@ def certified_interval(
     reward_range: tuple[float, float] | None = None,
     stepwise: bool = False,
 ) -> Interval | None:
-    """Two one-sided bounds at (1 − level)/2 each, from capped weights; None for unequal shares of episodes
-    and for clusters of them.
+    """Two one-sided bounds at (1 − level)/2 each, from capped weights; None if their conditions do not hold.
 
-    With rewards at least m, Σ γ^t w_t (r_t − m) has expectation J − m Σ γ^t. Where all episodes have the same
-    length the sums run over it; otherwise they go on for ever (γ < 1) or up to the longest episode (γ = 1),
-    after an end with rewards of 0 and the weight as it was, so that m ≤ 0 ≤ M there. Every term is at least
-    zero, so capping weights at c can only lower the expectation, and then the sum lies in
-    [0, c (M − m) Σ γ^t]: a concentration bound applies whatever the weights. The upper end is the mirror
-    image. ``stepwise`` uses w_t of each step, otherwise that of the whole episode. Lowest and highest
-    possible returns bound the interval in any case. None too where all rewards are alike and their range was
-    not given. Raises ConfigError when the log exceeds the range.
+    With rewards at least m, Σ γ^t w_t (r_t − m) has expectation J − m Σ γ^t. If all episodes have the same
+    length, the sums end there. Otherwise they go on for ever (γ < 1) or up to the longest episode (γ = 1): an
+    ended episode has rewards of 0 and keeps its weight, so that m ≤ 0 ≤ M is required. Every term is at least
+    zero, so capping weights at c can only lower the expectation, and then the sum lies in [0, c (M − m) Σ
+    γ^t]: a concentration bound applies for any weights. The upper end is the mirror image. ``stepwise``: use
+    w_t of each step, not that of the whole episode. The lowest and highest possible returns bound the
+    interval in any case. None for unequal shares of episodes, for clusters, and if all rewards are equal and
+    no range was given. Raises ConfigError if the log exceeds the range.
     (Thomas et al. 2015 for capping; Hoeffding 1963; Maurer and Pontil 2009)
     """
     if episodes.clusters is not None or not np.allclose(episodes.shares, episodes.shares[0]):
@@ -175,9 +175,8 @@ def mean_lower_bound(
 ) -> float:
     """Lower bound of the expectation of ``values`` in [0, R] that fails with probability at most α.
 
-    The mean less R·sqrt(log(1/α) / 2n) (Hoeffding 1963, Theorem 2), or less
-    sqrt(2 s² log(2/α) / n) + 7 R log(2/α) / (3(n − 1)), s² the sample variance (Maurer and Pontil 2009,
-    Theorem 4).
+    The mean minus R·sqrt(log(1/α) / 2n) (Hoeffding 1963, Theorem 2), or minus sqrt(2 s² log(2/α) / n) + 7 R
+    log(2/α) / (3(n − 1)), s² the sample variance (Maurer and Pontil 2009, Theorem 4).
     """
     n = len(values)
     if kind == HOEFFDING:

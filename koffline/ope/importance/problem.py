@@ -27,9 +27,9 @@ _NEVER, _LEAST = -np.inf, np.finfo(np.float64).min
 class RowValues:
     """A value function at the rows of a log, in units of the return.
 
-    ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), not discounted, whatever ``terminated`` says.
+    ``now (N,)``: Q(s, a). ``later (N,)``: E_{a'~π} Q(s', a'), undiscounted and regardless of ``terminated``.
     ``starts (E,)``: E_{a~π} Q(s0, a). ``unseen``: share of rows whose values come from models that were not
-    trained on their episode. ``weights (N,)``: ω of rows, where the models have any.
+    trained on their episode. ``weights (N,)``: ω of rows, if the models have any.
     """
 
     now: Float[np.ndarray, " row"]
@@ -41,13 +41,13 @@ class RowValues:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeProblem:
-    """E episodes that count, with weights w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of their N rows.
+    """E episodes of positive weight, with weights w_t = Π_{u ≤ t} π(a_u|s_u) / β(a_u|s_u) of their N rows.
 
-    ``log_weights`` (N,), logarithms against overflow, may be −inf, where the policy would not have acted so.
-    ``rewards`` (N,), ``discounts`` (N,): γ, and 0 where the world ended. ``shares`` (E,) sum to one: the
-    log's own weights of episodes. An episode that is over keeps its last weight for all later steps, with
-    rewards of zero. ``clusters`` (E,): numbers of theirs, if the log has any. ``counted``: rows and episodes
-    of the log as given that are here: those of weight zero are not.
+    ``log_weights`` (N,): logarithms, to avoid overflow; −inf if the policy never takes such actions.
+    ``rewards`` (N,); ``discounts`` (N,): γ, or 0 after a termination. ``shares`` (E,): the log's own weights
+    of episodes, with sum one. An ended episode keeps its last weight for all later steps, with rewards of
+    zero. ``clusters`` (E,): their clusters' numbers, if the log has any. ``counted``: the selected rows and
+    episodes of the given log.
     """
 
     log_weights: Float[np.ndarray, " row"]
@@ -101,12 +101,12 @@ class EpisodeProblem:
 
     @property
     def unseen(self) -> Float[np.ndarray, " episode"]:
-        """γ^length (E,) of episodes whose recording stopped before the world ended, 0 of others."""
+        """γ^length (E,) of episodes whose recording stopped before the world ended; 0 for the others."""
         return np.where(self.discounts[self.ends] > 0.0, self.gamma**self.lengths, 0.0)
 
     @property
     def cut_share(self) -> float:
-        """Mean of what is unseen under the policy: episodes count by their weights, where these leave any."""
+        """Mean of ``unseen`` under the policy: episodes are weighted by final weights, if any are left."""
         counts = self.final if self.final.any() else self.shares
         return float(counts @ self.unseen / counts.sum())
 
@@ -124,9 +124,9 @@ class EpisodeProblem:
         return float(powers @ self.effective_sizes / powers.sum())
 
     def blocks(self) -> Iterator[tuple[Int[np.ndarray, " step"], np.ndarray, np.ndarray]]:
-        """Blocks of steps: their numbers, rows (E, b), parts (E, b) of episodes in each step's weight.
+        """Blocks of steps: their numbers, rows (E, b), and each episode's part (E, b) of the step's weight.
 
-        An episode that is over stays at its last row. Parts sum to one, or are zero at steps without weight.
+        An ended episode stays at its last row. Parts sum to one, or are zero at steps without weight.
         """
         size = max(1, min(STEPS, MOST_NUMBERS // self.n_episodes))
         for start in range(0, self.horizon, size):
@@ -152,7 +152,7 @@ class EpisodeProblem:
 
 
 def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) -> Columns:
-    """Columns of a part for estimators over episodes: without observations, with the policy's ``target``."""
+    """Columns for estimators over episodes: no observations, log π of the logged actions as ``target``."""
     log = part.transitions
     columns = {name: column for name, column in log.columns.items() if name not in _LEFT_OUT}
     return Columns(({**columns, "target": action_log_probabilities(log, policy)},))
@@ -161,7 +161,7 @@ def episode_columns(policy: DiscretePolicy | ContinuousPolicy, part: LogPart) ->
 def episodes_of_log(
     log: WorkingLog, policy: DiscretePolicy | ContinuousPolicy
 ) -> tuple[Transitions, np.ndarray]:
-    """All episodes of a log, each observation the number 0, and the policy's log-probabilities (N,)."""
+    """All episodes of a log with observations replaced by 0, and the policy's log-probabilities (N,)."""
     needed = _ROW_BYTES * len(log.log)
     if needed > log.stream.memory_bytes:
         raise DataError(
@@ -187,9 +187,9 @@ def prepare_episodes(
 ) -> EpisodeProblem:
     """Weights of the log's episodes under the policy; ``clip`` caps them.
 
-    ``behavior``: whose probabilities, see `importance_ratios`. ``target``: the policy's log-probabilities of
-    the logged actions, where they are known. Raises DataError (no episodes, no
-    probabilities, weights all zero or changing inside an episode), PolicyError (no density).
+    ``behavior``: source of the behaviour probabilities, see `importance_ratios`. ``target``: the policy's
+    log-probabilities of the logged actions, if known. Raises DataError (no episodes, no probabilities,
+    weights all zero or changing inside an episode) and PolicyError (no density).
     """
     if not transitions.has_episodes:
         raise DataError(

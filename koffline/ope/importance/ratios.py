@@ -1,8 +1,8 @@
-"""Ratios π(a|s) / β(a|s) of every logged action, in logarithms; β estimated for logs that do not store it.
+"""Ratios π(a|s) / β(a|s) of logged actions, as logarithms; β is estimated for logs that do not store it.
 
-Multinomial logistic regression, or a Gaussian whose mean and log deviation are linear, on standardised
-observations and random Fourier features of them, with the penalty of the highest held-out likelihood, and
-cross-fitted: no episode's probabilities come from a model that saw it.
+The model is multinomial logistic regression, or a Gaussian with linear mean and log deviation, on
+standardised observations and their random Fourier features. The penalty with the highest held-out likelihood
+is chosen. Models are cross-fitted: no episode's probabilities come from a model that was fitted to it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ def importance_ratios(
     seed: int = 0,
     target: Float[np.ndarray, " row"] | None = None,
 ) -> Ratios:
-    """Ratios of the log's actions; β from the log (``"log"``), estimated from it (``"estimate"``), or from
-    the log where it has probabilities (``"auto"``). target: log π(a|s), where it is known.
-    Raises DataError where the log's are missing, PolicyError for a policy without probabilities of actions.
+    """Ratios of the log's actions, with β from the log (``"log"``) or estimated (``"estimate"``).
+
+    ``"auto"`` uses the log's probabilities if it has them. target: log π(a|s), if known. Raises DataError if
+    the log's probabilities are missing, PolicyError for a policy without probabilities of actions.
     """
     if target is None:
         target = action_log_probabilities(transitions, policy)
@@ -106,7 +107,7 @@ def action_log_probabilities(
 def _warnings_of_logged(
     logs: Float[np.ndarray, " row"], weights: Float[np.ndarray, " row"]
 ) -> tuple[str, ...]:
-    """Whether the log's own probabilities give ratios of weighted mean one."""
+    """Warning if the log's own probabilities do not give ratios of weighted mean one."""
     ratios, shares = np.exp(np.minimum(logs, 300.0)), weights / weights.sum()  # squares stay finite
     mean = float(shares @ ratios)
     error = float(np.linalg.norm(shares * (ratios - mean))) if len(ratios) > 1 else np.inf
@@ -137,10 +138,10 @@ def _warnings_at_bounds(
 def estimate_behavior(
     transitions: Transitions, seed: int = 0, cut_to: Any = None
 ) -> tuple[Float[np.ndarray, " row"], dict[str, Any]]:
-    """Cross-fitted log probabilities of the logged actions, densities of continuous ones; and how they came.
+    """Cross-fitted log-probabilities (log densities if continuous) of logged actions, and their diagnostics.
 
-    ``cut_to``: bounds at which actions count as cut off (see `koffline.policies.builtin`), as those of
-    the policy they are to be compared with. Raises DataError for logs without episodes and for images.
+    ``cut_to``: bounds at which actions are cut off (see `koffline.policies.builtin`), as for the policy they
+    are compared with. Raises DataError for logs without episodes and for images.
     """
     if not transitions.has_episodes:
         raise DataError("estimating behavior probabilities needs episodes to hold out; add episode_ids")
@@ -182,7 +183,7 @@ class _Model:
     def fit(
         self, rows: Int[np.ndarray, " chosen"], penalty: float, start: np.ndarray | None = None
     ) -> np.ndarray:
-        """Parameters (p, q) of the highest mean log likelihood minus penalty·Σw²; the constant is free."""
+        """Parameters (p, q) that maximise mean log likelihood − penalty·Σw²; the constant has no penalty."""
         used = 1 if math.isinf(penalty) else self.features.shape[1]
         if len(rows) > _FIT_ROWS:
             rows = self.generator.choice(rows, _FIT_ROWS, replace=False)
@@ -206,7 +207,7 @@ class _Model:
 def _cross_fitted(model: _Model, fold: Int[np.ndarray, " row"]) -> tuple[np.ndarray, np.ndarray, float]:
     """Held-out log likelihoods (N,) of the best penalty and of the constant model, and the best penalty.
 
-    From the strongest penalty down, each fit starting from the one before; it stops once two in a row get
+    Penalties are tried from the strongest down, each fit starting from the one before, until two in a row are
     worse.
     """
     best = constant = np.full(len(fold), -np.inf)
@@ -277,7 +278,7 @@ def _categorical_log_likelihood(parameters: Tensor, features: Tensor, actions: T
 def _gaussian_log_likelihood(
     parameters: Tensor, features: Tensor, actions: Tensor, low: Tensor, high: Tensor
 ) -> Tensor:
-    """(n,) of actions (n, k, 2): the number, and −1, 0 or 1 for below, between or above the bounds."""
+    """(n,) for actions (n, k, 2): the number, and −1, 0 or 1 for below, between or above the bounds."""
     mean, log_deviation = (features @ parameters).chunk(2, dim=1)
     log_deviation = log_deviation.clamp(*_LOG_DEVIATIONS)
     deviation = log_deviation.exp()

@@ -1,9 +1,8 @@
-"""Means over episodes, each with what an interval needs, and the estimators that they are.
+"""Means over episodes, with what intervals need, and the estimators that have this form.
 
-``value``: the estimate. ``deviations`` (E,): the estimate minus that without the episode, NaN where nothing
-would be left; with ``clusters`` (E,) of episodes those without a cluster (C,), to first order.
-``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times, NaN where nothing is
-left.
+``value``: the estimate. ``deviations`` (E,): the estimate minus the estimate without the episode; NaN if
+nothing would be left. With ``clusters`` (E,) the same for leaving out clusters, (C,), to first order.
+``resampled(counts)`` (B,): the estimate when episode i counts ``counts[b, i]`` times; NaN if nothing is left.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _BIAS_LEVEL = 0.5  # level of the interval of the whole estimate, as in the pape
 
 @dataclass(frozen=True, eq=False)
 class WeightedMean:
-    """Σ share·w·y / Σ share·w, the weights given as logarithms; not all may be zero."""
+    """Σ share·w·y / Σ share·w, with weights given as logarithms; not all weights may be zero."""
 
     log_weights: Float[np.ndarray, " episode"]
     values: Float[np.ndarray, " episode"]
@@ -64,8 +63,8 @@ class WeightedMean:
 class StepwiseMean:
     """Σ share·y0 + Σ_t γ^t Σ_i share·w_t·x_t / Σ_i share·w_t.
 
-    ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps at
-    which no weight is left add nothing. Partial sums are of y0 and so many steps: 0: y0 alone, T: the whole.
+    ``rows`` (N,) are x; ``first`` (E,) is y0. Ended episodes keep their last weight with x = 0. Steps without
+    weight add nothing. A partial sum is y0 plus the first steps: 0 steps give y0 alone, T steps the whole.
     """
 
     episodes: EpisodeProblem
@@ -98,7 +97,7 @@ class StepwiseMean:
         return totals
 
     def partial_values(self, cuts: Sequence[int]) -> Float[np.ndarray, " cut"]:
-        """(J,) sums of each of these numbers of steps."""
+        """Partial sums (J,) for these numbers of steps."""
         means = np.concatenate([(parts * x).sum(axis=0) for _, parts, x in self._blocks()])
         sums = np.cumsum(self.episodes.gamma ** np.arange(len(means)) * means)
         return self.episodes.shares @ self.first + np.append(0.0, sums)[list(cuts)]
@@ -106,8 +105,8 @@ class StepwiseMean:
     def partial_deviations(self, cuts: Sequence[int]) -> Float[np.ndarray, "episode cut"]:
         """Partial sums minus those without the episode, (E, J).
 
-        With p the part of an episode in a step's weights its mean of x moves by p (x − mean) / (1 − p); a
-        step that would be left without weight loses its mean.
+        If p is an episode's part of a step's weights, leaving it out moves the mean of x by p (x − mean) / (1
+        − p). A step that would be left without weight loses its mean.
         """
         shares, wanted = self.episodes.shares, np.asarray(cuts)
         total = _pull(shares, self.first, shares @ self.first)
@@ -139,14 +138,13 @@ def plain_mean(
 def make_statistic(name: str, episodes: EpisodeProblem, model: RowValues | None = None) -> EpisodeStatistic:
     """An estimator by name as a mean over episodes; ``model``: values of their rows.
 
-    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same over Σ w, episodes of
-    any length with the weight they end with. ``pdis``: mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)
-    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t, ended episodes in the lower sum. (Thomas 2015, CWPDIS)
-    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)), which equals
-    Σ_t γ^t (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the state where recording stopped.
-    (Jiang and Li 2016, equation 10)
-    ``wdr`` (which ``magic`` blends): the same with weights normalised at each step. (Thomas and Brunskill
-    2016, section 5)
+    ``is``: mean of w·Σ γ^t r_t, w the weight of the whole episode. ``wis``: the same divided by Σ w instead
+    of E; w is the weight at the episode's end. ``pdis``: mean of Σ_t γ^t w_t r_t. (Precup et al. 2000)
+    ``wpdis``: Σ_t γ^t Σ_i w_t r_t / Σ_i w_t; ended episodes stay in the denominator. (Thomas 2015, CWPDIS)
+    ``dr``: mean of v(s_0) + Σ_t γ^t w_t (r_t + discount_t v(s_{t+1}) − q(s_t, a_t)), which equals Σ_t γ^t
+    (w_t r_t − w_t q_t + w_{t−1} v_t) with the model's value of the state where recording stopped. (Jiang and
+    Li 2016, equation 10) ``wdr`` (which ``magic`` blends): the same with weights normalised at each step.
+    (Thomas and Brunskill 2016, section 5)
     """
     powers, shares = episodes.gamma**episodes.steps, (episodes.shares, episodes.clusters)
     rows, first = episodes.rewards, np.zeros(episodes.n_episodes)
@@ -162,7 +160,7 @@ def make_statistic(name: str, episodes: EpisodeProblem, model: RowValues | None 
 
 
 def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndarray:
-    """Deviations (C, …) without clusters, from those (E, …) without episodes: exact for a mean of equals."""
+    """Deviations (C, …) for leaving out clusters, from those (E, …) for episodes; exact for equal weights."""
     if clusters is None:
         return deviations
     rest = len(deviations) - cluster_sums(clusters, np.ones(len(deviations)))
@@ -171,7 +169,7 @@ def _of_clusters(clusters: np.ndarray | None, deviations: np.ndarray) -> np.ndar
 
 
 def _pull(parts: np.ndarray, values: np.ndarray | float, means: np.ndarray | float) -> np.ndarray:
-    """Change of means by leaving out entries with these parts of the weight."""
+    """Change of means when entries with these parts of the weight are left out."""
     alone = parts >= _ALL
     moves = parts * (values - means) / np.where(alone, 1.0, 1.0 - parts)
     return np.where(alone, means, moves)
@@ -191,14 +189,14 @@ def standard_error(deviations: Float[np.ndarray, " episode"]) -> float | None:
 def magic(
     whole: StepwiseMean, draws: Float[np.ndarray, " draw"]
 ) -> tuple[list[int], Float[np.ndarray, " cut"]]:
-    """Cuts and shares x of a blend Σ_j x_j g_j of the partial estimates of a weighted doubly robust one.
+    """Cuts and shares x of a blend Σ_j x_j g_j of partial estimates of a weighted doubly robust estimator.
 
-    g_j follows weighted residuals for j steps and the model from there: 0 is the model alone, T the whole
-    log. Shares sum to one.
+    g_j uses weighted residuals for j steps and then the model: 0 is the model alone, T the whole log. Shares
+    sum to one.
 
-    Error of a mix x: xᵀ(Ω + b bᵀ)x with Ω the jackknife covariance of the g_j (the weights' noise included)
-    and b_j how far g_j lies outside the bootstrap interval of the whole estimate at level 0.5.
-    ``draws``: the whole estimate of resampled episodes, of which there are two at least.
+    The error of a blend x is xᵀ(Ω + b bᵀ)x, with Ω the jackknife covariance of the g_j (including the
+    weights' noise) and b_j the distance of g_j from the bootstrap interval of the whole estimate at level
+    0.5. ``draws``: the whole estimate on resampled episodes. There must be at least two episodes.
     (Thomas and Brunskill 2016, algorithm 1)
     """
     cuts = cut_steps(whole.episodes.horizon)
@@ -219,10 +217,10 @@ def cut_steps(horizon: int) -> list[int]:
 
 
 def least_error_mix(errors: Float[np.ndarray, "cut cut"]) -> Float[np.ndarray, " cut"]:
-    """The x ≥ 0 with Σx = 1 of least xᵀ A x, A symmetric and positive semidefinite.
+    """The x ≥ 0 with Σx = 1 that minimises xᵀ A x, A symmetric and positive semidefinite.
 
-    Its direction is that of the y ≥ 0 that minimises ½ yᵀAy − Σy (the conditions of both optima agree), a
-    non-negative least-squares problem: with A = LLᵀ minimise ‖Lᵀy − L⁻¹1‖².
+    Its direction is that of the y ≥ 0 that minimises ½ yᵀAy − Σy (both problems have the same optimality
+    conditions), a non-negative least-squares problem: with A = LLᵀ minimise ‖Lᵀy − L⁻¹1‖².
     """
     size, trace = len(errors), float(np.trace(errors))
     if trace == 0.0:

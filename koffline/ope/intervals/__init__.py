@@ -1,9 +1,10 @@
-"""Intervals for a policy's value, each labelled certified or calibrated; the calibrated ones are made here.
+"""Intervals for a policy's value, each labelled certified or calibrated; this file makes the calibrated ones.
 
-One is that of a wild bootstrap of the fitted value, a weighted sum of residuals. The other resamples units
-(episodes, or rows), many logs for the price of sums over units: θ̂ solves Bᵀ(v − Bθ) = τD(θ − θ0), that is
-n⁻¹ Σ Ω_i (r_i − z_iᵀθ) = τD(θ − θ0), with the instruments Ω_i = w_i Bᵀψ_i (N, p) held. A resampled log
-weighs the units by how often they were drawn; its θ* = θ̂ + (n⁻¹ΣwΩzᵀ + τD)⁻¹ n⁻¹Σ(w − 1)Ωδ̂.
+``calibrated_interval`` inverts a wild bootstrap test; the fitted value is a weighted sum of residuals.
+``pivot_interval`` resamples units (episodes, or rows), which needs only sums over units: θ̂ solves Bᵀ(v − Bθ)
+= τD(θ − θ0), that is n⁻¹ Σ Ω_i (r_i − z_iᵀθ) = τD(θ − θ0), with the instruments Ω_i = w_i Bᵀψ_i (N, p) held
+fixed. A resampled log weights units by how often they were drawn; its θ* = θ̂ + (n⁻¹ΣwΩzᵀ + τD)⁻¹ n⁻¹Σ(w −
+1)Ωδ̂.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ _PIVOT_ASSUMPTIONS = (
 
 
 def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalResult:
-    """Make the interval of a kind for the value of a policy, with its assumptions.
+    """Make an interval of the given kind for the value of a policy, with its assumptions.
 
-    kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings`
-    (level, norm_bound, value_bounds, reward_bounds, draws, seed). An infeasible class is no error:
-    ``result.interval`` is None and ``result.misspecified`` true. Raises ConfigError.
+    kind: one of ``koffline.ope.names.SYSTEM_KINDS``. options: fields of `KernelIntervalSettings` (level,
+    norm_bound, value_bounds, reward_bounds, draws, seed). An infeasible class is no error:
+    ``result.interval`` is then None and ``result.misspecified`` true. Raises ConfigError.
     """
     if kind not in SYSTEM_KINDS:
         raise ConfigError(f"interval is '{kind}'; give one of {', '.join(SYSTEM_KINDS)}")
@@ -73,12 +74,12 @@ def make_interval(kind: str, system: FeatureSystem, **options: Any) -> IntervalR
 def calibrated_interval(
     system: FeatureSystem, settings: KernelIntervalSettings, check_class: bool = True
 ) -> IntervalResult:
-    """All values η that a wild-bootstrap test of "cᵀθ = η" does not reject.
+    """All values η for which a wild-bootstrap test of "cᵀθ = η" does not reject.
 
     For each η the residuals are those of the parameters on a path with cᵀθ = η, so the interval is not
     symmetric: the statistic (η̂ − η)² / Σ a(η)² is compared with q², a quadratic inequality in η. Residuals
-    are scaled for leverage (HC2). check_class: warn when even the best θ leaves a kernel loss that the wild
-    bootstrap does not (an alarm that the class does not hold Q^π).
+    are scaled for leverage (HC2). check_class: warn if the smallest kernel loss in the class exceeds what the
+    wild bootstrap explains, an alarm that the class may not contain Q^π.
     """
     profile, level = make_profile(system), settings.level
     quantile, counted = studentised_quantile(profile.influences, settings)
@@ -115,15 +116,15 @@ def calibrated_interval(
 
 @torch.no_grad()
 def pivot_interval(system: FeatureSystem, settings: KernelIntervalSettings) -> IntervalResult:
-    """[v − q_high, v − q_low] of the errors of the fit over resampled episodes (rows without episodes).
+    """[v − q_high, v − q_low] from the errors of the fit over resampled episodes (rows without episodes).
 
-    None for a single unit, and if more than a tenth of the resampled logs have no answer.
+    The interval is None for a single unit, and if more than a tenth of the resampled logs have no solution.
     (Hao et al. 2021, the distributional correction)
     """
     numbers = np.arange(len(system.unit_starts)) if system.clusters is None else system.clusters
     counts, theta = poisson_counts(settings.seed, range(settings.draws), numbers), ridged_fit(system, RIDGE)
     weights = _by_unit(system, system.row_weights.numpy())
-    counts = counts[counts @ weights > 0.0]  # of few units none may be drawn
+    counts = counts[counts @ weights > 0.0]  # with few units, a draw may be empty
     value, warnings, interval = system.value(theta), [], None
     drawn, kind = len(np.unique(numbers[weights > 0.0])), system.kind
     if 2 <= drawn < _FEW_UNITS:
@@ -151,8 +152,8 @@ def resample_values(
 ) -> tuple[Float[np.ndarray, " draw"], bool]:
     """cᵀθ of every resampled log, and whether the matrices were resampled too.
 
-    If that would take too much time or memory the matrix of the whole log is used (first-order bootstrap).
-    Start states are resampled with their units unless they are given; draws without any are NaN.
+    If that would take too much time or memory, the matrix of the whole log is used (first-order bootstrap).
+    Start states are resampled with their units unless they are given; draws without start states are NaN.
     """
     matrix, theta = system.projected[:, :-1], ridged_fit(system, RIDGE)
     omega = torch.cat([psi @ matrix for _, psi in instruments(system)]) * system.row_weights[:, None]

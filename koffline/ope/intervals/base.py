@@ -1,8 +1,8 @@
-"""What kernel intervals share: their options and result, and the fit of a class by the kernel loss.
+"""Shared parts of kernel intervals: options, result, and the fit of a class by the kernel loss.
 
-The fit θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants are not ridged) gives η̂ = cᵀθ̂. At the true θ, up to the
+The fit θ̂ = argmin V̂(θ) + τ‖θ − θ0‖² (constants have no ridge) gives η̂ = cᵀθ̂. At the true θ, up to the
 ridge, η̂ − η = n⁻¹ Σ w_i ω(x_i) δ_i + (c − E c)ᵀθ: a weighted sum of residuals, which a bootstrap resamples.
-ω = Ψ B(BᵀB + τD)⁻¹c are the marginalised weights that are dual to the kernel loss.
+ω = Ψ B(BᵀB + τD)⁻¹c are the marginalised weights dual to the kernel loss.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _STREAM = 6063  # random stream, other than that of a log simulated from the sam
 class KernelIntervalSettings(Section):
     """Options of the intervals on a feature system.
 
-    level: the share of logs whose interval should hold the value. seed: of the draws. norm_bound: ρ, the
-    largest ‖θ − θ0‖ of a value function in the class, in units of the value; None: twice that of the fit,
-    which is a guess about the class and not a theorem. value_bounds: known bounds of every Q^π(s, a), by
-    default those that rewards and γ imply. reward_bounds: known bounds of every reward, by default the
-    logged ones. draws: of a bootstrap, at least those that the level needs.
+    level: nominal coverage. seed: of the draws. norm_bound: ρ, the largest ‖θ − θ0‖ of a value function in
+    the class, in units of the value; None: twice that of the fit, which is a guess and no theorem.
+    value_bounds: known bounds of every Q^π(s, a), by default those that rewards and γ imply. reward_bounds:
+    known bounds of every reward, by default the logged range. draws: bootstrap draws, raised to the number
+    that the level needs.
     """
 
     level: float = Field(default=0.95, gt=0.0, lt=1.0)
@@ -55,7 +55,7 @@ class KernelIntervalSettings(Section):
     seed: int = 0
 
     def values_within(self, system: FeatureSystem) -> tuple[float, float]:
-        """Bounds of every Q(s, a): given, or what bounds of rewards and γ imply."""
+        """Bounds of every Q(s, a): the given ones, or those implied by reward bounds and γ."""
         if self.value_bounds is not None:
             return self.value_bounds
         if self.reward_bounds is None:
@@ -65,17 +65,17 @@ class KernelIntervalSettings(Section):
         return value_bounds(rewards, rewards if may_end else (math.inf, -math.inf), system.gamma)
 
     def rewards_within(self, system: FeatureSystem) -> tuple[float, float]:
-        """Bounds of every reward: given, or the log's own. Raises ConfigError when the log exceeds them."""
+        """Bounds of every reward: given, or the log's range. Raises ConfigError if the log exceeds them."""
         counted = system.rewards[system.row_weights > 0.0]
         seen = float(counted.min()), float(counted.max())
-        slack = 1e-9 * max(map(abs, seen))  # rewards were scaled there and back
+        slack = 1e-9 * max(map(abs, seen))  # rewards were scaled and rescaled
         return check_reward_bounds(self.reward_bounds, seen, slack)
 
 
 def check_reward_bounds(
     given: tuple[float, float] | None, seen: tuple[float, float], slack: float = 0.0
 ) -> tuple[float, float]:
-    """Bounds of every reward: given, or those seen. Raises ConfigError when the log exceeds them."""
+    """Bounds of every reward: given, or those seen. Raises ConfigError if the log exceeds them."""
     if given is not None and (seen[0] < given[0] - slack or seen[1] > given[1] + slack):
         raise ConfigError(
             f"reward_bounds is {list(given)}, but the log has rewards from {seen[0]:.4g} to {seen[1]:.4g}; "
@@ -97,11 +97,12 @@ def enough_draws(level: float, draws: int = DRAWS) -> int:
 
 @dataclass(frozen=True, eq=False)
 class IntervalResult(Record):
-    """An interval and the evidence around it; ``interval`` is None where the class cannot explain the log.
+    """An interval and the evidence around it; ``interval`` is None if the class cannot explain the log.
 
-    ``value``: the fitted value of the same class (None where the kind has none). ``threshold``: λ, what the
-    kernel loss of the true values may be; ``least_loss``: the smallest kernel loss in the class. A class is
-    ``misspecified`` when the second exceeds the first: an alarm about the class, not an error of the log.
+    ``value``: the fitted value of the same class (None if the kind has none). ``threshold``: λ, an upper
+    limit for the kernel loss of the true values; ``least_loss``: the smallest kernel loss in the class. A
+    class is ``misspecified`` if least_loss exceeds the threshold: an alarm about the class, not an error of
+    the log.
     """
 
     kind: str
@@ -130,10 +131,10 @@ def describe_starts(fixed: bool, sampled: str) -> str:
 class Profile:
     """The fit η̂, its influences, and their change along a path of parameters with value η̂ + t.
 
-    ``influences``: a with η̂ − η ≈ Σa, (N,) from residuals scaled for leverage (HC2) and then from centred
-    values of start states (where these are given: of the actions drawn there). ``slopes``: da/dt.
-    ``residuals (N,)``: scaled δ̂. ``loss``: V̂(θ̂). Residuals are martingale differences and therefore
-    uncorrelated, so the standard error of η̂ is ‖a‖.
+    ``influences``: a with η̂ − η ≈ Σa: (N,) from residuals scaled for leverage (HC2), then from centred
+    values of start states (if these are given: from the actions drawn there). ``slopes``: da/dt. ``residuals
+    (N,)``: scaled δ̂. ``loss``: V̂(θ̂). Residuals are martingale differences and therefore uncorrelated, so
+    the standard error of η̂ is ‖a‖.
     """
 
     value: float
@@ -185,7 +186,7 @@ def instruments(system: FeatureSystem, size: int = _BLOCK) -> Iterator[tuple[sli
 
 
 def best_constant(system: FeatureSystem) -> Float[Tensor, " parameter"]:
-    """θ0: the constant that solves the Bellman equation on average where the class has one, else zero."""
+    """θ0: the constant that solves the Bellman equation on average; zero if the class has no constants."""
     return torch.where(system.free, best_level(system), torch.zeros_like(system.start_mean))
 
 
@@ -201,7 +202,8 @@ def solve_ridged(
 ) -> Tensor:
     """Solve (curvature + τD)⁻¹ target; τ is relative to the mean curvature of the ridged parameters.
 
-    ``free`` parameters only get a ridge of 1e-12, so that the system is solvable if they are not identified.
+    ``free`` parameters have a ridge of 1e-12 only, so that the system can be solved if they are not
+    identified.
     """
     return torch.linalg.solve(curvature + torch.diag(ridge_sizes(curvature, free, ridge)), target)
 
@@ -220,10 +222,10 @@ def _quietest_path(
     start_design: Float[Tensor, "drawn parameter"],
     start: Float[Tensor, " parameter"],
 ) -> Float[Tensor, " parameter"]:
-    """The d with cᵀd = 1 along which the influences change least, S⁻¹c/(cᵀS⁻¹c) for their form S.
+    """The d with cᵀd = 1 along which the influences change least: S⁻¹c/(cᵀS⁻¹c) for their form S.
 
-    Any path with cᵀd = 1 is valid, but one along poorly identified parameters makes the test of distant
-    values powerless, and the interval infinite.
+    Any path with cᵀd = 1 is valid. Along poorly identified parameters, however, the test of distant values
+    has no power, and the interval becomes infinite.
     """
     form = row_design.mT @ row_design + start_design.mT @ start_design
     size = torch.full_like(start, _PATH_RIDGE * float(form.diagonal().mean())).clamp(min=1e-300)
@@ -246,9 +248,9 @@ def wild_threshold(system: FeatureSystem, profile: Profile, draws: int, seed: in
 def studentised_quantile(
     influences: Float[Tensor, " influence"], settings: KernelIntervalSettings
 ) -> tuple[float, float]:
-    """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and how many influences count.
+    """The level's quantile of |Σ ±a| / sqrt(Σa²) over random signs, and the effective number of influences.
 
-    The effective number is (Σa²)²/Σa⁴; if it is large the normal quantile is used.
+    The effective number is (Σa²)²/Σa⁴; if it is large, the normal quantile is used.
     """
     from scipy import stats
 
@@ -268,7 +270,7 @@ def studentised_quantile(
 def invert_test(
     influences: Float[Tensor, " influence"], slopes: Float[Tensor, " influence"], quantile: float
 ) -> tuple[float, float]:
-    """All t with t² ≤ q² Σ (a + t·slope)²: both ends, infinite where no t is rejected far out."""
+    """Both ends of all t with t² ≤ q² Σ (a + t·slope)²; infinite if distant t are not rejected."""
     constant = quantile**2 * float(influences.square().sum())
     linear = quantile**2 * float(influences @ slopes)
     quadratic = 1.0 - quantile**2 * float(slopes.square().sum())
@@ -279,6 +281,6 @@ def invert_test(
 
 
 def _upper_quantile(draws: Float[Tensor, " draw"], level: float) -> float:
-    """The ⌈level · (draws + 1)⌉-th smallest: exceeded by a fresh draw with probability 1 − level at most."""
+    """The ⌈level · (draws + 1)⌉-th smallest; a new draw exceeds it with probability at most 1 − level."""
     rank = min(math.ceil(level * (len(draws) + 1) - 1e-9), len(draws))
     return float(draws.kthvalue(rank).values)

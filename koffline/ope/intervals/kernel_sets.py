@@ -1,9 +1,8 @@
-"""Intervals from all parameters with a kernel loss within sampling error: certified, simultaneous.
+"""Intervals from all parameters whose kernel loss is within sampling error: certified and simultaneous.
 
-Sampling error of the kernel loss of the true value function: at the true Q the residual
-δ_i = y_i − E[y_i | x_i] is noise, with y = r + discount · E_{a'~π} Q(s', a') inside an interval of length R.
-The instruments have length one, so S = Σ w_i ψ(x_i) δ_i is a sum of steps of known direction and random size,
-and n² V̂ = ‖S‖².
+Sampling error of the kernel loss at the true Q: the residual δ_i = y_i − E[y_i | x_i] is noise, with y = r +
+discount · E_{a'~π} Q(s', a') in an interval of length R. The instruments have length one, so S = Σ w_i ψ(x_i)
+δ_i is a sum of steps of known direction and random size, and n² V̂ = ‖S‖².
 """
 
 from __future__ import annotations
@@ -96,15 +95,15 @@ class Feasible:
         return float(np.linalg.norm(self.pull / (self.squares + ridge * self.squares.mean())))
 
     def least_loss(self, norm_bound: float) -> float:
-        """The smallest V̂ in the ball, from below: max over τ of min over θ of V̂ + τ(‖θ − θ0‖² − ρ²)."""
+        """Lower bound of V̂ in the ball: max over τ of min over θ of V̂ + τ(‖θ − θ0‖² − ρ²)."""
         return max(0.0, float((self._losses(self.taus) - self.taus * norm_bound**2).max()))
 
     def value_range(self, threshold: float, norm_bound: float) -> tuple[float, float] | None:
-        """The extremes of cᵀθ; None where no θ is feasible.
+        """The extremes of cᵀθ; None if no θ is feasible.
 
         For any τ ≥ 0 the sum of both constraints is one ellipsoid around θ_τ = θ0 + (BᵀB + τI)⁻¹Bᵀ(v − Bθ0),
-        so cᵀθ ≤ cᵀθ_τ + sqrt([λ + τρ² − min(V̂ + τ‖θ − θ0‖²)] · cᵀ(BᵀB + τI)⁻¹c): valid for every τ, and the
-        least of them is the maximum itself (strong duality); infinite τ: the ball alone.
+        so cᵀθ ≤ cᵀθ_τ + sqrt([λ + τρ² − min(V̂ + τ‖θ − θ0‖²)] · cᵀ(BᵀB + τI)⁻¹c). This is valid for every τ,
+        and its minimum over τ is the maximum of cᵀθ (strong duality). Infinite τ: the ball alone.
         (Feng et al. 2020, the feature-space bound)
         """
         if np.any(threshold + self.taus * norm_bound**2 - self._losses(self.taus) < 0.0):
@@ -117,7 +116,7 @@ class Feasible:
         return self.loss - (self.pull**2 / (self.squares + taus[:, None])).sum(axis=1)
 
     def _extreme(self, threshold: float, norm_bound: float, sign: float) -> float:
-        """The least bound of ± (cᵀθ − cᵀθ0) near the best τ of the grid, or that of the ball alone."""
+        """The smallest bound of ± (cᵀθ − cᵀθ0) near the best τ of the grid, or that of the ball alone."""
         from scipy.optimize import minimize_scalar
 
         def bounds_at(taus: np.ndarray) -> np.ndarray:
@@ -151,13 +150,13 @@ def target_range(
 
 
 def martingale_threshold(length: float, row_weights: Float[Tensor, " row"], delta: float) -> float:
-    """λ with V̂(Q^π) ≤ λ with probability 1 − delta; no independence between rows is needed.
+    """λ with V̂(Q^π) ≤ λ with probability 1 − delta; rows need not be independent.
 
-    λ = R² log(2/δ) Σw² / (2n²). Derivation: E cosh(t‖S‖) grows by at most exp(t² w_i² R²/8) per row. For a
-    unit vector ψ, u(z) = cosh(t‖S + zψ‖) satisfies u'' ≤ t²u and |u'| ≤ tu, hence u(z) is at most
-    u(0) cosh(tz) + u'(0) sinh(tz)/t, a non-negative mixture of exp(±tz); Hoeffding's lemma bounds the mean of
-    each for z = w_i δ_i. So P(‖S‖ ≥ q) ≤ 2 exp(−2q²/(R² Σw²)). A bound for steps of any direction with
-    ‖w_i ψ_i δ_i‖ ≤ w_i R (Pinelis 1994) has R² log(2/δ) · 2Σw²/n², four times as much.
+    λ = R² log(2/δ) Σw² / (2n²). Derivation: E cosh(t‖S‖) grows by at most a factor exp(t² w_i² R²/8) per row.
+    For a unit vector ψ, u(z) = cosh(t‖S + zψ‖) satisfies u'' ≤ t²u and |u'| ≤ tu. Hence u(z) is at most u(0)
+    cosh(tz) + u'(0) sinh(tz)/t, a non-negative mixture of exp(±tz); Hoeffding's lemma bounds the mean of each
+    for z = w_i δ_i. So P(‖S‖ ≥ q) ≤ 2 exp(−2q²/(R² Σw²)). Without known directions, ‖w_i ψ_i δ_i‖ ≤ w_i R
+    alone gives R² log(2/δ) · 2Σw²/n², four times as much (Pinelis 1994).
     (Feng et al. 2021, on the same statistic)
     """
     squares = float(row_weights.square().sum()) / len(row_weights) ** 2
@@ -167,17 +166,17 @@ def martingale_threshold(length: float, row_weights: Float[Tensor, " row"], delt
 def start_deviation(
     values: tuple[float, float], start_weights: Float[Tensor, " start"], delta: float
 ) -> float:
-    """Bound of the error of the mean of V over drawn start states (Hoeffding, two-sided)."""
+    """Bound on the error of the mean of V over sampled start states (Hoeffding, two-sided)."""
     share = start_weights / start_weights.sum()
     return (values[1] - values[0]) * math.sqrt(math.log(2.0 / delta) * float(torch.square(share).sum()) / 2.0)
 
 
 def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalSettings) -> IntervalResult:
-    """The extremes of cᵀθ over {V̂(θ) ≤ λ, ‖θ − θ0‖ ≤ ρ}, widened for the choice of start states.
+    """The extremes of cᵀθ over {V̂(θ) ≤ λ, ‖θ − θ0‖ ≤ ρ}, widened for the sampling of start states.
 
-    λ by kind: a martingale bound for "kernel-certified", a wild bootstrap for "kernel-simultaneous". Half of
-    the allowed probability goes to the start states, unless these are given. No feasible θ: no interval, and
-    ``misspecified``. (Feng et al. 2020)
+    λ is a martingale bound for "kernel-certified", a wild-bootstrap quantile for "kernel-simultaneous". Half
+    of the allowed error probability is spent on the start states, unless these are given. If no θ is
+    feasible, there is no interval, and the result is ``misspecified``. (Feng et al. 2020)
     """
     feasible, bounds = Feasible.of(system), settings.values_within(system)
     norm = settings.norm_bound or NORM_FACTOR * feasible.fitted_norm(NORM_RIDGE)
@@ -210,7 +209,7 @@ def feature_interval(system: FeatureSystem, kind: str, settings: KernelIntervalS
 
 
 def _chances(system: FeatureSystem, kind: str, settings: KernelIntervalSettings) -> tuple[float, float]:
-    """Threshold λ, and the sampling error of the mean over start states (0 where that has none)."""
+    """Threshold λ, and the sampling error of the mean over start states (0 if it has none)."""
     is_exact, half = system.fixed_starts and system.start_draws == 1, (1.0 - settings.level) / 2.0
     delta = 2.0 * half if is_exact else half
     if kind == KERNEL_SIMULTANEOUS:
