@@ -94,8 +94,7 @@ def newest(folder: Path, fingerprint: str) -> dict[str, Any] | None:
         except ForeignCheckpoint:
             raise
         except ConfigError:
-            pass
-        _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
+            _LOG.warning("checkpoint %s is damaged; going on from the one before, if there is one", path)
     if found:
         raise ConfigError(
             f"checkpoint {found[0]} is damaged and no older one can be read; the run cannot go on, "

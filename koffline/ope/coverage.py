@@ -116,8 +116,8 @@ def measure_coverage(
 
     def ask(which: str, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Some states with actions (q, own), and the policy's weight of each in each group of rows."""
-        inputs, some = getattr(problem, f"{which}_inputs"), np.flatnonzero(weights)
-        some = _choice(some, _QUERY_ROWS, generator)
+        inputs = getattr(problem, f"{which}_inputs")
+        some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
         acted = inputs[some, 0 if n is not None else generator.integers(inputs.shape[1]), :own]
         if n is not None:
             return acted, getattr(problem, f"{which}_probabilities")[some] * weights[some, None]
@@ -138,8 +138,7 @@ def measure_coverage(
 
 def _leaves_the_only_action(problem: EvaluationProblem, logged: np.ndarray, acted: np.ndarray) -> np.ndarray:
     """Whether (q,) actions differ from the log's where that has a single one in a dimension."""
-    end = logged.shape[1]
-    last = slice(end - math.prod(problem.actions.shape[1:]), end)  # columns of actions
+    last = slice(logged.shape[1] - math.prod(problem.actions.shape[1:]), None)  # columns of actions
     low, high = logged[:, last].min(axis=0), logged[:, last].max(axis=0)
     slack = _SAME * np.abs(problem.input_location[last])
     is_left = (acted[:, last] < low - slack) | (acted[:, last] > high + slack)
@@ -151,10 +150,9 @@ def _spacing(groups: list[np.ndarray], generator: np.random.Generator) -> float:
 
     One for all: with a spacing per group, a rare action would cover everything between its few rows.
     """
-    own, total = [], sum(map(len, groups))
-    for rows in groups:
-        some = _choice(np.arange(len(rows)), math.ceil(_QUERY_ROWS * len(rows) / total), generator)
-        own.append(_nearest(rows, rows[some], some))
+    share = _QUERY_ROWS / sum(map(len, groups))
+    some = [_choice(np.arange(len(rows)), math.ceil(share * len(rows)), generator) for rows in groups]
+    own = [_nearest(rows, rows[picked], picked) for rows, picked in zip(groups, some, strict=True)]
     # Repeated rows make the distance zero (small state spaces): anything as near as rounding is near.
     return max(float(np.quantile(np.concatenate(own), _NEAR_QUANTILE, method="lower")), 1e-6)
 

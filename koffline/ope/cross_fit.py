@@ -18,13 +18,7 @@ from jaxtyping import Int
 from koffline.data.transitions import Transitions, check_in_memory
 from koffline.data.units import without_late_ends
 from koffline.errors import ConfigError, DataError, counted
-from koffline.ope.value_functions import (
-    Fingerprints,
-    ValueFunction,
-    as_value_function,
-    counted_rows,
-    row_fingerprints,
-)
+from koffline.ope.value_functions import ValueFunction, as_value_function, counted_rows, row_fingerprints
 
 _DEVIATIONS = 4.0
 _REPEATS = 0.5  # share of rows with an equal row above which equality is no evidence
@@ -131,7 +125,7 @@ def measure_freshness(
     return True, (f"{equal} of the rows equal rows that {name} was fitted to.",) if equal else ()
 
 
-def share_seen(trained: Fingerprints, transitions: Transitions) -> tuple[float, float, bool]:
+def share_seen(trained: np.ndarray, transitions: Transitions) -> tuple[float, float, bool]:
     """Share of the rows seen in training, share of training rows with a twin, and whether the first is more.
 
     trained (M,): fingerprints of the rows that a model was fitted to: all of them, or the smallest. The
