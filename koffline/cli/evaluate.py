@@ -163,11 +163,7 @@ class _Several(LogCommand):
 @result_options("ranking.json")
 @log_options("data", reading_options)
 def select(
-    log: Log,
-    specs: tuple[str, ...],
-    settings: dict[str, Any],
-    initial_states: str | None,
-    result: Result,
+    log: Log, specs: tuple[str, ...], settings: dict[str, Any], initial_states: str | None, result: Result
 ) -> None:
     """Which of several POLICIES is worth most from the initial states of DATA?
 

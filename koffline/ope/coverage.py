@@ -15,6 +15,7 @@ from koffline.data.transitions import Transitions
 from koffline.ope.problem import EvaluationProblem
 from koffline.ope.results import Reason
 from koffline.policies import DiscretePolicy, Policy
+from koffline.policies.base import pick_actions
 
 NO_COVERAGE = 0.5  # below it the log does not answer
 LOW_START, _NO_START = 0.5, 0.2  # the same of start states, few as they are; below the first: with care
@@ -23,7 +24,8 @@ _FEW_ROWS, _OVERUSED = 30, 3.0  # limits below which the log says too little abo
 _REFERENCE_ROWS, _QUERY_ROWS = 20_000, 2_000
 _NEAR_QUANTILE = 0.95
 _AT_ONCE = 32  # queries: their products fit the cache
-_SAME = 1e-6  # relative difference of actions that are the same
+_SAME = 1e-6  # relative difference of numbers that are the same
+_LIKE, _EXPECTED = 0.5, 5.0  # deviations of like actions; expected number of rows with them
 FEW_WEIGHTED, _MASS_OFF, _NEGATIVE = 10.0, 0.2, 0.25  # limits for diagnostics of weights
 
 
@@ -34,6 +36,7 @@ class Coverage:
     On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
     divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each. ``of_starts``: the
     fraction in start states. ``known (n,)``: the discrete actions that values are known of, where not of all.
+    ``holes``: as `visited_holes` finds them.
     """
 
     fraction: float
@@ -41,15 +44,22 @@ class Coverage:
     weights: np.ndarray
     of_starts: float = 1.0
     known: np.ndarray | None = None
+    holes: float = 0.0
 
     @property
     def reasons(self) -> list[str]:
         """Clause for a verdict if the log covers too little of the policy; else empty."""
-        if self.unlogged > _MUCH_UNLOGGED:
-            return [self.told]
+        if max(self.unlogged, self.holes) > _MUCH_UNLOGGED:
+            return [self.told if self.unlogged > self.holes else self.told_of_holes]
         if self.fraction < NO_COVERAGE:
             return [f"only {self.fraction:.0%} of the policy's actions lie near logged ones"]
         return [self.told_of_starts] if self.of_starts < _NO_START else []
+
+    @property
+    def told_of_holes(self) -> str:
+        """Clause on states where the log does not take the policy's actions."""
+        told = "of the policy's visits are to states where the log hardly ever takes the policy's action"
+        return f"about {self.holes:.0%} {told}"
 
     @property
     def told_of_starts(self) -> str:
@@ -105,10 +115,9 @@ def measure_coverage(
     """Nearest-neighbour coverage of (s', a' ~ π) and of (s0, a ~ π) by the logged (s, a), standardised.
 
     Only next states that do not end an episode count; if every row ends its episode, start states take their
-    place. Discrete actions are compared with rows of the same action only. Three kinds of actions count as
-    infinitely far: those that the log holds less than twice, those outside ``known (n,)``, and continuous
-    actions that differ in a dimension in which all logged actions are equal. A small Bellman error says
-    nothing about what lies outside the log (Fujimoto et al. 2022).
+    place. Discrete actions are compared with rows of the same action only. Actions that
+    the log holds less than twice, or outside ``known (n,)``, count as infinitely far. A small Bellman error
+    says nothing about what lies outside the log (Fujimoto et al. 2022).
     """
     own = len(problem.input_scale) - (problem.history > 0)  # inputs without the previous rows
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
@@ -119,12 +128,10 @@ def measure_coverage(
         inputs = getattr(problem, f"{which}_inputs")
         some = _choice(np.flatnonzero(weights), _QUERY_ROWS, generator)
         acted = inputs[some, 0 if n is not None else generator.integers(inputs.shape[1]), :own]
-        if n is not None:
-            return acted, getattr(problem, f"{which}_probabilities")[some] * weights[some, None]
-        other = _leaves_the_only_action(problem, logged, acted)
-        return acted, weights[some, None] * np.stack([~other, other], axis=1)
+        shares = 1.0 if n is None else getattr(problem, f"{which}_probabilities")[some]
+        return acted, shares * weights[some, None]
 
-    groups = [logged, logged[:0]]
+    groups = [logged]
     if n is not None:
         every = np.ones(n, dtype=bool) if known is None else known
         groups = [logged[(problem.actions[rows] == action) & every[action]] for action in range(n)]
@@ -136,13 +143,50 @@ def measure_coverage(
     return replace(found, of_starts=starts.fraction, known=known)
 
 
-def _leaves_the_only_action(problem: EvaluationProblem, logged: np.ndarray, acted: np.ndarray) -> np.ndarray:
-    """Whether (q,) actions differ from the log's where that has a single one in a dimension."""
-    last = slice(logged.shape[1] - math.prod(problem.actions.shape[1:]), None)  # columns of actions
-    low, high = logged[:, last].min(axis=0), logged[:, last].max(axis=0)
-    slack = _SAME * np.abs(problem.input_location[last])
-    is_left = (acted[:, last] < low - slack) | (acted[:, last] > high + slack)
-    return np.asarray((is_left & (high - low <= slack)).any(axis=1))
+def visited_holes(
+    problem: EvaluationProblem, visits: np.ndarray | None, generator: np.random.Generator
+) -> float:
+    """Share of the policy's visits to states near which the log has rows, but none with the policy's action.
+
+    visits (N,): marginal importance weights of the rows, None if unknown: then only start states count. Rows
+    with the policy's action (continuous: within half a deviation in each dimension) have a share p of the
+    log. If the log took that action near a state as often as elsewhere, the number m of rows nearer than the
+    nearest such row would be geometric, and m p > 5 would have probability exp(−5). A visit counts if m p > 5
+    and the nearest such row is farther than the 95 % quantile of distances to nearest neighbours. Coverage
+    weighs states as the log visits them, and overlooks a region that the log seldom visits and the policy
+    often.
+    """
+    own, n = len(problem.input_scale) - (problem.history > 0), problem.n_actions
+    rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
+    later = np.zeros(problem.n_rows) if visits is None else np.maximum(visits, 0.0) * problem.row_weights
+    later = later * problem.discounts / problem.row_weights.sum()
+    weights = np.concatenate([later, problem.start_weights / problem.start_weights.sum()])
+    some = generator.choice(len(weights), _QUERY_ROWS, p=weights / weights.sum())
+    after, first = some[some < problem.n_rows], some[some >= problem.n_rows] - problem.n_rows
+    asked = np.concatenate([problem.next_inputs[after, 0, :own], problem.start_inputs[first, 0, :own]])
+    logged = problem.inputs[rows, :own]
+    if problem.next_probabilities is None or problem.start_probabilities is None:
+        own -= math.prod(problem.actions.shape[1:])
+        taken, wanted, groups = logged[:, own:], asked[:, own:], [logged]
+        only = _SAME * np.abs(problem.input_location[own : logged.shape[1]])  # of a dimension with one action
+        like = np.where(np.ptp(taken, axis=0) > only, _LIKE, only)
+    else:
+        chances = np.concatenate([problem.next_probabilities[after], problem.start_probabilities[first]])
+        taken, wanted = (
+            problem.actions[rows, None],
+            pick_actions(chances, generator.random(len(some)))[:, None],
+        )
+        groups, like = [logged[taken[:, 0] == action] for action in range(n or 0)], np.array([_LIKE])
+    spacing, half, holes = _spacing(groups, generator), 0.5 * np.square(logged[:, :own]).sum(axis=1), 0
+    for block in blocks(len(some), _AT_ONCE):
+        gaps = half - asked[block, :own] @ logged[:, :own].T
+        same = (np.abs(taken - wanted[block, None]) <= like).all(axis=2)
+        nearest = np.where(same, gaps, np.inf).min(axis=1)
+        expected = (gaps < nearest[:, None]).sum(axis=1) * same.mean(axis=1)
+        reach = np.sqrt(np.maximum(2.0 * nearest + np.square(asked[block, :own]).sum(axis=1), 0.0))
+        is_hole = (expected > _EXPECTED) & (reach > spacing) | ~same.any(axis=1)
+        holes += int(is_hole.sum())
+    return holes / len(some)
 
 
 def _spacing(groups: list[np.ndarray], generator: np.random.Generator) -> float:

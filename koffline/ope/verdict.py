@@ -12,7 +12,14 @@ from koffline.data.flat import rows_are_linked
 from koffline.data.raw import CAUTIONS
 from koffline.data.transitions import Transitions
 from koffline.errors import counted, percent
-from koffline.ope.coverage import FEW_WEIGHTED, LOW_START, Coverage, describe_coverage, doubts_of_weights
+from koffline.ope.coverage import (
+    FEW_WEIGHTED,
+    LOW_START,
+    Coverage,
+    describe_coverage,
+    doubts_of_weights,
+    visited_holes,
+)
 from koffline.ope.cross_fit import share_seen
 from koffline.ope.limits import MUCH_UNSEEN, Limits
 from koffline.ope.names import CERTIFIED_KINDS, OVER_EPISODES
@@ -30,6 +37,7 @@ from koffline.ope.results import (
 from koffline.ope.workspace import Workspace
 
 _LOW_COVERAGE, _UNLOGGED = 0.8, 0.001
+_HOLES, _HOLES_MATTER = 0x686F6C65, (0.02, 0.06)  # key of draws; limits for discrete, continuous actions
 _FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
@@ -48,8 +56,13 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
+    generator = np.random.default_rng([workspace.settings.seed, _HOLES])
+    visits = None if robust is None else workspace.held_values.weights
+    holes = visited_holes(workspace.problem, visits, generator)
+    is_clear = holes > _HOLES_MATTER[workspace.problem.n_actions is None]
+    coverage = dataclasses.replace(workspace.coverage, holes=holes * is_clear)
     scale = workspace.problem.reward_scale
-    return judge(found, workspace.limits, workspace.coverage, scale, robust, gaps)
+    return judge(found, workspace.limits, coverage, scale, robust, gaps)
 
 
 def judge(
@@ -124,6 +137,8 @@ def _doubts(
         yield Reason("support", describe_coverage(coverage.fraction))
     if coverage.of_starts < LOW_START:
         yield Reason("support", coverage.told_of_starts)
+    if coverage.holes:
+        yield Reason("support", coverage.told_of_holes)
     if coverage.unlogged > _UNLOGGED:
         replaced = "" if coverage.known is None else "; it is valued as if it took its others there"
         yield Reason("support", f"{coverage.told}{replaced}")

@@ -13,7 +13,7 @@ from koffline.data.sources import write_transitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.fitting import threads
 from koffline.ope import coverage as coverages
-from koffline.ope.coverage import Coverage, measure_coverage
+from koffline.ope.coverage import Coverage, measure_coverage, visited_holes
 from koffline.ope.limits import Limits
 from koffline.ope.problem import prepare_problem
 from koffline.ope.results import Interval, PointEstimate, Reason
@@ -55,6 +55,8 @@ def robust(**changed: float) -> PointEstimate:
         (WITH_CARE, "size", {"limits": limits(sizes=ColumnStatistics.of(np.full(100, 1.9)))}),
         (WITH_CARE, "support", {"unlogged": 0.05}),
         (NOT_ANSWERABLE, "support", {"unlogged": 0.2}),
+        (WITH_CARE, "support", {"holes": 0.05}),
+        (NOT_ANSWERABLE, "support", {"holes": 0.2}),
         (WITH_CARE, "support", {"of_starts": 0.4}),
         (NOT_ANSWERABLE, "support", {"of_starts": 0.1}),
         (WITH_CARE, "gaps", {"gaps": [Reason("gaps", "3 steps are longer than others")]}),
@@ -71,21 +73,19 @@ def test_what_is_missing_decides(answer, missing, changed) -> None:
     given = {"found": FOUND, "limits": LIMITS, "coverage": 0.95, "scale": 10.0, "robust": ROBUST, **changed}
     share = given.pop("unlogged", 0.0)
     shares, starts = np.array([share, 1.0 - share]), given.pop("of_starts", 1.0)
-    given["coverage"] = Coverage(given["coverage"], np.array([np.inf, 0.5]), shares, starts)
+    near, holes = np.array([np.inf, 0.5]), given.pop("holes", 0.0)
+    given["coverage"] = Coverage(given["coverage"], near, shares, starts, holes=holes)
     verdict = judge(**given)
     assert verdict.answer == answer
     assert [reason.kind for reason in verdict.reasons] == ([missing] if missing else [])
 
 
-def test_a_log_of_equal_rewards_and_two_endings_is_taken_with_care() -> None:
-    """What policies differ in, on the expert's log of the cart: it fell twice."""
+def test_an_experts_log_does_not_answer_for_random_actions() -> None:
+    """They lead where the expert seldom is, and never acts so; it fell twice, which alone asks for care."""
     path = Path(__file__).parents[2] / "datasets" / "control" / "cartpole_expert.hdf5"
     found = koffline.evaluate(koffline.open_transitions(path), "uniform", 0.9, **QUICK).verdict
-    assert (
-        Reason("size", "only 2 episodes end by themselves, and no reward tells policies apart")
-        in found.reasons
-    )
-    assert found.answer == WITH_CARE
+    assert found.is_open
+    assert "where the log hardly ever takes the policy's action" in found.because("support")[0]
 
 
 def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval() -> None:
@@ -180,15 +180,35 @@ def test_a_rare_flag_does_not_overflow_the_stack_where_denormal_numbers_count_as
         assert coverage_of(log, [0.5, 0.5, 0.0]) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("dose", "share"), [(0.25, 1.0), (0.2501, 0.0)])
-def test_another_dose_than_the_only_one_is_not_covered(dose: float, share: float) -> None:
+@pytest.mark.parametrize(("dose", "holes"), [(0.25, 0.0), (0.2501, 1.0)])
+def test_another_dose_than_the_only_one_is_not_covered(dose: float, holes: float) -> None:
     log, policy = continuous_log(), ContinuousPolicy(1, lambda s: np.full((len(s), 1), dose))
-    problem = prepare_problem(
-        log.replace(actions=np.full((50, 1), 0.25)), policy, 0.9, 1, np.random.default_rng(0)
-    )
-    found = measure_coverage(problem, np.random.default_rng(1))
-    assert found.unlogged == 1.0 - share
-    assert (found.fraction > 0.8) == (share == 1.0)
+    log = log.replace(actions=np.full((50, 1), 0.25))
+    problem = prepare_problem(log, policy, 0.9, 1, np.random.default_rng(0))
+    assert visited_holes(problem, None, np.random.default_rng(1)) == holes
+
+
+@pytest.mark.parametrize("discrete", [True, False])
+def test_a_region_where_the_log_never_acts_as_the_policy_does_is_a_hole(discrete: bool) -> None:
+    """Next states lie anywhere in the square; beyond x = 0.8 the log takes only actions below a half."""
+    generator = np.random.default_rng(0)
+    states, following = generator.uniform(size=(2, 4000, 2))
+    drawn = generator.uniform(size=4000) * np.where(states[:, 0] > 0.8, 0.5, 1.0)
+    kind = {"actions": (drawn > 0.5).astype(int)} if discrete else {"actions": drawn[:, None]}
+    space = koffline.Discrete(2) if discrete else koffline.Continuous(1)
+    log = discrete_log(4000, observations=states, next_observations=following, action_space=space, **kind)
+    high = DiscretePolicy(2, lambda s: np.tile([0.0, 1.0], (len(s), 1)))
+    policy = high if discrete else ContinuousPolicy(1, lambda s: np.full((len(s), 1), 0.9))
+    problem = prepare_problem(log, policy, 0.9, 1, np.random.default_rng(0))
+    beyond = following[:, 0] > 0.8
+    for visits, least, most in (
+        (np.ones(4000), 0.1, 0.2),
+        (1.0 * beyond, 0.7, 1.0),
+        (1.0 - beyond, 0.0, 0.02),
+    ):
+        found = visited_holes(problem, 100.0 * visits, np.random.default_rng(1))  # starts hardly count
+        assert least <= found <= most
+    assert 0.1 < visited_holes(problem, None, np.random.default_rng(1)) < 0.2  # of starts
 
 
 def coverage_of(log: koffline.Transitions, probabilities: list[float]) -> float:

@@ -98,11 +98,7 @@ def estimate_one(
         uplift=None if mixed else _uplift(problem, whole, level, size),
         effective_sample_size=size,
         warnings=_warnings(name, problem, own, size, interval, interval in found),
-        diagnostics={
-            **problem.diagnostics(),
-            **mixed,
-            "intervals": found,
-        },
+        diagnostics={**problem.diagnostics(), **mixed, "intervals": found},
     )
 
 
