@@ -57,7 +57,8 @@ def load_policy(
         found = _read(path, action_space, observation_shape) if path.is_file() else import_object(str(path))
         policy = as_policy(found, action_space, observation_shape, str(path), features)
         trained_on, said = training_rows(path), f"If {path.name} was trained on these rows, it looks better"
-        if trained_on is None and path.is_file() and path.suffix != ".npz":
+        is_known = trained_on is not None and len(trained_on.fingerprints) > 0
+        if not is_known and path.is_file() and path.suffix != ".npz":
             policy = replace(policy, notes=(*policy.notes, f"{said} than it is (koffline data split)."))
         policy = replace(policy, trained_on=trained_on)
     for epsilon in reversed(layers):

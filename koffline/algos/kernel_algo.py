@@ -52,6 +52,7 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         check_values(config)
         refuse(config.contradictions(self.is_discrete), kind=ConfigError)
         self._kernel_rows: TransitionMiniBatch | None = None
+        self._is_copied = False
         super().__init__(config, device, enable_ddp, impl)
 
     @property
@@ -89,6 +90,11 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
         self._kernel_rows = dataset.sample_transition_batch(_KERNEL_ROWS)
         yield from super().fitter(dataset, n_steps, n_steps_per_epoch, **options)
 
+    def copy_q_function_from(self, algo: Any) -> None:
+        """d3rlpy's `copy_q_function_from`; fixing the kernel then leaves the values as they are."""
+        super().copy_q_function_from(algo)
+        self._is_copied = True
+
     def update(self, batch: TransitionMiniBatch) -> dict[str, float]:
         """Take one gradient step; the first one fixes the kernel."""
         self.fix_kernel_before(batch)
@@ -104,7 +110,8 @@ class KernelCriticAlgo(QLearningAlgoBase[Any, Any]):
             observations = self._scaled("observation", np.asarray(rows.observations))
             actions = self._scaled("action", rows.actions)
             self._impl.modules.kernel.fix(observations, actions, self._config.batch_size)
-            shift_values(self._impl.modules, self._initial_value(whole))
+            if not self._is_copied:
+                shift_values(self._impl.modules, self._initial_value(whole))
 
     def save(self, fname: str) -> None:
         """Save everything atomically."""

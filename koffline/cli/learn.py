@@ -100,7 +100,7 @@ def sweep(
     \b
     Examples:
       koffline sweep configs/kloss_dqn.yaml --grid algo.params.learning_rate=1e-3,3e-4 --seeds 5 --workers 2
-      koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric td_error --minimize
+      koffline sweep configs/iql.yaml --grid algo.params.expectile=0.7,0.9 --metric environment
       koffline sweep configs/cql.yaml --grid data.source=a.hdf5,b.hdf5 --seeds 5 --ray auto --out sweeps/cql
     """
     check_source(asked["data"])

@@ -140,4 +140,4 @@ def share_seen(trained: np.ndarray, transitions: Transitions) -> tuple[float, fl
     fewer = 1.0 / min(len(trained), len(tested))  # allows for a few equal rows even if none was found
     chance = min(max(twins, fewer), 1.0 - fewer) if fewer < 0.5 else 0.5
     margin = _DEVIATIONS * math.sqrt(chance * (1.0 - chance) * (1.0 / len(tested) + 2.0 / len(trained)))
-    return seen, twins, seen > twins + margin
+    return seen, twins, twins <= _REPEATS and seen > twins + margin

@@ -91,7 +91,8 @@ class PolicyRanking(LogResult):
         lines = []
         for policy in self.policies:
             ends = "" if (one := policy.interval) is None else f"  [{one.low:.4g}, {one.high:.4g}]"
-            note = "" if policy.maybe_best else "   significantly worse than another"
+            worse = "no interval: not compared" if one is None else "significantly worse than another"
+            note = "" if policy.maybe_best else f"   {worse}"
             lines.append(f"{policy.rank}. {policy.name}  {policy.value:.4g}{ends}{note}")
         return "\n".join(lines)
 

@@ -43,6 +43,7 @@ _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
 _UNLINKED = 0.01  # share of the rows inside episodes
 _FEW_ZEROS = 0.05  # share of the other rewards
+_FEW_SEEN = 0.02  # share of rows that the policy was trained on
 _MANY_CUT = 0.5  # share of episodes cut at the same step
 
 
@@ -226,8 +227,8 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
     if (trained := workspace.policy.trained_on) is None:
         return
     share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
-    if is_more or trained.sha256 == workspace.log.log.sha256:
-        part = f"{share:.0%} of " if is_more and share < 0.995 else ""
+    if (is_more and share > _FEW_SEEN) or trained.sha256 == workspace.log.log.sha256:
+        part = f"{share:.0%} of " if is_more and _FEW_SEEN < share < 0.995 else ""
         told = f"the policy was trained on {part}these rows, on which it looks better than it is"
         remedy = "train on one part of the log and evaluate on the other (koffline data split)"
         yield Reason("training", f"{told}; {remedy}")

@@ -114,11 +114,10 @@ def _train_epoch(config: TrainConfig, folder: Path, parts: Parts, progress: Prog
         wrong = [f"the epoch's mean {name} is" for name in losses if not math.isfinite(metrics[name])]
         if not all(bool(p.isfinite().all()) for _, p in parameters_of(algo)):
             wrong = networks
-    except KofflineError:
-        raise
-    except (ValueError, RuntimeError) as error:  # torch's errors about NaN
+    except (KofflineError, ValueError, RuntimeError) as error:  # of an environment, or torch's about NaN
+        is_ours = isinstance(error, KofflineError)
         bounded = all((p.abs() < _HUGE).all() for _, p in parameters_of(algo))
-        if bounded and not re.search(r"\b(nan|inf)\b", str(error)):
+        if bounded and (is_ours or not re.search(r"\b(nan|inf)\b", str(error))):
             raise
         wrong = networks
     if wrong:

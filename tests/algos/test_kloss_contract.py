@@ -94,6 +94,15 @@ def test_actions_come_back_in_the_units_of_the_log(name: str) -> None:
         assert actions.max() <= 20.0
 
 
+def test_copied_values_stay_where_they_are_when_the_kernel_is_fixed() -> None:
+    source, copy = make("KLossDQN", build=True), make("KLossDQN", build=True, learning_rate=1e-9)
+    copy.copy_q_function_from(source)
+    where = makers.observations(), np.zeros(len(makers.observations()), dtype=np.int64)
+    before = copy.predict_value(*where)
+    makers.fit(copy, to_d3rlpy(makers.make_log(True)), steps=1)
+    np.testing.assert_allclose(copy.predict_value(*where), before, atol=1e-5)
+
+
 def test_copying_a_policy_that_there_is_not_fails_as_in_d3rlpy() -> None:
     algo = make("KLossDQN", build=True)
     with pytest.raises(NotImplementedError):
