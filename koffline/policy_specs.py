@@ -124,7 +124,7 @@ def as_policy(
         return load_policy(policy, action_space, observation_shape, features)
     if isinstance(policy, (DiscretePolicy, ContinuousPolicy)):
         own = Discrete(policy.n) if isinstance(policy, DiscretePolicy) else Continuous(policy.k)
-        check_spaces(policy.name, own, policy.observation_shape, action_space, observation_shape)
+        check_spaces(policy.name, (own, policy.observation_shape), (action_space, observation_shape))
         return policy
     name = str(name or getattr(policy, "__name__", type(policy).__name__))
     kind, function = type(policy).__name__, "a function of a batch of observations"

@@ -24,12 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also found when 
 
 from koffline.builders import POLICY_LEVELS
 from koffline.builders.control import random_return, stem
-from koffline.builders.control_learning import (
-    RECIPES,
-    learn,
-    medium_and_expert,
-    policy_returns,
-)
+from koffline.builders.control_learning import RECIPES, learn, medium_and_expert, policy_returns
 from koffline.errors import KofflineError
 from koffline.policies import FORMAT, write_arrays
 from koffline.policies.builtin import Mlp

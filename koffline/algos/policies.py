@@ -61,7 +61,7 @@ def policy_from_algo(
     check_acts(algo, name)
     is_discrete = algo.get_action_type() == ActionSpace.DISCRETE
     own_space = Discrete(algo.action_size) if is_discrete else Continuous(algo.action_size)
-    base.check_spaces(name, own_space, algo.observation_shape, action_space, observation_shape)
+    base.check_spaces(name, (own_space, algo.observation_shape), (action_space, observation_shape))
     shape, device = tuple(observation_shape), torch.device(algo.impl.device)
     copies = max(1, int(getattr(algo.config, "n_action_samples", 1)))
     drawn_so = (f"{name} draws its actions and is valued so; {_BEST_ONE}",)

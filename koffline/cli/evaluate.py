@@ -18,7 +18,7 @@ from koffline.cli.options import (
     settings_options,
     whole,
 )
-from koffline.cli.targets import Result, result_options
+from koffline.cli.targets import Given, Result, result_options
 from koffline.errors import ConfigError
 from koffline.untrusted.limits import read_json
 
@@ -41,13 +41,7 @@ _SEVERAL = "--policies"
 @result_options("estimate.json")
 @log_options("data", reading_options)
 def evaluate(
-    log: Log,
-    policy: str,
-    settings: dict[str, Any],
-    initial_states: str | None,
-    truth: str | None,
-    by: str | None,
-    result: Result,
+    log: Log, policy: str, settings: Any, initial_states: Given, truth: Given, by: Given, result: Result
 ) -> None:
     """What is POLICY worth from the initial states of DATA?
 

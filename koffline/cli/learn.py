@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from koffline.cli.options import QUIET, SEED, WORKERS, Option, check_source, set_option, whole, worker_options
-from koffline.cli.targets import claim, long_part
+from koffline.cli.targets import Given, claim, long_part
 from koffline.errors import ConfigError, printable
 from koffline.experiments import ENVIRONMENTS, NAMES, PARTS
 from koffline.store import stored_run
@@ -35,13 +35,7 @@ _DEVICE: Option = click.option("--device", default="cpu", show_default=True, hel
 @click.option("--resume", is_flag=True, help="Continue the run in --out after its last complete epoch.")
 @QUIET
 def train(
-    config: str,
-    assignments: tuple[str, ...],
-    data: str | None,
-    out: str | None,
-    device: str,
-    resume: bool,
-    quiet: bool,
+    config: str, assignments: tuple[str, ...], data: Given, out: Given, device: str, resume: bool, quiet: bool
 ) -> None:
     """Train the algorithm of CONFIG, d3rlpy's or koffline's, on a log.
 

@@ -28,6 +28,7 @@ _INPUTS = (
     "initial_states", "table_mapping", "assignments", "grid",
 )  # fmt: skip
 _WORDS = ("uniform", "kloss", "fqe")  # a file of such a name is given as ./uniform
+Given = str | None  # text of an option that may be left out
 
 
 def claim(

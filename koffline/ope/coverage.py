@@ -58,8 +58,7 @@ class Coverage:
     @property
     def told_of_holes(self) -> str:
         """Clause on states where the log does not take the policy's actions."""
-        told = "of the policy's visits are to states where the log hardly ever takes the policy's action"
-        return f"about {self.holes:.0%} {told}"
+        return f"about {self.holes:.0%} of the policy's visits are where the log hardly ever takes its action"
 
     @property
     def told_of_starts(self) -> str:
@@ -143,9 +142,7 @@ def measure_coverage(
     return replace(found, of_starts=starts.fraction, known=known)
 
 
-def visited_holes(
-    problem: EvaluationProblem, visits: np.ndarray | None, generator: np.random.Generator
-) -> float:
+def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.Generator) -> float:
     """Share of the policy's visits to states near which the log has rows, but none with the policy's action.
 
     visits (N,): marginal importance weights of the rows, None if unknown: then only start states count. Rows

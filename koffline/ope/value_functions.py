@@ -20,7 +20,6 @@ from koffline.errors import DataError, nearest_name
 from koffline.policies import DiscretePolicy, Policy
 from koffline.policies.base import as_numbers, call_in_chunks, check_spaces, describe_actions
 from koffline.policy_specs import ModuleFunction, import_object, is_instance_of_loaded, training_rows
-from koffline.untrusted.limits import one_line_errors
 
 Fingerprints = UInt64[np.ndarray, " row"]
 _ACCEPTED = (
@@ -46,6 +45,7 @@ class ValueFunction:
     observation_shape: tuple[int, ...]
     trained_on: Fingerprints | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
+    what, error, copies = "value function", DataError, 1  # for `call_in_chunks`
 
     def values(
         self, observations: Shaped[np.ndarray, " row *observation"], actions: np.ndarray
@@ -53,8 +53,7 @@ class ValueFunction:
         """Values (N,) float64. Raises DataError."""
         kind = np.int64 if isinstance(self.action_space, Discrete) else np.float64
         columns = np.asarray(observations), np.asarray(actions, kind)
-        refused = partial(one_line_errors, self.name, kind=DataError)
-        return call_in_chunks("value function", self.function, _checked, (), *columns, refused=refused)
+        return call_in_chunks(self, self.function, _checked, (), *columns)
 
     def expected(
         self,
@@ -133,7 +132,8 @@ def as_value_function(
     shape = tuple(int(side) for side in observation_shape)
     made = _read(q, action_space, shape, name)
     told = "the model has", "give a model of logs like this one"
-    check_spaces(made.name, made.action_space, made.observation_shape, action_space, shape, told, DataError)
+    own = made.action_space, made.observation_shape
+    check_spaces(made.name, own, (action_space, shape), told, DataError)
     return made if trained_on is None else dataclasses.replace(made, trained_on=trained_on)
 
 

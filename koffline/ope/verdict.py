@@ -227,9 +227,10 @@ def training_rows(workspace: Workspace) -> Iterator[Reason]:
     if (trained := workspace.policy.trained_on) is None:
         return
     share, _, is_more = share_seen(trained.fingerprints, workspace.transitions)
-    if (is_more and share > _FEW_SEEN) or trained.sha256 == workspace.log.log.sha256:
-        part = f"{share:.0%} of " if is_more and _FEW_SEEN < share < 0.995 else ""
-        told = f"the policy was trained on {part}these rows, on which it looks better than it is"
+    if trained.sha256 == workspace.log.log.sha256 and not is_more:  # of a world that repeats itself
+        share, is_more = 1.0, True
+    if is_more and share > _FEW_SEEN:
+        told = f"the policy was trained on {share:.0%} of these rows, on which it looks better than it is"
         remedy = "train on one part of the log and evaluate on the other (koffline data split)"
         yield Reason("training", f"{told}; {remedy}")
 

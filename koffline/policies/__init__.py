@@ -116,7 +116,7 @@ def load_policy_file(path: Path, action_space: ActionSpace, observation_shape: S
         made = mlp_from_arrays(arrays) if kind == FORMAT else _grid_from_arrays(arrays)
     if isinstance(made, Mlp):
         return mlp_policy(made, str(path), action_space, observation_shape)
-    check_spaces(str(path), Discrete(made.n), (2,), action_space, observation_shape)
+    check_spaces(str(path), (Discrete(made.n), (2,)), (action_space, observation_shape))
     return DiscretePolicy(made.n, made, str(path), (2,))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -29,6 +28,8 @@ NEGATIVE_TOLERANCE = 1e-6
 reading = partial(one_line_errors, kind=PolicyError)
 Observations = Shaped[np.ndarray, "row *observation"]
 Check = Callable[..., np.ndarray]
+Spaces = tuple[ActionSpace, Sequence[int] | None]
+_TOLD = "the policy has", "give a policy trained for this log"
 Actions = Float[np.ndarray, "row action"]  # actions of k numbers, or probabilities of n actions
 
 
@@ -66,10 +67,11 @@ class DiscretePolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
+    what, error = "policy", PolicyError  # in messages
 
     def probabilities(self, observations: Observations) -> Actions:
         """Action probabilities (N, n), float64, rows sum to one. Raises PolicyError."""
-        return _in_chunks(self, self.function, _probabilities, (self.n,), observations)
+        return call_in_chunks(self, self.function, _probabilities, (self.n,), observations)
 
     def sample(self, observations: Observations, generator: np.random.Generator) -> Int[np.ndarray, " row"]:
         """One action index per observation, drawn from `probabilities`. Raises PolicyError."""
@@ -105,6 +107,7 @@ class ContinuousPolicy:
     copies: int = 1
     notes: tuple[str, ...] = ()
     trained_on: TrainingRows | None = None
+    what, error = "policy", PolicyError  # in messages
 
     @property
     def deterministic(self) -> bool:
@@ -115,13 +118,13 @@ class ContinuousPolicy:
         """Actions (N, k), float64, or the means of a random policy if known. Raises PolicyError."""
         if self.mean_function is None:
             raise PolicyError(f"{self.name}: the mean of its draws is unknown; draw actions by sample")
-        return _in_chunks(self, self.mean_function, _actions, (self.k,), observations)
+        return call_in_chunks(self, self.mean_function, _actions, (self.k,), observations)
 
     def sample(self, observations: Observations, generator: np.random.Generator) -> Actions:
         """One draw (N, k), float64, per observation; the same generator state gives the same draws."""
         if self.sample_function is None:
             return self.mean(observations)
-        return _in_chunks(self, self.sample_function, _actions, (self.k,), observations, generator)
+        return call_in_chunks(self, self.sample_function, _actions, (self.k,), observations, generator)
 
     @property
     def why_no_density(self) -> str:
@@ -137,7 +140,7 @@ class ContinuousPolicy:
         if self.density_function is None or self.deterministic:
             raise PolicyError(f"{self.name}: {self.why_no_density}; use a method that only draws actions")
         given = observations, actions.astype(np.float64)
-        return _in_chunks(self, self.density_function, _log_densities, (), *given)
+        return call_in_chunks(self, self.density_function, _log_densities, (), *given)
 
 
 Policy = DiscretePolicy | ContinuousPolicy
@@ -145,22 +148,19 @@ Policy = DiscretePolicy | ContinuousPolicy
 
 def check_spaces(
     name: str,
-    own_space: ActionSpace,
-    own_shape: Sequence[int] | None,
-    action_space: ActionSpace,
-    observation_shape: Sequence[int],
-    told: tuple[str, str] = ("the policy has", "give a policy trained for this log"),
+    own: Spaces,
+    log: Spaces,
+    told: tuple[str, str] = _TOLD,
     kind: type[KofflineError] = PolicyError,
 ) -> None:
-    """Raise an error unless actions and observation shape of a policy (or model, world) are those of the log.
+    """Raise an error unless actions and observations of a policy, model or world have the log's spaces.
 
-    own_shape: None fits any. told: the subject of the message, and the remedy.
+    own, log: action space and observation shape; None fits any. told: the subject, and the remedy.
     """
-    own, log = describe_actions(own_space), describe_actions(action_space)
-    shape, logged = None if own_shape is None else tuple(own_shape), tuple(observation_shape)
+    mine, logged = ((describe_actions(space), shape and tuple(shape)) for space, shape in (own, log))
     wrong = {
-        f"{own}, the log {log}": own != log,
-        f"observations of shape {shape}, the log {logged}": shape not in (None, logged),
+        f"{mine[0]}, the log {logged[0]}": mine[0] != logged[0],
+        f"observations of shape {mine[1]}, the log {logged[1]}": mine[1] not in (None, logged[1]),
     }
     refuse({f"{told[0]} {what}; {told[1]}": is_so for what, is_so in wrong.items()}, name, kind)
 
@@ -172,36 +172,22 @@ def describe_actions(space: ActionSpace) -> str:
     return f"{space.k} continuous action dimensions"
 
 
-def _in_chunks(
-    policy: Policy, function: Callable[..., Any], check: Check, columns: tuple[int, ...], *parts: Any
-) -> np.ndarray:
-    """Call a policy's function in chunks."""
-    refused = partial(reading, policy.name)
-    return call_in_chunks("policy", function, check, columns, *parts, copies=policy.copies, refused=refused)
-
-
 def call_in_chunks(
-    what: str,
-    function: Callable[..., Any],
-    check: Check,
-    columns: tuple[int, ...],
-    *parts: Any,
-    copies: int = 1,
-    refused: Callable[..., AbstractContextManager[None]],
+    owner: Any, function: Callable[..., Any], check: Check, columns: tuple[int, ...], *parts: Any
 ) -> np.ndarray:
-    """Call a function in chunks of rows and check its output (N, *columns).
+    """Call an owner's function in chunks of observations, the first part, and check its output (N, *columns).
 
-    parts: observations first; other arrays are split into chunks, too. refused: turns errors into koffline's.
+    Arrays among the other parts are chunked, too. owner: has ``name``, ``copies``, ``what`` and ``error``.
     """
     result = np.empty((len(parts[0]), *columns))
-    size = chunk_rows_for(parts[0].shape[1:], copies)
+    size = chunk_rows_for(parts[0].shape[1:], owner.copies)
     for start in range(0, len(result), size):
         rows = slice(start, start + size)
         # copies: a function may write into its input, which torch does even to read-only arrays
         given = [part[rows].copy() if isinstance(part, np.ndarray) else part for part in parts]
         shapes = " and actions ".join(str(part.shape) for part in given if isinstance(part, np.ndarray))
-        failed = f"the {what} failed on observations of shape {shapes}"
-        with refused(failed, "check that it accepts such a batch"):
+        failed = f"the {owner.what} failed on observations of shape {shapes}"
+        with one_line_errors(owner.name, failed, "check that it accepts such a batch", owner.error):
             result[rows] = check(as_numbers(function(*given)), len(given[0]), *columns)
     return result
 

@@ -249,7 +249,7 @@ def mlp_policy(mlp: Mlp, name: str, action_space: ActionSpace, observation_shape
     """The network as a policy for a log's spaces. Raises PolicyError if its sizes or output do not fit."""
     shape, size = tuple(observation_shape), mlp.outputs
     is_discrete = mlp.output in ("softmax", "argmax")
-    check_spaces(name, Discrete(size) if is_discrete else Continuous(size), None, action_space, shape)
+    check_spaces(name, (Discrete(size) if is_discrete else Continuous(size), None), (action_space, shape))
     what = f"the policy takes {mlp.inputs} numbers per observation, the log has shape {shape}"
     refuse({f"{what}; give a policy made for this log": math.prod(shape) != mlp.inputs}, name)
     if is_discrete:

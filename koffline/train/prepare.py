@@ -202,10 +202,9 @@ class EnvironmentEvaluator:
     def __init__(self, identifier: str, log: Transitions, episodes: int, seed: int) -> None:
         self._copies, self._seeds = Copies(identifier), range(seed, seed + episodes)
         self.close = self._copies.close
-        shape, space = self._copies.observation_shape, self._copies.action_space
+        own = self._copies.action_space, self._copies.observation_shape
         told = "it has", "name the environment that the log is from"
-        about = log.action_space, log.observation_shape
-        check_spaces(identifier, space, shape, *about, told, ConfigError)
+        check_spaces(identifier, own, (log.action_space, log.observation_shape), told, ConfigError)
 
     def __call__(self, algo: Any, dataset: Any = None) -> float:
         """Mean undiscounted return. Raises ConfigError if the environment fails."""

@@ -158,16 +158,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     cells = plan()
-    jobs = [
-        Job(
-            f"{c.algo} on {c.log}",
-            write_cell,
-            (c,),
-            cell_path(c, options.out),
-            is_whole,
-        )
-        for c in cells
-    ]
+    jobs = [Job(f"{c.algo} on {c.log}", write_cell, (c,), cell_path(c, options.out), is_whole) for c in cells]
     scales = {}
     for env in STEPS:
         path = options.out / f"reference-{env}.json"

@@ -237,7 +237,7 @@ def _better_of_two(settings: dict[str, Any]) -> list[str]:
         "Both sides have two settings, and on each log the better one counts (chosen by its true score). "
         "Originals: their own critic learning rate, or "
         f"{settings['original_rates'].replace(',', ', ')} (CQL: its own only). Kernel-loss critics: their "
-        "defaults, or a slow copy that gives the value of s' (`tau`; TD3+BC and IQL always have it).",
+        "defaults, or a slow copy that gives the value of s' (`tau`; TD3+BC and IQL always have it)."
     ]
 
 

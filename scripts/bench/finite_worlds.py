@@ -16,16 +16,7 @@ from scripts.bench.embedded import EmbeddedMDP
 
 _PAYS = {".": -0.1, "f": -0.2, "h": -1.0, "g": 4.0, "s": -0.1}
 # s: start, f: field, h: hole, g: goal, where the episode ends.
-GRIDWORLD = (
-    "ssss....",
-    "s....ff.",
-    "s..h.ff.",
-    "s....h..",
-    "..f....h",
-    ".hff....",
-    "....h...",
-    ".f.....g",
-)
+GRIDWORLD = ("ssss....", "s....ff.", "s..h.ff.", "s....h..", "..f....h", ".hff....", "....h...", ".f.....g")
 
 
 def chain(n_states: int = 7, slip: float = 0.1, end_rewards: tuple[float, float] = (0.0, 1.0)) -> FiniteMDP:

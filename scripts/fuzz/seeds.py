@@ -50,10 +50,7 @@ def hdf5_seeds() -> list[bytes]:
             file["rewards"], file["terminals"] = np.zeros(4), np.zeros(4, bool)
             file["infos/action_log_probs"] = np.zeros(4)
 
-    return [
-        _written(lambda path: write_hdf5(log(), path)),
-        _written(plain),
-    ]
+    return [_written(lambda path: write_hdf5(log(), path)), _written(plain)]
 
 
 def dump_seeds() -> list[bytes]:

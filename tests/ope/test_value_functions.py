@@ -72,10 +72,7 @@ def test_torch_modules_files_and_python_names(tmp_path, monkeypatch) -> None:
 def test_models_of_d3rlpy_keep_their_scalers_and_undo_that_of_rewards(tmp_path) -> None:
     from tests import d3_models
 
-    for actions, shape, message in (
-        (3, (4,), "4 discrete actions, the log 3"),
-        (4, (2,), r"shape \(4,\)"),
-    ):
+    for actions, shape, message in ((3, (4,), "4 discrete actions, the log 3"), (4, (2,), r"shape \(4,\)")):
         with pytest.raises(DataError, match=message):
             as_value_function(d3_models.build("DQN", 4), koffline.Discrete(actions), shape)
     raw = d3_models.raw_observations(16)

@@ -85,7 +85,7 @@ def test_an_experts_log_does_not_answer_for_random_actions() -> None:
     path = Path(__file__).parents[2] / "datasets" / "control" / "cartpole_expert.hdf5"
     found = koffline.evaluate(koffline.open_transitions(path), "uniform", 0.9, **QUICK).verdict
     assert found.is_open
-    assert "where the log hardly ever takes the policy's action" in found.because("support")[0]
+    assert "where the log hardly ever takes its action" in found.because("support")[0]
 
 
 def test_actions_that_were_never_logged_are_not_answerable_and_have_no_interval() -> None:

@@ -145,7 +145,11 @@ def test_an_evaluation_on_the_rows_of_the_training_says_so(tmp_path):
         found = koffline.evaluate(rows, policy, 0.5, steps=200, resampled_replicas=4)
         assert found.interval is not None
         said = found.verdict.because("training")
-        assert sum("the policy was trained on these rows" in reason for reason in said) == len(said) == told
+        assert (
+            sum("the policy was trained on 100% of these rows" in reason for reason in said)
+            == len(said)
+            == told
+        )
     values = as_value_function(model, space, shape)
     assert measure_freshness(values, fresh) == (True, ())
     with pytest.raises(ConfigError, match=r"was fitted to 100% of these rows"):
