@@ -11,32 +11,17 @@ from collections.abc import Iterable, Mapping
 _LONG_WORD = re.compile(r"\S{400,}")  # longer than honest paths
 _LONGEST_MESSAGE = 4000
 _MOST_NAMES = 8
-_SAME = (  # words for the same thing, here and elsewhere, that do not look alike
-    "env environment env-id env-name task",
-    "num-envs n-envs n-environments",
-    "gamma discount discount-factor horizon",
-    "steps n-steps iterations epochs n-epochs train-steps gradient-steps",
-    "learning-rate lr step-size",
-    "hidden-units layers hidden hidden-layers hidden-sizes",
-    "out output output-dir out-dir save",
-    "estimator method estimators algorithm",
-    "policy policies target-policy agent",
-    "observations observation state states features obs",
-    "episode episode-id episodes trajectory trajectory-id",
-    "time step timestep timestamp",
-    "terminal terminals done dones terminated",
-    "truncated timeout timeouts",
-    "behavior-probability propensity pscore propensity-score logging-probability",
-    "kloss dm direct direct-method kernel-loss kernel",
-    "is ips tis importance-sampling",
-    "wis snips sntis",
-    "wpdis cwpdis snpdis",
-    "dr doubly-robust",
-    "mwl mis",
-    "dualdice dice",
-    "by group-by groupby group groups segment",
-    "one-step bandit contextual-bandit",
-    "interval bootstrap ci",
+_SAME = (  # groups of words for the same thing, here and elsewhere, that do not look alike
+    "env environment env-id env-name task; num-envs n-envs n-environments; gamma discount "
+    "discount-factor horizon; steps n-steps iterations epochs n-epochs train-steps gradient-steps; "
+    "learning-rate lr step-size; hidden-units layers hidden hidden-layers hidden-sizes; out output "
+    "output-dir out-dir save; estimator method estimators algorithm; policy policies target-policy "
+    "agent; observations observation state states features obs; episode episode-id episodes trajectory "
+    "trajectory-id; time step timestep timestamp; terminal terminals done dones terminated; truncated "
+    "timeout timeouts; behavior-probability propensity pscore propensity-score logging-probability; "
+    "kloss dm direct direct-method kernel-loss kernel; is ips tis importance-sampling; wis snips "
+    "sntis; wpdis cwpdis snpdis; dr doubly-robust; mwl mis; dualdice dice; by group-by groupby group "
+    "groups segment; one-step bandit contextual-bandit; interval bootstrap ci"
 )
 _TURNS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
@@ -94,7 +79,7 @@ def nearest_name(name: str, known: Iterable[str]) -> str:
     names, asked = list(known), _plain(name)
     spelt = {_plain(other): other for other in names}
     meant = dict(spelt)
-    for row in map(str.split, _SAME):
+    for row in map(str.split, _SAME.split("; ")):
         for other in [spelt[word] for word in row if word in spelt]:
             meant.update({word: meant.get(word, other) for word in row})
     close = [meant[word] for word in difflib.get_close_matches(asked, meant, n=1, cutoff=0.8)]

@@ -35,15 +35,13 @@ class Coverage:
 
     On-policy the fraction is about 0.95 by construction; ``ratios (M,)`` are nearest-neighbour distances
     divided by the log's own 95 % quantile, ``weights (M,)`` the policy's weight of each. ``of_starts``: the
-    fraction in start states. ``known (n,)``: the discrete actions that values are known of, where not of all.
-    ``holes``: as `visited_holes` finds them.
+    fraction in start states. ``holes``: as `visited_holes` finds them.
     """
 
     fraction: float
     ratios: np.ndarray
     weights: np.ndarray
     of_starts: float = 1.0
-    known: np.ndarray | None = None
     holes: float = 0.0
 
     @property
@@ -68,8 +66,7 @@ class Coverage:
     @property
     def told(self) -> str:
         """Clause on how often the policy takes actions that the log never or hardly takes."""
-        share = f"{100.0 * self.unlogged:.3g}%"
-        return f"{share} of the policy's actions are ones that the log never or hardly takes"
+        return f"{100 * self.unlogged:.3g}% of the policy's actions are ones the log never or hardly takes"
 
     @property
     def unlogged(self) -> float:
@@ -139,7 +136,7 @@ def measure_coverage(
     spacing = _spacing(groups, generator)
     found = _compare(groups, spacing, *following)
     starts = _compare(groups, spacing, *ask("start", problem.start_weights)) if weights.any() else found
-    return replace(found, of_starts=starts.fraction, known=known)
+    return replace(found, of_starts=starts.fraction)
 
 
 def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.Generator) -> float:
@@ -181,8 +178,7 @@ def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.
         nearest = np.where(same, gaps, np.inf).min(axis=1)
         expected = (gaps < nearest[:, None]).sum(axis=1) * same.mean(axis=1)
         reach = np.sqrt(np.maximum(2.0 * nearest + np.square(asked[block, :own]).sum(axis=1), 0.0))
-        is_hole = (expected > _EXPECTED) & (reach > spacing) | ~same.any(axis=1)
-        holes += int(is_hole.sum())
+        holes += int(((expected > _EXPECTED) & (reach > spacing) | ~same.any(axis=1)).sum())
     return holes / len(some)
 
 

@@ -41,9 +41,8 @@ _HOLES, _HOLES_MATTER = 0x686F6C65, (0.02, 0.06)  # key of draws; limits for dis
 _FEW_EPISODES = 20.0
 _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
-_UNLINKED = 0.01  # share of the rows inside episodes
+_UNLINKED, _FEW_SEEN = 0.01, 0.02  # share of the rows inside episodes; of rows that the policy was trained on
 _FEW_ZEROS = 0.05  # share of the other rewards
-_FEW_SEEN = 0.02  # share of rows that the policy was trained on
 _MANY_CUT = 0.5  # share of episodes cut at the same step
 
 
@@ -57,13 +56,11 @@ def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
     gaps += [*training_rows(workspace), *cautions(workspace.transitions)]
     if robust is not None and found.interval is not None:
         gaps += failed_assumptions(robust.value, found.interval, workspace)
-    generator = np.random.default_rng([workspace.settings.seed, _HOLES])
-    visits = None if robust is None else workspace.held_values.weights
-    holes = visited_holes(workspace.problem, visits, generator)
-    is_clear = holes > _HOLES_MATTER[workspace.problem.n_actions is None]
-    coverage = dataclasses.replace(workspace.coverage, holes=holes * is_clear)
-    scale = workspace.problem.reward_scale
-    return judge(found, workspace.limits, coverage, scale, robust, gaps)
+    problem, visits = workspace.problem, None if robust is None else workspace.held_values.weights
+    holes = visited_holes(problem, visits, np.random.default_rng([workspace.settings.seed, _HOLES]))
+    holes *= holes > _HOLES_MATTER[problem.n_actions is None]
+    coverage = dataclasses.replace(workspace.coverage, holes=holes)
+    return judge(found, workspace.limits, coverage, problem.reward_scale, robust, gaps)
 
 
 def judge(
@@ -141,8 +138,7 @@ def _doubts(
     if coverage.holes:
         yield Reason("support", coverage.told_of_holes)
     if coverage.unlogged > _UNLOGGED:
-        replaced = "" if coverage.known is None else "; it is valued as if it took its others there"
-        yield Reason("support", f"{coverage.told}{replaced}")
+        yield Reason("support", f"{coverage.told}; it is valued as if it took its others there")
     if limits.facts.units < _FEW_EPISODES:
         units = counted(round(limits.facts.units), "independent unit")
         yield Reason("size", f"{units} (episodes, rows or clusters) in the log")
