@@ -43,7 +43,7 @@ _WIDE, _TOO_WIDE = 0.25, 1.0  # half widths in rms returns
 _WIDE_OF_USUAL = 0.5  # half width in mean |return|s
 _UNLINKED, _FEW_SEEN = 0.01, 0.02  # share of the rows inside episodes; of rows that the policy was trained on
 _FEW_ZEROS = 0.05  # share of the other rewards
-_MANY_CUT = 0.5  # share of episodes cut at the same step
+_MANY_CUT = 0.2  # share of episodes cut at the same step
 
 
 def verdict_on(workspace: Workspace, found: PointEstimate) -> Verdict:
