@@ -3,28 +3,21 @@
 import torch
 from torch import Tensor, nn
 
+from koffline import objectives
 from koffline.batches import Table
 from koffline.kernels import Gaussian, InverseMultiquadric
-from koffline.objectives import (
-    CopyTarget,
-    FittedIteration,
-    KernelLoss,
-    ResidualGradient,
-    TemporalDifference,
-    fitted_q,
-)
 from koffline.replicas import ReplicaPlan
 
 OBJECTIVES = {
-    "kloss": KernelLoss(Gaussian(1.0)),
-    "kloss_u": KernelLoss(Gaussian(1.0), 0.0),
-    "kloss_multiquadric": KernelLoss(InverseMultiquadric(1.0), 0.1),
-    "rg": ResidualGradient(),
-    "td0": TemporalDifference(),
-    "fvi": FittedIteration(),
-    "fvi_steps": FittedIteration(CopyTarget(3)),
-    "fqe": fitted_q(0.2),
-    "fqe_bounded": fitted_q(0.2, (-0.05, 0.1)),
+    "kloss": objectives.KernelLoss(Gaussian(1.0)),
+    "kloss_u": objectives.KernelLoss(Gaussian(1.0), 0.0),
+    "kloss_multiquadric": objectives.KernelLoss(InverseMultiquadric(1.0), 0.1),
+    "rg": objectives.ResidualGradient(),
+    "td0": objectives.TemporalDifference(),
+    "fvi": objectives.FittedIteration(),
+    "fvi_steps": objectives.FittedIteration(objectives.CopyTarget(3)),
+    "fqe": objectives.fitted_q(0.2),
+    "fqe_bounded": objectives.fitted_q(0.2, (-0.05, 0.1)),
 }
 FORMS = ("state", "discrete", "continuous")
 SIZES = {"state": (3, 12, 1), "discrete": (3, 8, 6, 4), "continuous": (5, 12, 1)}

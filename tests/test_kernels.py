@@ -4,24 +4,17 @@ import numpy as np
 import pytest
 import torch
 
+from koffline import kernels
 from koffline.errors import ConfigError, DataError
-from koffline.kernels import (
-    Gaussian,
-    InverseMultiquadric,
-    Laplacian,
-    Linear,
-    median_bandwidth,
-    random_fourier_features,
-)
 from tests import reference
 from tests.refusals import refused
 
 STATIONARY = [
-    (Gaussian(0.7), reference.gaussian),
-    (Laplacian(0.7), reference.laplacian),
-    (InverseMultiquadric(0.7), reference.inverse_multiquadric),
+    (kernels.Gaussian(0.7), reference.gaussian),
+    (kernels.Laplacian(0.7), reference.laplacian),
+    (kernels.InverseMultiquadric(0.7), reference.inverse_multiquadric),
 ]
-ALL = [kernel for kernel, _ in STATIONARY] + [Linear()]
+ALL = [kernel for kernel, _ in STATIONARY] + [kernels.Linear()]
 
 
 def rows(count, width=3, seed=0, dtype=torch.float64):
@@ -45,16 +38,16 @@ def test_diagonal_is_the_grams_diagonal_exactly(kernel):
 
 def test_gaussian_in_single_precision_survives_data_far_from_zero():
     x = rows(50, dtype=torch.float32) + 1000.0
-    exact = Gaussian(1.0).gram(x.double())
-    torch.testing.assert_close(Gaussian(1.0).gram(x).double(), exact, rtol=0.0, atol=3e-6)
+    exact = kernels.Gaussian(1.0).gram(x.double())
+    torch.testing.assert_close(kernels.Gaussian(1.0).gram(x).double(), exact, rtol=0.0, atol=3e-6)
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(1.5), Laplacian(2.0)])
+@pytest.mark.parametrize("kernel", [kernels.Gaussian(1.5), kernels.Laplacian(2.0)])
 def test_random_features_converge_to_the_kernel(kernel):
     x, generator = rows(10), torch.Generator().manual_seed(0)
     errors = []
     for count in (200, 20_000):
-        features = random_fourier_features(kernel, 3, count, generator)(x)
+        features = kernels.random_fourier_features(kernel, 3, count, generator)(x)
         assert features.shape == (10, count)
         errors.append(float((features @ features.T - kernel.gram(x)).square().mean().sqrt()))
     assert errors[1] < 0.02  # standard error of a mean of count/2 cosines: at most 1/√10 000
@@ -64,19 +57,19 @@ def test_random_features_converge_to_the_kernel(kernel):
 @pytest.mark.parametrize("count", [2, 3, 7, 8])
 def test_median_bandwidth_is_the_median_off_diagonal_distance(count):
     x = rows(count)
-    assert median_bandwidth(x) == pytest.approx(reference.median_distance(x.tolist()), rel=1e-12)
+    assert kernels.median_bandwidth(x) == pytest.approx(reference.median_distance(x.tolist()), rel=1e-12)
 
 
 def test_median_bandwidth_of_a_sample_is_near_that_of_all():
     x = rows(2000)
     # 300 rows give 45 000 distances; the median's relative standard error is about 2 %
-    assert median_bandwidth(x, max_rows=300) == pytest.approx(median_bandwidth(x), rel=0.1)
+    assert kernels.median_bandwidth(x, max_rows=300) == pytest.approx(kernels.median_bandwidth(x), rel=0.1)
 
 
 def test_bandwidths_are_positive_numbers():
-    assert median_bandwidth(torch.zeros(5, 2)) == 1e-6
+    assert kernels.median_bandwidth(torch.zeros(5, 2)) == 1e-6
     with refused(DataError, match="at least two rows"):
-        median_bandwidth(torch.zeros(1, 2))
+        kernels.median_bandwidth(torch.zeros(1, 2))
     for bandwidth in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ConfigError, match="bandwidth is"):
-            Laplacian(bandwidth)
+            kernels.Laplacian(bandwidth)

@@ -8,15 +8,7 @@ import pytest
 import koffline.ope.intervals as resampling
 from koffline.data.units import poisson_counts
 from koffline.errors import ConfigError
-from koffline.ope.intervals import make_interval, pivot_interval, resample_values
-from koffline.ope.intervals.base import (
-    RIDGE,
-    KernelIntervalSettings,
-    best_constant,
-    enough_draws,
-    make_profile,
-    ridge_sizes,
-)
+from koffline.ope.intervals import base, make_interval, pivot_interval, resample_values
 from koffline.ope.names import SYSTEM_KINDS
 from tests.ope.intervals.systems import finite_system, small_system
 
@@ -28,8 +20,8 @@ def test_draws_solve_the_resampled_equation(constants: int, fixed: bool) -> None
     counts = poisson_counts(3, range(5), range(len(system.unit_starts)))
     values, exact = resample_values(system, counts)
     assert exact
-    matrix, centre = system.projected[:, :-1], best_constant(system).numpy()
-    ridge = np.diag(ridge_sizes(matrix.mT @ matrix, system.free, RIDGE).numpy())
+    matrix, centre = system.projected[:, :-1], base.best_constant(system).numpy()
+    ridge = np.diag(base.ridge_sizes(matrix.mT @ matrix, system.free, base.RIDGE).numpy())
     psi = system.instruments(system.kernel_inputs)
     lengths = np.diff(np.append(system.unit_starts, len(system)))
     for draw, per_unit in enumerate(counts):
@@ -57,15 +49,17 @@ def test_first_order_where_matrices_are_too_large(monkeypatch: pytest.MonkeyPatc
     assert (is_exact, is_first_exact) == (True, False)
     assert np.corrcoef(exact, first)[0, 1] > 0.99
     assert first.std() == pytest.approx(exact.std(), rel=0.05)  # second-order terms are of relative size 1/√n
-    assert "first order" in pivot_interval(system, KernelIntervalSettings(draws=99)).interval.assumptions
+    assert "first order" in pivot_interval(system, base.KernelIntervalSettings(draws=99)).interval.assumptions
 
 
 def test_spread_agrees_with_the_sandwich() -> None:
     """Two ways to the same asymptotic variance; 400 draws know a spread to 3.5 %, n = 2000 adds its own."""
     _, system = finite_system("chain_tuples", rows=2000)
     values, _ = resample_values(system, poisson_counts(0, range(400), range(len(system.unit_starts))))
-    assert values.std(ddof=1) == pytest.approx(float(make_profile(system).influences.norm()), rel=0.12)
-    assert "rows resampled" in pivot_interval(system, KernelIntervalSettings(draws=99)).interval.assumptions
+    assert values.std(ddof=1) == pytest.approx(float(base.make_profile(system).influences.norm()), rel=0.12)
+    assert (
+        "rows resampled" in pivot_interval(system, base.KernelIntervalSettings(draws=99)).interval.assumptions
+    )
 
 
 @pytest.mark.parametrize("kind", SYSTEM_KINDS)
@@ -80,6 +74,6 @@ def test_rewards_that_are_all_zero(kind: str) -> None:
 
 
 def test_high_levels_get_the_draws_they_need() -> None:
-    assert (enough_draws(0.9995, 999), enough_draws(0.95, 999)) == (3999, 999)
+    assert (base.enough_draws(0.9995, 999), base.enough_draws(0.95, 999)) == (3999, 999)
     with pytest.raises(ConfigError, match="which a bootstrap could only tell by"):
         make_interval("bootstrap-pivot", small_system(), level=1.0 - 1e-9)
