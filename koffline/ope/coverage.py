@@ -111,9 +111,9 @@ def measure_coverage(
     """Nearest-neighbour coverage of (s', a' ~ π) and of (s0, a ~ π) by the logged (s, a), standardised.
 
     Only next states that do not end an episode count; if every row ends its episode, start states take their
-    place. Discrete actions are compared with rows of the same action only. Actions that
-    the log holds less than twice, or outside ``known (n,)``, count as infinitely far. A small Bellman error
-    says nothing about what lies outside the log (Fujimoto et al. 2022).
+    place. Discrete actions are compared with rows of the same action only. Actions that the log holds less
+    than twice, or outside ``known (n,)``, count as infinitely far. A small Bellman error says nothing about
+    what lies outside the log (Fujimoto et al. 2022).
     """
     own = len(problem.input_scale) - (problem.history > 0)  # inputs without the previous rows
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
@@ -150,7 +150,7 @@ def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.
     weighs states as the log visits them, and overlooks a region that the log seldom visits and the policy
     often.
     """
-    own, n = len(problem.input_scale) - (problem.history > 0), problem.n_actions
+    own = len(problem.input_scale) - (problem.history > 0)
     rows = _choice(np.flatnonzero(problem.row_weights), _REFERENCE_ROWS, generator)
     later = np.zeros(problem.n_rows) if visits is None else np.maximum(visits, 0.0) * problem.row_weights
     later = later * problem.discounts / problem.row_weights.sum()
@@ -166,15 +166,14 @@ def visited_holes(problem: EvaluationProblem, visits: Any, generator: np.random.
         like = np.where(np.ptp(taken, axis=0) > only, _LIKE, only)
     else:
         chances = np.concatenate([problem.next_probabilities[after], problem.start_probabilities[first]])
-        taken, wanted = (
-            problem.actions[rows, None],
-            pick_actions(chances, generator.random(len(some)))[:, None],
-        )
-        groups, like = [logged[taken[:, 0] == action] for action in range(n or 0)], np.array([_LIKE])
+        taken, like = problem.actions[rows, None], np.array([_LIKE])
+        wanted = pick_actions(chances, generator.random(len(some)))[:, None]
+        groups = [logged[taken[:, 0] == action] for action in range(chances.shape[1])]
     spacing, half, holes = _spacing(groups, generator), 0.5 * np.square(logged[:, :own]).sum(axis=1), 0
     for block in blocks(len(some), _AT_ONCE):
         gaps = half - asked[block, :own] @ logged[:, :own].T
-        same = (np.abs(taken - wanted[block, None]) <= like).all(axis=2)
+        pairs = zip(taken.T, wanted[block].T, like, strict=True)  # by dimension
+        same = np.logical_and.reduce([np.abs(one - other[:, None]) <= most for one, other, most in pairs])
         nearest = np.where(same, gaps, np.inf).min(axis=1)
         expected = (gaps < nearest[:, None]).sum(axis=1) * same.mean(axis=1)
         reach = np.sqrt(np.maximum(2.0 * nearest + np.square(asked[block, :own]).sum(axis=1), 0.0))
