@@ -250,7 +250,10 @@ def split(log: Log, target: str, rest: str, held_out: float, seed: int, force: b
     places, forms = zip(*(claim_log(name, None, None, force, what) for name, what in asked), strict=True)
     if len({place.resolve() for place in places}) == 1:
         raise ConfigError(f"TARGET and REST are both {target}; give two names")
-    parts = split_transitions(log.open(lazy=False), held_out, seed)
+    rows = log.open(lazy=False)
+    parts = split_transitions(rows, held_out, seed)
+    for note in rows.metadata.notes:
+        click.echo(f"note: {note}")
     for name, form, part in zip((target, rest), forms, parts, strict=True):
         write_transitions(part, name, form, force)
         click.echo(f"{name} ({form}): {part}")
