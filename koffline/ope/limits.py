@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from koffline.config import ANY_GAMMA
 from koffline.data.disk.log import AnyLog, LazyTransitions
 from koffline.data.statistics import ColumnStatistics
 from koffline.data.transitions import Transitions
@@ -22,7 +23,6 @@ from koffline.ope.results import Interval, PointEstimate
 
 MUCH_UNSEEN = 0.2  # share of the discounted horizon beyond the longest episode that gives a warning
 NOTABLE = 0.02  # smallest difference of estimates that is reported, in rms returns
-_ANY_GAMMA = 0.5
 _FEWEST_UNITS = 1.9  # allows two units of slightly different weight
 _MOST_UNSEEN = 0.5  # share of the discounted horizon beyond the longest episode
 _WHERE = "where rewards like the log's put every value"
@@ -137,7 +137,7 @@ def usual_gamma(log: AnyLog, given: float | None = None) -> float | None:
         raise DataError(f"the log is a {type(log).__name__}; open a path with koffline.open_transitions")
     blocks = (block for shard in range(len(log.shard_names)) for block in log.shard_blocks(shard))
     if (gamma := log.metadata.gamma if given is None else given) is None:
-        return _ANY_GAMMA if all(block.terminated.all() for block in blocks) else None
+        return ANY_GAMMA if all(block.terminated.all() for block in blocks) else None
     return gamma
 
 

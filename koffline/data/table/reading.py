@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ from koffline.data.table.values import TableCounts, hashed, read_flags
 from koffline.data.transitions import Metadata, Transitions
 from koffline.data.units import without_late_ends
 from koffline.errors import DataError
-from koffline.store.files import atomic_file
+from koffline.store.files import Location, atomic_file
 
 # Limit of open files; a table of more parts gets larger parts.
 _MOST_PARTS = 256
@@ -35,9 +34,7 @@ _SPLIT = "give its longest episodes several ids"
 
 
 def read_table(
-    source: str | os.PathLike[str],
-    mapping: MappingRequest | None = None,
-    action_space: SpaceRequest | None = None,
+    source: Location, mapping: MappingRequest | None = None, action_space: SpaceRequest | None = None
 ) -> RawLog:
     """A whole table (a file, folder, pattern or URL) as aligned columns. Raises DataError in one line.
 
@@ -76,7 +73,7 @@ class TableStream:
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: Location,
         mapping: MappingRequest | None = None,
         action_space: SpaceRequest | None = None,
         *,

@@ -24,6 +24,7 @@ from koffline.data.table.rows import TableRows, header_of, open_rows, shared_ids
 from koffline.data.table.values import Problems, TableCounts, read_flags
 from koffline.data.transitions import Metadata
 from koffline.errors import DataError, counted, listed
+from koffline.store.files import Location
 
 SHAPE_KEY = "koffline_observation_shape"  # of one that is stored as a list of numbers
 _NOT_BY_CHANCE = 3  # rows
@@ -90,7 +91,7 @@ class Table:
 
 
 def prepare_table(
-    source: str | os.PathLike[str],
+    source: Location,
     mapping: mappings.MappingRequest | None,
     action_space: SpaceRequest | None,
     *,
