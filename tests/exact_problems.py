@@ -6,6 +6,7 @@ policy (Lyapunov equation). Each entry of ``EXACT_PROBLEMS`` is called as ``make
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from koffline.policies import ContinuousPolicy, DiscretePolicy, Policy
 from scripts.bench.embedded import EmbeddedMDP
 from scripts.bench.finite_worlds import chain, grid
 from scripts.bench.linear_quadratic import LinearGaussian, LinearQuadratic
-from scripts.bench.rollouts import as_transitions, log_episodes
+from scripts.bench.rollouts import EpisodeLog, as_transitions, log_episodes
 
 NO_LIMIT = 10_000  # steps; every terminating world here ends long before
 
@@ -82,7 +83,7 @@ class LinearCase:
         return _problem(self, log, policy, self.world.policy_value(self.target, self.gamma), at_starts)
 
 
-def _problem(case, log, policy: Policy, value: float, at_starts: np.ndarray) -> ExactProblem:
+def _problem(case: Any, log: EpisodeLog, policy: Policy, value: float, at_starts: np.ndarray) -> ExactProblem:
     rows = as_transitions(log, case.world, with_episodes=case.time_limit is not None)
     return ExactProblem(case.name, rows, policy, case.gamma, float(value), float(at_starts.mean()))
 

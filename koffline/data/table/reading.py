@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +44,7 @@ def read_table(
     derived, left out or replaced; ``metadata.extra["action_names"]`` are the values of a categorical action
     in the order of their numbers.
     """
-    table = prepare_table(source, mapping, action_space, in_memory=True)
+    table = prepare_table(os.fspath(source), mapping, action_space, in_memory=True)
     assert table.rows.held is not None, "asked for"
     with faults(table.source, table.rows.kind):
         (found,) = _assembled(table, [table.rows.held])
@@ -79,7 +80,7 @@ class TableStream:
         *,
         piece_rows: int | None = None,
     ) -> None:
-        self._table = prepare_table(source, mapping, action_space, in_memory=False)
+        self._table = prepare_table(os.fspath(source), mapping, action_space, in_memory=False)
         self._table.problems.refuse()
         self._piece_rows = piece_rows or self._table.rows.batch_rows
 
